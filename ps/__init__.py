@@ -1,0 +1,1 @@
+"""The hub: rules, wires and processes of the parameter server."""

@@ -1,0 +1,145 @@
+"""What workers and shards say to each other, as the rules see it.
+
+A worker's request is answered by exactly one reply, at once or later.
+Tensors are flat (1-D) but in collectives; they belong to whoever sent them
+until the reply is there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from ps.types import Hyper, Sender
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Ticket = Hashable
+"""What the shard loop needs to send a reply on its way; the rules only hand it back."""
+
+
+class Collective(enum.IntEnum):
+    """Operations that ranks perform together; numbers as in data.proto."""
+
+    ALLREDUCE = 1
+    BROADCAST = 2
+    ALLGATHER = 3
+    BARRIER = 4
+
+
+class ReduceOp(enum.IntEnum):
+    """How contributions become one; numbers as in data.proto."""
+
+    SUM = 1
+    AVERAGE = 2
+    MIN = 3
+    MAX = 4
+    PRODUCT = 5
+
+
+class Code(enum.IntEnum):
+    """Why a request was refused; numbers as in data.proto."""
+
+    FENCED = 1
+    UNKNOWN_KEY = 2
+    WRONG_SIZE = 3
+    OUT_OF_ORDER = 4
+    MISMATCH = 5
+    JOB_FAILED = 6
+    BAD_REQUEST = 7
+
+
+@dataclass(slots=True)
+class Init:
+    """First values for a key, from rank 0; ignored where the key has values already."""
+
+    sender: Sender
+    key: int
+    values: Tensor
+
+
+@dataclass(slots=True)
+class Push:
+    """A gradient; the reply brings the parameters once the policy lets the sender read.
+
+    `clock` is the number of steps that the sender completed on this key, as the
+    last `Values` for the key told it. (sender, key, clock) identifies the push.
+    """
+
+    sender: Sender
+    key: int
+    clock: int
+    gradient: Tensor
+    hyper: Hyper = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Pull:
+    """Asks for a key's parameters; waits only until the key has been initialised."""
+
+    sender: Sender
+    key: int
+
+
+@dataclass(slots=True)
+class Contribute:
+    """One rank's part of a collective, of any shape; ranks are matched by `name`.
+
+    `sequence` counts this sender's rounds under this name, so that a retry is
+    told from the next round. `tensor` is None where the rank gives nothing: in
+    a barrier, and in a broadcast from another root.
+    """
+
+    sender: Sender
+    name: str
+    collective: Collective
+    sequence: int
+    tensor: Tensor | None = None
+    op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+
+
+@dataclass(slots=True)
+class Values:
+    """A key's parameters, or in aggregate-only jobs the mean gradient.
+
+    `stable` promises that the shard leaves these bytes alone until the reader
+    has pushed again, so that a transport may send them without a copy.
+    """
+
+    key: int
+    values: Tensor
+    clock: int
+    version: int
+    staleness: int = 0
+    drain: bool = False
+    stable: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What a collective gives this rank; None where that is nothing, as in a barrier."""
+
+    tensor: Tensor | None = None
+
+
+@dataclass(slots=True)
+class Refusal:
+    """The request cannot be served; `text` names the value, what was allowed and the mend."""
+
+    code: Code
+    text: str
+
+
+Request = Init | Push | Pull | Contribute
+Reply = Values | Result | Refusal
+
+
+class Delivery(NamedTuple):
+    """A reply and the ticket of the request that it answers."""
+
+    ticket: Ticket
+    reply: Reply

@@ -1,0 +1,1 @@
+"""Wires: they move opaque messages and know nothing of gradients."""

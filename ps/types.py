@@ -1,0 +1,113 @@
+"""Words that every floor shares: tensors, buckets, slices, plans, members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+Hyper = Mapping[str, float]
+"""Hyperparameters of one parameter group as numbers: lr, momentum, beta1, nesterov as 0 or 1."""
+
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Every dtype that travels, by torch's name, with the bytes of one element."""
+
+
+class Sender(NamedTuple):
+    """Who sends: a rank, and which life of it. A higher incarnation fences the lower ones."""
+
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """A parameter's name and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BucketSpec:
+    """A flat run of parameters that are exchanged together.
+
+    All are of one dtype and one parameter group; `tensors` lie in this order,
+    without gaps. `optimizer` is a name from `ps.optim.ALLOWED`, or empty where
+    the hub only averages and the worker steps.
+    """
+
+    index: int
+    dtype: str
+    group: int
+    optimizer: str
+    tensors: tuple[TensorSpec, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A contiguous part of one bucket, held by one shard under one key; offset and numel in elements."""
+
+    key: int
+    bucket: int
+    offset: int
+    numel: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Which shard holds which slice of which bucket; keys are 0, 1, 2, ... in bucket order."""
+
+    slices: tuple[Slice, ...]
+
+    def of_bucket(self, bucket: int) -> list[Slice]:
+        return [piece for piece in self.slices if piece.bucket == bucket]
+
+    def of_shard(self, shard: int) -> list[Slice]:
+        return [piece for piece in self.slices if piece.shard == shard]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A worker that takes part, and where it runs."""
+
+    rank: int
+    incarnation: int
+    host: str = ""
+    pid: int = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host} pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Who takes part as of one epoch; members in rank order."""
+
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(member.rank for member in self.members)

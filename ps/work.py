@@ -1,0 +1,82 @@
+"""A promise: something under way, with one deadline and one error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from ps.errors import DeadlineExceeded, HubringError
+
+
+class Work:
+    """Completes when `parts` parts have completed, or fails with the first error.
+
+    Made by whoever starts the exchange, completed by its I/O thread, waited for
+    by the training thread. Buffers handed over belong to the exchange until then.
+    """
+
+    def __init__(self, what: str, parts: int = 1) -> None:
+        self.what = what
+        self._left = parts
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._callbacks: list[Callable[[Work], None]] = []
+        if parts == 0:
+            self._finished.set()
+
+    def complete_part(self) -> None:
+        """Counts one part down; the last one completes the work."""
+        with self._lock:
+            self._left -= 1
+            if self._left > 0:
+                return
+        self._finish()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the work with `error`; only the first error counts."""
+        with self._lock:
+            if self._finished.is_set() or self._error is not None:
+                return
+            self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._finished.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback(self)
+
+    def when_done(self, callback: Callable[[Work], None]) -> None:
+        """Calls `callback(self)` once the work is over, at once if it is already."""
+        with self._lock:
+            if not self._finished.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    @property
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    @property
+    def error(self) -> BaseException | None:
+        return self._error
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Blocks until the work is over.
+
+        Args:
+            timeout: Seconds; None waits without end.
+
+        Raises:
+            DeadlineExceeded: `timeout` seconds have passed; the work goes on.
+            HubringError: What the work failed with.
+        """
+        if not self._finished.wait(timeout):
+            raise DeadlineExceeded(f"{self.what} did not finish within {timeout:g} s")
+        if self._error is not None:
+            if isinstance(self._error, HubringError):
+                raise self._error
+            raise HubringError(f"{self.what} failed: {self._error}") from self._error
