@@ -161,6 +161,8 @@ class JoinReply(_message.Message):
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     LATE_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
     state: Global___JoinReply.State.ValueType
     text: _builtins.str
     """WAITING: who is missing; REFUSED: why, and the mend"""
@@ -172,6 +174,9 @@ class JoinReply(_message.Message):
     """joined a job that runs already"""
     exit_code: _builtins.int
     """REFUSED: what the worker should exit with"""
+    mode: _builtins.str
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]: ...
     def __init__(
         self,
         *,
@@ -183,10 +188,12 @@ class JoinReply(_message.Message):
         lease_seconds: _builtins.float = ...,
         late: _builtins.bool = ...,
         exit_code: _builtins.int = ...,
+        shards: _abc.Iterable[Global___ShardAddress] | None = ...,
+        mode: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "late", b"late", "lease_seconds", b"lease_seconds", "rank", b"rank", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "late", b"late", "lease_seconds", b"lease_seconds", "mode", b"mode", "rank", b"rank", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,7 +502,6 @@ class PlanReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SLICES_FIELD_NUMBER: _builtins.int
-    SHARDS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     INITIALISED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
@@ -507,20 +513,17 @@ class PlanReply(_message.Message):
     """why these buckets cannot be served, and the mend"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
-    @_builtins.property
-    def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]: ...
     def __init__(
         self,
         *,
         slices: _abc.Iterable[Global___Slice] | None = ...,
-        shards: _abc.Iterable[Global___ShardAddress] | None = ...,
         step: _builtins.int = ...,
         initialised: _builtins.bool = ...,
         refused: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["initialised", b"initialised", "refused", b"refused", "shards", b"shards", "slices", b"slices", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -715,19 +718,29 @@ class RegisterShardReply(_message.Message):
     SHARD_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    BACKUP_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     lease_seconds: _builtins.float
     refused: _builtins.str
+    mode: _builtins.str
+    """bsp, asp, ssp, backup"""
+    staleness: _builtins.int
+    backup: _builtins.int
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         lease_seconds: _builtins.float = ...,
         refused: _builtins.str = ...,
+        mode: _builtins.str = ...,
+        staleness: _builtins.int = ...,
+        backup: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "refused", b"refused", "shard", b"shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,22 +792,11 @@ Global___ShardHeartbeatReply: _TypeAlias = ShardHeartbeatReply  # noqa: Y015
 class ShardAssignment(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    JOB_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
-    STALENESS_FIELD_NUMBER: _builtins.int
-    BACKUP_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
     SLICES_FIELD_NUMBER: _builtins.int
-    SHARD_FIELD_NUMBER: _builtins.int
     RESTORE_FIELD_NUMBER: _builtins.int
-    job: _builtins.str
-    mode: _builtins.str
-    """bsp, asp, ssp, backup"""
-    staleness: _builtins.int
-    backup: _builtins.int
-    shard: _builtins.int
     restore: _builtins.str
-    """checkpoint directory to load from, or empty"""
+    """checkpoint to load from, or empty"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     @_builtins.property
@@ -804,18 +806,13 @@ class ShardAssignment(_message.Message):
     def __init__(
         self,
         *,
-        job: _builtins.str = ...,
-        mode: _builtins.str = ...,
-        staleness: _builtins.int = ...,
-        backup: _builtins.int = ...,
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
         slices: _abc.Iterable[Global___Slice] | None = ...,
-        shard: _builtins.int = ...,
         restore: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "buckets", b"buckets", "job", b"job", "mode", b"mode", "restore", b"restore", "shard", b"shard", "slices", b"slices", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "restore", b"restore", "slices", b"slices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -835,6 +832,21 @@ class DrainRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
+
+@_typing.final
+class ResetRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetRequest: _TypeAlias = ResetRequest  # noqa: Y015
 
 @_typing.final
 class FailRequest(_message.Message):

@@ -476,6 +476,11 @@ class ShardControlStub:
                 request_serializer=protos_dot_control__pb2.FailRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/hubring.v1.ShardControl/Reset',
+                request_serializer=protos_dot_control__pb2.ResetRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                _registered_method=True)
         self.Save = channel.unary_unary(
                 '/hubring.v1.ShardControl/Save',
                 request_serializer=protos_dot_control__pb2.SaveRequest.SerializeToString,
@@ -517,6 +522,13 @@ class ShardControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Reset(self, request, context):
+        """The job is over: forget its parameters and await the next.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Save(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -550,6 +562,11 @@ def add_ShardControlServicer_to_server(servicer, server):
             'Fail': grpc.unary_unary_rpc_method_handler(
                     servicer.Fail,
                     request_deserializer=protos_dot_control__pb2.FailRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=protos_dot_control__pb2.ResetRequest.FromString,
                     response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
@@ -670,6 +687,33 @@ class ShardControl:
             target,
             '/hubring.v1.ShardControl/Fail',
             protos_dot_control__pb2.FailRequest.SerializeToString,
+            protos_dot_control__pb2.Ack.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.ShardControl/Reset',
+            protos_dot_control__pb2.ResetRequest.SerializeToString,
             protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,

@@ -157,6 +157,8 @@ class ShardControlStub:
     SetPlan: _grpc.UnaryUnaryMultiCallable[_control_pb2.ShardAssignment, _control_pb2.Ack]
     Drain: _grpc.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.Ack]
     Fail: _grpc.UnaryUnaryMultiCallable[_control_pb2.FailRequest, _control_pb2.Ack]
+    Reset: _grpc.UnaryUnaryMultiCallable[_control_pb2.ResetRequest, _control_pb2.Ack]
+    """The job is over: forget its parameters and await the next."""
     Save: _grpc.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]
     Stats: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatsRequest, _control_pb2.ShardStats]
 
@@ -170,6 +172,8 @@ class ShardControlAsyncStub(ShardControlStub):
     SetPlan: _aio.UnaryUnaryMultiCallable[_control_pb2.ShardAssignment, _control_pb2.Ack]  # type: ignore[assignment]
     Drain: _aio.UnaryUnaryMultiCallable[_control_pb2.DrainRequest, _control_pb2.Ack]  # type: ignore[assignment]
     Fail: _aio.UnaryUnaryMultiCallable[_control_pb2.FailRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    Reset: _aio.UnaryUnaryMultiCallable[_control_pb2.ResetRequest, _control_pb2.Ack]  # type: ignore[assignment]
+    """The job is over: forget its parameters and await the next."""
     Save: _aio.UnaryUnaryMultiCallable[_control_pb2.SaveRequest, _control_pb2.SaveReply]  # type: ignore[assignment]
     Stats: _aio.UnaryUnaryMultiCallable[_control_pb2.StatsRequest, _control_pb2.ShardStats]  # type: ignore[assignment]
 
@@ -204,6 +208,14 @@ class ShardControlServicer(metaclass=_abc_1.ABCMeta):
         request: _control_pb2.FailRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.Ack, _abc.Awaitable[_control_pb2.Ack]]: ...
+
+    @_abc_1.abstractmethod
+    def Reset(
+        self,
+        request: _control_pb2.ResetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.Ack, _abc.Awaitable[_control_pb2.Ack]]:
+        """The job is over: forget its parameters and await the next."""
 
     @_abc_1.abstractmethod
     def Save(

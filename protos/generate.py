@@ -6,6 +6,7 @@ With `--check` it writes nothing, and fails if the stubs that are checked in dif
 from __future__ import annotations
 
 import sys
+import sysconfig
 import tempfile
 from importlib.resources import files
 from pathlib import Path
@@ -18,10 +19,12 @@ def generate(out: Path) -> None:
     """Writes every stub and its `.pyi` under `out/protos/`."""
     from grpc_tools import protoc
 
+    scripts = Path(sysconfig.get_path("scripts"))  # of this interpreter, whatever PATH says
     arguments = [
         "protoc",
         f"-I{HERE.parent}",
         f"-I{files('grpc_tools') / '_proto'}",
+        *(f"--plugin={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"--python_out={out}",
         f"--grpc_python_out={out}",
         f"--mypy_out={out}",

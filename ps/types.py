@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
+PROTOCOL = 1
+"""Raised when an older worker, shard or server could misunderstand a newer one."""
+
 Hyper = Mapping[str, float]
 """Hyperparameters of one parameter group as numbers: lr, momentum, beta1, nesterov as 0 or 1."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 
 from ps.messages import Collective, ReduceOp
+from ps.traffic import Traffic
 from ps.types import Hyper
 from ps.work import Work
 
@@ -39,6 +40,15 @@ class Communicator(ABC):
     rank: int
     size: int
     steps_on: Literal["server", "worker"]
+    traffic: Traffic
+    timeout: float | None = None
+    """Seconds that one exchange may take; None: without end."""
+    late: bool = False
+    """Joined a job that was running already: the others will not broadcast to it."""
+    draining: bool = False
+    """All workers are asked to leave after this step."""
+    lockstep: bool = True
+    """Every rank takes every step, so that all may be asked something in between."""
 
     @abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:

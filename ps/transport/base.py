@@ -14,6 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+MAX_HEADER = 32 << 10
+"""Bytes of one header, at most."""
+
+MAX_PAYLOAD = 4 << 30
+"""Bytes of one payload, at most; a peer that announces more is not believed."""
+
 ReturnPath = Any
 """Where a reply goes; made by a Listener, handed back to it, opaque in between."""
 

@@ -1,0 +1,45 @@
+# Everything runs from .venv, which is made on first use; a second call installs nothing.
+# Standard output is the programs' own (`make demo` ends in one JSON line), so pip talks to standard error.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/demo.stamp
+	@$(BIN)/ps-compare run
+
+test: lint
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/test.stamp
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/python -m protos.generate --check
+
+bench: $(VENV)/demo.stamp
+	@$(BIN)/python -m workers.bench
+
+clean:
+	@rm -rf $(VENV) build dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone: its version decides what the rest resolves to.
+$(VENV)/torch.stamp: constraints.txt
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Hubring needs Python 3.11 or later: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Making $(VENV) and installing into it; this happens once" >&2
+	@"$(PYTHON)" -m venv --clear $(VENV) >&2
+	@$(INSTALL) torch >&2
+	@touch $@
+
+$(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
+	@$(INSTALL) -e '.[demo]' >&2
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/demo.stamp
+	@$(INSTALL) -e '.[demo,test]' >&2
+	@touch $@

@@ -1,0 +1,116 @@
+"""A shard's file in a checkpoint: safetensors, with versions and clocks in its header."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ps.errors import CheckpointCorrupt
+from ps.manifest import digest, read, sync
+from ps.snapshot import KeyState, Snapshot
+
+_VALUES = "values"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What was written, as the manifest states it."""
+
+    sha256: str
+    bytes: int
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    """The numbers of one key; clocks by rank."""
+
+    version: int
+    clocks: dict[int, int]
+
+
+def save(path: Path, snapshot: Snapshot) -> Written:
+    """Writes a shard's keys to a new file and forces it to the disk.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written.
+    """
+    tensors: dict[str, Tensor] = {}
+    counts: dict[int, _Counts] = {}
+    for key, state in snapshot.items():
+        tensors[f"{key}/{_VALUES}"] = state.values
+        tensors.update({f"{key}/optimizer/{name}": tensor for name, tensor in state.optimizer.items()})
+        counts[key] = _Counts(state.version, state.clocks)
+    try:
+        save_file(tensors, path, metadata={"counts": msgspec.json.encode(counts).decode()})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+    sync(path)
+    return Written(digest(path), path.stat().st_size)
+
+
+def load(folder: Path, keys: Collection[int]) -> Snapshot:
+    """Reads some keys of a checkpoint, from whichever files hold them.
+
+    Raises:
+        CheckpointCorrupt: The checkpoint is not whole, or lacks a key.
+    """
+    manifest = read(folder)
+    snapshot: Snapshot = {}
+    for entry in manifest.files:
+        wanted = sorted(set(keys) & set(entry.keys))
+        if wanted:
+            snapshot.update(_read(folder / entry.name, wanted))
+    missing = sorted(set(keys) - snapshot.keys())
+    if missing:
+        raise CheckpointCorrupt(f"{folder} lacks keys {missing[:5]}: it was made by another job")
+    return snapshot
+
+
+def load_parameters(folder: Path) -> dict[str, Tensor]:
+    """The model's parameters by name and shape, as a checkpoint holds them.
+
+    Raises:
+        CheckpointCorrupt: The checkpoint is not whole.
+    """
+    manifest = read(folder)
+    snapshot = load(folder, [piece.key for piece in manifest.slices])
+    parameters: dict[str, Tensor] = {}
+    for bucket in manifest.buckets:
+        pieces = sorted(
+            (piece.offset, piece.key) for piece in manifest.slices if piece.bucket == bucket.index
+        )
+        flat = _join([snapshot[key].values for _, key in pieces])
+        offset = 0
+        for tensor in bucket.tensors:
+            parameters[tensor.name] = flat[offset : offset + tensor.numel].reshape(tensor.shape).clone()
+            offset += tensor.numel
+    return parameters
+
+
+def _read(path: Path, keys: list[int]) -> Snapshot:
+    try:
+        with safe_open(path, "pt") as file:
+            counts = msgspec.json.decode((file.metadata() or {})["counts"], type=dict[int, _Counts])
+            names = list(file.keys())
+            return {key: _state(file, names, key, counts[key]) for key in keys}
+    except (OSError, KeyError, SafetensorError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"{path} cannot be read: {error}") from error
+
+
+def _state(file: Any, names: list[str], key: int, counts: _Counts) -> KeyState:
+    prefix = f"{key}/optimizer/"
+    optimizer = {
+        name.removeprefix(prefix): file.get_tensor(name) for name in names if name.startswith(prefix)
+    }
+    return KeyState(file.get_tensor(f"{key}/{_VALUES}"), optimizer, counts.version, counts.clocks)
+
+
+def _join(pieces: list[Tensor]) -> Tensor:
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,0 +1,273 @@
+"""KVClient: a worker's line to every shard, served by one thread.
+
+The training thread hands in requests and gets Work back; the I/O thread owns
+the connections, sends, receives, and sends again when a connection broke. The
+shards' ledgers make that safe: a push bears (sender, key, clock), and the same
+one never counts twice.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import zmq
+
+from ps.errors import ConfigError, ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
+from ps.messages import Code, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
+from ps.traffic import Traffic
+from ps.transport import wire
+from ps.work import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ps.transport.base import Connection, Message
+    from ps.types import Hyper, Sender
+
+log = logging.getLogger(__name__)
+
+Dial = Callable[[int], "Connection"]
+"""Opens a connection to the shard of this number, or raises ServerUnreachable."""
+
+REDIAL_SECONDS = 5.0
+_ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}
+
+
+@dataclass(slots=True)
+class _Call:
+    """A request on its way, kept until its reply so that it can be sent again."""
+
+    shard: int
+    message: Message
+    into: Tensor | None
+    work: Work
+    on_reply: Callable[[Reply], None] | None = None
+
+
+class KVClient:
+    """Push, pull and take part in rounds on a set of shards.
+
+    Args:
+        sender: Rank and incarnation, as the coordinator gave them.
+        shards: How many shards there are.
+        dial: Connects to one of them; called in the I/O thread, again after a loss.
+    """
+
+    def __init__(self, sender: Sender, shards: int, dial: Dial) -> None:
+        self.sender = sender
+        self.traffic = Traffic()
+        self.draining = False
+        """The hub asks to stop after this step. In lockstep modes every rank sees it in the same step."""
+        self._dial = dial
+        self._shards = shards
+        self._clocks: dict[int, int] = {}
+        self._calls: dict[int, _Call] = {}
+        self._numbers = itertools.count()
+        self._outbox: deque[tuple[int, _Call]] = deque()
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._closing = False
+        self._connected = Work("connecting to the shards")
+        self._thread = threading.Thread(target=self._serve, name="kvclient", daemon=True)
+        self._thread.start()
+
+    def wait_connected(self, timeout: float) -> None:
+        """Returns once every shard is connected.
+
+        Raises:
+            ServerUnreachable: A shard could not be reached by any transport.
+        """
+        self._connected.wait(timeout)
+
+    # Requests. Tensors belong to the client until the work is done.
+
+    def init(self, shard: int, key: int, values: Tensor, work: Work) -> None:
+        """Gives a key its first values, unless it has some."""
+        self._submit(shard, Init(self.sender, key, values), None, work)
+
+    def push_pull(
+        self, shard: int, key: int, gradient: Tensor, into: Tensor, hyper: Hyper, work: Work
+    ) -> None:
+        """Pushes a gradient; the parameters that may be read next land in `into` (flat, same numel)."""
+        clock = self._clocks.get(key)
+        if clock is None:
+            raise HubringError(f"key {key} was pushed before it was ever pulled: its clock is unknown")
+        self._submit(shard, Push(self.sender, key, clock, gradient, hyper), into, work)
+
+    def pull(self, shard: int, key: int, into: Tensor, work: Work) -> None:
+        """Brings a key's parameters into `into` (flat), and its clock with them."""
+        self._submit(shard, Pull(self.sender, key), into, work)
+
+    def contribute(
+        self, shard: int, request: Contribute, work: Work, on_result: Callable[[Tensor | None], None]
+    ) -> None:
+        """Takes part in a collective; `on_result` gets a tensor that it must copy out of."""
+
+        def on_reply(reply: Reply) -> None:
+            if not isinstance(reply, Result):
+                raise HubringError(f"shard {shard} answered a collective with {type(reply).__name__}")
+            on_result(reply.tensor)
+
+        self._submit(shard, request, None, work, on_reply)
+
+    def fail(self, error: BaseException) -> None:
+        """Fails everything under way and everything still to come."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+            calls = [*self._calls.values(), *(call for _, call in self._outbox)]
+            self._calls.clear()
+            self._outbox.clear()
+        self._connected.fail(error)
+        for call in calls:
+            call.work.fail(error)
+
+    def close(self) -> None:
+        """Ends the I/O thread and its connections; what is under way fails."""
+        if not self._closing:
+            self._closing = True
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            os.close(self._wake)
+            self.fail(ConnectionLost("the client was closed"))
+
+    def _submit(
+        self,
+        shard: int,
+        request: Request,
+        into: Tensor | None,
+        work: Work,
+        on_reply: Callable[[Reply], None] | None = None,
+    ) -> None:
+        number = next(self._numbers)
+        call = _Call(shard, wire.encode_request(request, number), into, work, on_reply)
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._outbox.append((number, call))
+                os.eventfd_write(self._wake, 1)
+        if failure is not None:
+            work.fail(failure)
+
+    # The I/O thread.
+
+    def _serve(self) -> None:
+        connections: dict[int, Connection] = {}
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        try:
+            for shard in range(self._shards):
+                connections[shard] = self._dial(shard)
+                poller.register(connections[shard].waitable, zmq.POLLIN)
+            self._connected.complete_part()
+            while not self._closing:
+                self._turn(connections, poller)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            for connection in connections.values():
+                connection.close()
+
+    def _turn(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+        """Waits for something to do, and does it."""
+        ready = dict(poller.poll())
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
+            self._flush(connections, poller)
+        for shard, connection in list(connections.items()):
+            if connection.waitable in ready:
+                self._receive(shard, connections, poller)
+
+    def _flush(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+        while True:
+            with self._lock:
+                if not self._outbox:
+                    return
+                number, call = self._outbox.popleft()
+                self._calls[number] = call
+            try:
+                self._send(connections[call.shard], call)
+            except ConnectionLost as lost:
+                self._reconnect(call.shard, connections, poller, lost)
+
+    def _send(self, connection: Connection, call: _Call) -> None:
+        into = None if call.into is None else wire.bytes_of(call.into)
+        connection.send(call.message, into)
+        if call.message.payload is not None:
+            self.traffic.bytes_sent += call.message.payload.nbytes
+
+    def _receive(self, shard: int, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+        try:
+            for message in connections[shard].receive():
+                self._answer(shard, message)
+        except ConnectionLost as lost:
+            self._reconnect(shard, connections, poller, lost)
+
+    def _reconnect(
+        self, shard: int, connections: dict[int, Connection], poller: zmq.Poller, lost: ConnectionLost
+    ) -> None:
+        """Dials a shard again and repeats every request that it has not answered."""
+        log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
+        poller.unregister(connections[shard].waitable)
+        connections.pop(shard).close()
+        deadline = time.monotonic() + REDIAL_SECONDS
+        while True:
+            if self._closing or self._failure is not None:
+                raise lost
+            try:
+                connection = self._dial(shard)
+                connections[shard] = connection
+                poller.register(connection.waitable, zmq.POLLIN)
+                with self._lock:
+                    unanswered = [call for _, call in sorted(self._calls.items()) if call.shard == shard]
+                for call in unanswered:
+                    self._send(connection, call)
+                return
+            except ServerUnreachable as error:
+                stale = connections.pop(shard, None)
+                if stale is not None:
+                    poller.unregister(stale.waitable)
+                    stale.close()
+                if time.monotonic() > deadline:
+                    raise ServerUnreachable(
+                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s"
+                    ) from lost
+                time.sleep(0.1)
+
+    def _answer(self, shard: int, message: Message) -> None:
+        number, reply = wire.decode_reply(message)
+        with self._lock:
+            call = self._calls.pop(number, None)
+        if call is None:
+            return  # answered already: this is the second answer to a request sent twice
+        if message.payload is not None:
+            self.traffic.bytes_received += message.payload.nbytes
+        try:
+            self._settle(shard, call, reply, message.landed)
+        except HubringError as error:
+            call.work.fail(error)
+        else:
+            call.work.complete_part()
+
+    def _settle(self, shard: int, call: _Call, reply: Reply, landed: bool) -> None:
+        if isinstance(reply, Refusal):
+            raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
+        if isinstance(reply, Values):
+            self._clocks[reply.key] = reply.clock
+            self.traffic.staleness[reply.staleness] += 1
+            if reply.key == 0 and reply.drain:
+                # Only key 0 decides: other keys may see the drain a round earlier or later.
+                self.draining = True
+            if call.into is not None and not landed:
+                call.into.copy_(reply.values)
+        if call.on_reply is not None:
+            call.on_reply(reply)

@@ -1,0 +1,243 @@
+"""Every setting of every program, and the only reader of the environment.
+
+A setting comes from the strongest place that gives it:
+
+    flags  >  PS_* in the environment  >  [server] or [worker] in a TOML file  >  defaults
+
+`--checkpoint-dir`, `PS_CHECKPOINT_DIR` and `checkpoint_dir` name the same field.
+A config that exists is consistent: contradictions are refused where it is made.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+from msgspec.structs import fields
+
+from ps.errors import ConfigError
+from ps.settings import flag, settle
+
+Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 takes a free one")]
+Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
+Whole = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
+Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
+Seconds = Annotated[float, Meta(gt=0, le=1e7, description="seconds, above 0 and at most 1e7")]
+LogFormat = Literal["text", "json"]
+
+
+class ServerConfig(Struct, frozen=True, kw_only=True):
+    """What `ps-server start` is told.
+
+    Raises:
+        ConfigError: Two settings contradict each other; says which and how to mend it.
+    """
+
+    host: str = "127.0.0.1"
+    """Address to listen on; anything but loopback needs `insecure`."""
+    port: Port = 5555
+    """Port of the control service; 0 takes a free one, and the banner names it."""
+    shards: Count = 1
+    """Shard processes to start on this host."""
+    workers: Whole = 0
+    """Workers that the job needs, spare ones included; 0: as their launcher says, else 1."""
+    mode: Literal["bsp", "asp", "ssp", "backup"] = "bsp"
+    """When a gradient is applied and parameters may be read: see `ps.consistency`."""
+    staleness: Whole = 0
+    """Under ssp: steps by which the fastest worker may lead the slowest."""
+    backup: Whole = 0
+    """Under backup: how many of the workers a round does not wait for."""
+    checkpoint_dir: Path | None = None
+    """Where checkpoints are written, and looked for at the start; None writes none."""
+    checkpoint_every: Seconds = 60.0
+    """Seconds from one checkpoint to the next."""
+    once: bool = False
+    """End the server when its first job ends."""
+    join: str | None = None
+    """Coordinator (`HOST:PORT`) that this host's shards serve, instead of a new one."""
+    on_loss: Literal["drop", "wait"] = "drop"
+    """A worker is lost in a round: go on with the others, or wait for its return."""
+    lease: Seconds = 5.0
+    """Seconds of silence after which a worker counts as lost."""
+    insecure: bool = False
+    """Listen beyond loopback though nobody is asked for credentials."""
+    address_file: Path | None = None
+    """File into which the server writes its address once it listens."""
+    slice_bytes: Bytes = 4 * 2**20
+    """Largest piece in which a bucket travels and is spread over the shards, in bytes."""
+    log_format: LogFormat = "text"
+    """How a line of the log looks."""
+
+    def __post_init__(self) -> None:
+        self._check_mode()
+        if not _is_loopback(self.host) and not self.insecure:
+            raise ConfigError(
+                f"--host {self.host} is reachable from other machines, and workers are not asked for "
+                "credentials yet: anybody there could read or change the model. Listen on 127.0.0.1, "
+                "or add --insecure where the network itself is trusted"
+            )
+        if self.join is not None:
+            self._check_join(self.join)
+
+    def _check_mode(self) -> None:
+        if self.staleness and self.mode != "ssp":
+            raise _only_with(f"--staleness {self.staleness}", "--mode ssp", f"--mode {self.mode}")
+        if self.backup and self.mode != "backup":
+            raise _only_with(f"--backup {self.backup}", "--mode backup", f"--mode {self.mode}")
+        if self.mode == "backup" and not self.backup:
+            raise ConfigError("--mode backup needs --backup B: how many workers a round does not wait for")
+        if self.workers and self.backup >= self.workers:
+            raise ConfigError(
+                f"--backup {self.backup} of --workers {self.workers} leaves no gradient to wait for: "
+                f"at most {self.workers - 1}"
+            )
+
+    def _check_join(self, coordinator: str) -> None:
+        address(coordinator)
+        for field in fields(self):
+            if field.name not in _SHARD_HOST and getattr(self, field.name) != field.default:
+                raise ConfigError(
+                    f"{flag(field.name)} is the coordinator's to say, and this host joins the one at "
+                    f"{coordinator}: give it there, or drop --join"
+                )
+
+
+_SHARD_HOST = {"join", "host", "shards", "insecure", "log_format"}
+"""What a host that only adds shards may be told; all else belongs to the coordinator."""
+
+
+class WorkerConfig(Struct, frozen=True, kw_only=True):
+    """What `ps-worker`, or `workers.init()` in a script of its own, is told.
+
+    Raises:
+        ConfigError: Two settings contradict each other; says which and how to mend it.
+    """
+
+    server: str | None = None
+    """Coordinator's `HOST:PORT`; None trains alone."""
+    topology: Literal["hub", "ring"] = "hub"
+    """Through the parameter server, or around an allreduce ring."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """What carries the ring."""
+    aggregate: bool = False
+    """The hub only averages, and this worker's own optimizer steps."""
+    transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
+    """Wire to the hub's shards; auto takes the fastest that both ends share."""
+    rank: Whole | None = None
+    """This worker's rank; None: as the launcher says, else as the server assigns."""
+    world_size: Count | None = None
+    """How many workers there are; None: as the launcher says, else as the server says."""
+    local_rank: Whole | None = None
+    """This worker's rank among those on its host; None: as the launcher says, else 0."""
+    job: Literal["digits", "char-lm"] = "digits"
+    """Built-in job to train where no script is given."""
+    record: Path | None = None
+    """File to which every step is written, one JSON object a line."""
+    save_parameters: Path | None = None
+    """File to which the built-in job's last parameters are written."""
+    bucket_bytes: Bytes = 25 * 2**20
+    """How much gradient is exchanged together, in bytes."""
+    timeout: Seconds = 300.0
+    """Seconds that one exchange, or the start of the job, may take."""
+    log_format: LogFormat = "text"
+    """How a line of the log looks."""
+
+    def __post_init__(self) -> None:
+        if self.server is None:
+            self._check_alone()
+        else:
+            address(self.server)
+        if self.topology == "ring":
+            self._check_ring()
+        elif self.backend == "nccl":
+            raise _only_with("--backend nccl", "--topology ring", "--topology hub")
+        if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
+            raise ConfigError(
+                f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "
+                f"{self.world_size - 1}"
+            )
+
+    def _check_alone(self) -> None:
+        if self.topology == "ring":
+            raise ConfigError("--topology ring needs --server HOST:PORT: the ring's members meet there")
+        if self.world_size is not None and self.world_size > 1:
+            raise ConfigError(
+                f"--world-size {self.world_size} needs --server HOST:PORT: without it a worker is alone"
+            )
+
+    def _check_ring(self) -> None:
+        if self.aggregate:
+            raise _only_with("--aggregate", "--topology hub", "--topology ring")
+        if self.transport != "auto":
+            raise _only_with(f"--transport {self.transport}", "--topology hub", "--topology ring")
+
+
+def load_server(
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ServerConfig:
+    """Settles the server's settings.
+
+    Args:
+        flags: Field name to what the command line gave; None where it gave nothing.
+        config_file: TOML file; None: the one that PS_CONFIG names, if any.
+        environment: Instead of the process's own.
+
+    Raises:
+        ConfigError: Names the place, the value, what was allowed and the mend.
+    """
+    return ServerConfig(**settle("server", _TABLES, flags, config_file, _given(environment)))
+
+
+def load_worker(
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> WorkerConfig:
+    """Settles a worker's settings; arguments and errors as of `load_server`."""
+    return WorkerConfig(**settle("worker", _TABLES, flags, config_file, _given(environment)))
+
+
+def environment() -> dict[str, str]:
+    """A copy of the process's environment, for whoever looks for a launcher or starts a process."""
+    return dict(os.environ)
+
+
+def address(text: str) -> tuple[str, int]:
+    """Splits `HOST:PORT`; an IPv6 host stands in brackets, as in `[::1]:5555`.
+
+    Raises:
+        ConfigError: `text` is no such pair, or its port is not from 1 to 65535.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise ConfigError(
+            f"address {text!r}: expected HOST:PORT with a port from 1 to 65535, "
+            "as in 127.0.0.1:5555 or [::1]:5555"
+        )
+    return match["six"] or match["name"], int(match["port"])
+
+
+_ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?P<port>[0-9]{1,5})")
+_TABLES: Mapping[str, type[ServerConfig | WorkerConfig]] = {"server": ServerConfig, "worker": WorkerConfig}
+
+
+def _given(variables: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if variables is None else variables
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _only_with(given: str, needed: str, present: str) -> ConfigError:
+    return ConfigError(f"{given} means something only with {needed}, but there is {present}: drop one")

@@ -1,0 +1,140 @@
+"""One key on its shard: values and their version, the round that is open, and who waits.
+
+Law: `values` keeps its memory for life, since it is the optimizer's parameter.
+A contribution's gradient is only read, and forgotten when its round closes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ps.errors import CheckpointCorrupt, ConfigError
+from ps.messages import Push, Ticket
+from ps.optim import SliceStep, optimizer_for
+from ps.snapshot import KeyState
+from ps.types import BucketSpec, Sender, Slice
+
+
+class Contribution(NamedTuple):
+    """A gradient that waits for its round to close."""
+
+    push: Push
+    ticket: Ticket
+
+
+class Reader(NamedTuple):
+    """Somebody who waits for values; `staleness` is that of the push which they answer."""
+
+    sender: Sender
+    ticket: Ticket
+    staleness: int = 0
+
+
+@dataclass(slots=True)
+class Entry:
+    """One key's state; ranks are those of live workers.
+
+    Attributes:
+        contributions: The open round, by rank.
+        readers: Who pushed, and waits until it may read.
+        pullers: Who waits for the first values.
+        read: The version that a rank was sent last.
+        staleness: That of a rank's last push, for whoever asks again.
+        drain_from: Replies of this version and later say that the job ends.
+    """
+
+    key: int
+    values: Tensor
+    optimizer: SliceStep
+    initialised: bool
+    version: int = 0
+    contributions: dict[int, Contribution] = field(default_factory=dict)
+    readers: dict[int, Reader] = field(default_factory=dict)
+    pullers: dict[int, Reader] = field(default_factory=dict)
+    read: dict[int, int] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
+    drain_from: float = inf
+
+    @classmethod
+    def allocate(cls, piece: Slice, bucket: BucketSpec) -> Entry:
+        """A zeroed entry; where workers step themselves, it needs no first values.
+
+        Raises:
+            ConfigError: The dtype has no mean, or the hub does not run the optimizer.
+        """
+        dtype: torch.dtype = getattr(torch, bucket.dtype)
+        if not dtype.is_floating_point:
+            raise ConfigError(
+                f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
+            )
+        values = torch.zeros(piece.numel, dtype=dtype)
+        return cls(piece.key, values, optimizer_for(bucket.optimizer), initialised=not bucket.optimizer)
+
+    def close(self, scratch: Tensor) -> list[Contribution]:
+        """Applies the mean of the open round; returns who gave it, in rank order.
+
+        Args:
+            scratch: At least as long as the values, and of their dtype.
+        """
+        contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
+        gradients = [contribution.push.gradient for contribution in contributions]
+        # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
+        self.optimizer.step(self.values, _mean(gradients, scratch), contributions[0].push.hyper)
+        self.version += 1
+        self.contributions.clear()
+        return contributions
+
+    def forget(self, ranks: Iterable[int]) -> list[Ticket]:
+        """Takes ranks out; returns the tickets of all that they still waited for."""
+        waiting: list[Contribution | Reader] = []
+        for rank in ranks:
+            for table in (self.contributions, self.readers, self.pullers):
+                if rank in table:
+                    waiting.append(table.pop(rank))
+            self.read.pop(rank, None)
+            self.staleness.pop(rank, None)
+        return [waiter.ticket for waiter in waiting]
+
+    def waiting(self) -> Collection[int]:
+        """Ranks that wait for anything."""
+        return self.contributions.keys() | self.readers.keys() | self.pullers.keys()
+
+    def export(self) -> KeyState:
+        """A copy of what a checkpoint holds, the clocks left out."""
+        state = {name: tensor.clone() for name, tensor in self.optimizer.state().items()}
+        return KeyState(self.values.clone(), state, self.version)
+
+    def restore(self, state: KeyState) -> None:
+        """Goes on from what `export` gave.
+
+        Raises:
+            CheckpointCorrupt: It is of another size or dtype.
+        """
+        saved = state.values
+        sizes = {tensor.numel() for tensor in state.optimizer.values()}
+        if (saved.shape, saved.dtype) != (self.values.shape, self.values.dtype) or sizes - {1, saved.numel()}:
+            raise CheckpointCorrupt(
+                f"the checkpoint holds {saved.dtype}{list(saved.shape)} under key {self.key}, where the job"
+                f" has {self.values.dtype}{list(self.values.shape)}: it was made by another job"
+            )
+        self.values.copy_(state.values)
+        self.optimizer.load(state.optimizer)
+        self.version = state.version
+        self.initialised = True
+
+
+def _mean(gradients: list[Tensor], scratch: Tensor) -> Tensor:
+    """Summed in the order given, in the bucket's dtype as the ring does; one alone is its own mean."""
+    if len(gradients) == 1:
+        return gradients[0]
+    total = scratch[: gradients[0].numel()]
+    torch.add(gradients[0], gradients[1], out=total)
+    for gradient in gradients[2:]:
+        total.add_(gradient)
+    return total.div_(len(gradients))

@@ -1,0 +1,220 @@
+"""One job, from the first join to the last leave.
+
+Law: a worker takes part from the moment it was admitted until it leaves or its
+lease runs out; all workers of a job run the same script on the same topology.
+The job has failed once it cannot go on; it is over when nobody takes part any
+more. No I/O: requests and the time come in as arguments.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from ps.errors import ConfigError, HubringError, JobFailed
+from ps.membership import Membership
+from ps.types import Member, Sender
+
+log = logging.getLogger(__name__)
+
+
+class Reason(enum.IntEnum):
+    """Why a worker left; numbers as in control.proto."""
+
+    FINISHED = 0
+    PREEMPTED = 1
+    FAILED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A worker that asks for a place; rank and world_size None where it does not mind."""
+
+    token: str
+    job: str
+    topology: str
+    host: str
+    pid: int
+    rank: int | None = None
+    world_size: int | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker last told of itself."""
+
+    step: int = 0
+    loss: float = float("nan")
+    heard: float = 0.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How it went, for the server's last line."""
+
+    finished: list[int] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    lost: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.finished)
+
+
+class Job:
+    """The state of one job.
+
+    Args:
+        workers: World size; None takes the first worker's word, else 1.
+        lease_seconds: How long a worker may be silent.
+        keep_going: Whether the others go on without a worker that is lost; the ring never can.
+    """
+
+    def __init__(
+        self, *, workers: int | None, lease_seconds: float, keep_going: bool, first_incarnation: int = 1
+    ) -> None:
+        self.name = ""
+        self.topology = ""
+        self.outcome = Outcome()
+        self.failure: HubringError | None = None
+        self.progress: dict[int, Progress] = {}
+        self._workers = workers
+        self._lease = lease_seconds
+        self._keep_going = keep_going
+        self._first_incarnation = first_incarnation
+        self._news: defaultdict[int, list[str]] = defaultdict(list)
+        self.membership: Membership | None = None
+
+    def admit(self, joiner: Joiner, now: float) -> Member:
+        """Gives a place, the same one to the same token.
+
+        Raises:
+            ConfigError: It is another job, another topology, another world size, or no place is free.
+            JobFailed: The job has failed and waits for its last workers to leave.
+        """
+        if self.failure is not None:
+            raise JobFailed(f"the job has failed and is ending: {self.failure}")
+        self._check(joiner)
+        if self.membership is None:
+            world_size = self._workers or joiner.world_size or 1
+            self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
+            self.name, self.topology = joiner.job, joiner.topology
+        member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now)
+        self.progress.setdefault(member.rank, Progress()).heard = now
+        return member
+
+    def _check(self, joiner: Joiner) -> None:
+        expected = self._workers or (self.membership.world_size if self.membership else None)
+        if joiner.world_size and expected and joiner.world_size != expected:
+            raise ConfigError(
+                f"the worker's launcher says {joiner.world_size} workers, the server expects {expected}:"
+                f" start the server with --workers {joiner.world_size}, or as many workers as it expects"
+            )
+        if self.membership is None:
+            return
+        if joiner.job != self.name:
+            raise ConfigError(
+                f"this server runs the job {self.name!r}, this worker wants {joiner.job!r}:"
+                " wait until it is done, or start another server"
+            )
+        if joiner.topology != self.topology:
+            raise ConfigError(
+                f"the other workers use --topology {self.topology}, this one {joiner.topology}:"
+                " give all of them the same"
+            )
+
+    @property
+    def started(self) -> bool:
+        return self.membership is not None and self.membership.complete
+
+    @property
+    def over(self) -> bool:
+        """Whether the job began and nobody takes part any more."""
+        return self.membership is not None and not self.membership.members
+
+    def waiting_for(self) -> str:
+        """Who is missing at the start, as a sentence."""
+        if self.membership is None:
+            return "waiting for the first worker"
+        missing = sorted(self.membership.missing())
+        count = len(missing)
+        return (
+            f"waiting for {count} of {self.membership.world_size} workers"
+            f" (rank{'s' if count > 1 else ''} {', '.join(map(str, missing))} not started yet)"
+        )
+
+    def beat(self, sender: Sender, step: int, loss: float, now: float) -> list[str]:
+        """Renews a lease; returns the news that this worker has not heard.
+
+        Raises:
+            Fenced: This incarnation has lost its place.
+        """
+        assert self.membership is not None
+        self.membership.beat(sender, now)
+        self.progress[sender.rank] = Progress(step, loss, now)
+        return self._news.pop(sender.rank, [])
+
+    def expire(self, now: float) -> list[Member]:
+        """Drops the workers whose lease ran out, and tells the others."""
+        if self.membership is None:
+            return []
+        lost = self.membership.expire(now)
+        for member in lost:
+            silent = now - self.progress[member.rank].heard
+            self._gone(member, f"sent no heartbeat for {silent:.1f} s: it was killed, stopped or cut off")
+            self.outcome.lost[member.rank] = f"silent for {silent:.1f} s at step {self._step(member)}"
+        return lost
+
+    def leave(self, sender: Sender, reason: Reason, text: str) -> None:
+        """Takes a worker out at its own wish."""
+        assert self.membership is not None
+        member = self.membership.leave(sender)
+        if member is None:
+            return
+        if reason is Reason.FINISHED:
+            self.outcome.finished.append(member.rank)
+        elif reason is Reason.PREEMPTED:
+            self.outcome.preempted.append(member.rank)
+            if self.topology == "ring" and self.membership.members:
+                self._gone(member, "was asked to stop")
+        else:
+            self.outcome.failed[member.rank] = text
+            self._gone(member, f"failed: {text}")
+
+    def fail(self, error: HubringError) -> None:
+        """Ends the job for everyone; the first cause counts."""
+        if self.failure is None:
+            log.error("the job cannot go on: %s", error)
+            self.failure = error
+
+    def slowest(self) -> str:
+        """Who is furthest behind, as a clause for whoever waits."""
+        if self.membership is None or len(self.membership.members) < 2:
+            return ""
+        member = min(self.membership.members, key=self._step)
+        return f"{member} at step {self._step(member)}"
+
+    def _gone(self, member: Member, why: str) -> None:
+        assert self.membership is not None
+        left = len(self.membership.members)
+        if not self.started or self.failure is not None:
+            log.warning("%s %s", member, why)
+            return
+        if self._keep_going and self.topology == "hub":
+            line = f"{member} {why}; going on with {left} of {self.membership.world_size} workers"
+            log.warning("%s", line)
+            for other in self.membership.members:
+                self._news[other.rank].append(line)
+        elif left:
+            mend = (
+                "a ring cannot go on without it: start the job again"
+                if self.topology == "ring"
+                else "--on-loss wait does not go on without it: start the job again from its checkpoint"
+            )
+            self.fail(JobFailed(f"{member} {why}; {mend}"))
+
+    def _step(self, member: Member) -> int:
+        return self.progress[member.rank].step

@@ -1,0 +1,108 @@
+"""What the programs say on standard error: one line an event.
+
+    host w3 step=120 | WARNING: the slowest is rank 1, 4 steps behind
+
+A line is written in one piece, so that lines of processes that share a terminal
+do not mix. The programs call `configure` once, at the start, and keep `who` up to
+date; all others only use `logging.getLogger(__name__)`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import sys
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from ps.config import LogFormat
+
+RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a line comes from."""
+
+    role: str = ""
+    """`w3`, `shard1` or `hub`."""
+    step: int | None = None
+    """Completed steps; None where there are none to count."""
+    host: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
+
+    def __str__(self) -> str:
+        step = "" if self.step is None else f"step={self.step}"
+        return " ".join(word for word in (self.host, self.role, step) if word)
+
+
+who = Place()
+"""Where this process's lines come from: its role once it has one, and the step that it has reached.
+
+A process has one log and so one place, like the root logger that `configure` sets up.
+"""
+
+
+def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> Place:
+    """Sends every logger's lines to `stream`, standard error unless told; a second call replaces the first.
+
+    Returns:
+        `who`, for the caller to fill in.
+    """
+    stream = stream or sys.stderr
+    handler = LineHandler(stream)
+    handler.setFormatter(JsonLine(who) if fmt == "json" else TextLine(who, colour=stream.isatty()))
+    root = logging.getLogger()
+    for earlier in [known for known in root.handlers if isinstance(known, LineHandler)]:
+        root.removeHandler(earlier)
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    return who
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """The handler that `configure` installs, told from those of a training script."""
+
+
+class TextLine(logging.Formatter):
+    """Lines for people: `host w3 step=120 | message`, with the level from warnings up."""
+
+    def __init__(self, place: Place, colour: bool = False) -> None:
+        super().__init__("%(message)s")
+        self._place = place
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        # A traceback has lines of its own; each says where it comes from.
+        lines = (self._level(record) + super().format(record)).splitlines() or [""]
+        return "\n".join(f"{self._place} | {line}" for line in lines)
+
+    def _level(self, record: logging.LogRecord) -> str:
+        if record.levelno < logging.WARNING:
+            return ""
+        name = record.levelname
+        if self._colour:
+            name = f"{RED if record.levelno >= logging.ERROR else YELLOW}{name}{PLAIN}"
+        return f"{name}: "
+
+
+class JsonLine(logging.Formatter):
+    """Lines for machines: one JSON object each; `time` is in seconds since 1970."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self._place = place
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "host": self._place.host,
+            "role": self._place.role,
+            "step": self._place.step,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,163 @@
+"""Checkpoints on disk: a folder each, whole or not there.
+
+Files are written and synced into a hidden folder, the manifest with their
+digests last; then the folder gets its name in one rename. A reader believes a
+folder only if every file has the size and digest that its manifest states, and
+otherwise falls back to the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from ps.errors import CheckpointCorrupt, ConfigError
+from ps.types import BucketSpec, Slice
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+KEEP = 3
+"""How many checkpoints stay; older ones are removed once a newer one is published."""
+
+_NAME = "manifest.json"
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """One shard's file and the keys in it."""
+
+    name: str
+    sha256: str
+    bytes: int
+    keys: tuple[int, ...]
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What a checkpoint holds; everything but the tensors.
+
+    `step` is the number of completed steps: of every key in lockstep modes, of
+    the slowest key in the others.
+    """
+
+    job: str
+    mode: str
+    step: int
+    next_incarnation: int
+    buckets: tuple[BucketSpec, ...]
+    slices: tuple[Slice, ...]
+    files: tuple[FileEntry, ...]
+    format: int = FORMAT
+
+    def file_of(self, key: int) -> str:
+        """Name of the file that holds a key."""
+        for entry in self.files:
+            if key in entry.keys:
+                return entry.name
+        raise CheckpointCorrupt(f"no file of this checkpoint holds key {key}")
+
+
+def begin(directory: Path) -> Path:
+    """A fresh hidden folder to write a checkpoint's files into.
+
+    Raises:
+        ConfigError: The directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for stale in directory.glob(".writing-*"):
+            shutil.rmtree(stale)
+        folder = directory / f".writing-{os.getpid()}"
+        folder.mkdir()
+    except OSError as error:
+        raise ConfigError(f"cannot write checkpoints to {directory}: {error}") from error
+    return folder
+
+
+def publish(folder: Path, manifest: Manifest) -> Path:
+    """Gives a written folder its manifest and its name, and removes what is older than the last KEEP."""
+    (folder / _NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
+    sync(folder / _NAME)
+    directory = folder.parent
+    existing = _folders(directory)
+    number = int(existing[0].name.partition("-")[0]) + 1 if existing else 1
+    final = directory / f"{number:06d}-step-{manifest.step}"
+    folder.rename(final)
+    sync(directory)
+    for old in _folders(directory)[KEEP:]:
+        shutil.rmtree(old)
+    return final
+
+
+def newest(directory: Path) -> tuple[Path, Manifest] | None:
+    """The newest checkpoint that is whole; None if the directory holds none at all.
+
+    Raises:
+        CheckpointCorrupt: There are checkpoints, and every one is damaged.
+    """
+    folders = _folders(directory)
+    damage = []
+    for folder in folders:
+        try:
+            return folder, read(folder)
+        except CheckpointCorrupt as error:
+            log.warning("%s; trying the one before", error)
+            damage.append(str(error))
+    if damage:
+        raise CheckpointCorrupt(
+            f"no checkpoint in {directory} is whole: {'; '.join(damage)}. Start with another"
+            " --checkpoint-dir to begin afresh"
+        )
+    return None
+
+
+def read(folder: Path) -> Manifest:
+    """A checkpoint's manifest, after every file was held against its digest.
+
+    Raises:
+        CheckpointCorrupt: Something is missing, torn, flipped, or of a format we do not know.
+    """
+    try:
+        manifest = msgspec.json.decode((folder / _NAME).read_bytes(), type=Manifest)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointCorrupt(f"{folder / _NAME} cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise CheckpointCorrupt(f"{folder} has format {manifest.format}; this version reads {FORMAT}")
+    for entry in manifest.files:
+        _verify(folder / entry.name, entry)
+    return manifest
+
+
+def digest(path: Path) -> str:
+    """A file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Forces a file, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _verify(path: Path, entry: FileEntry) -> None:
+    if path.name != entry.name or entry.name != os.path.basename(entry.name):
+        raise CheckpointCorrupt(f"{entry.name!r} is no plain file name")
+    if not path.is_file():
+        raise CheckpointCorrupt(f"{path} is missing")
+    if path.stat().st_size != entry.bytes:
+        raise CheckpointCorrupt(f"{path} has {path.stat().st_size} bytes where {entry.bytes} were written")
+    if digest(path) != entry.sha256:
+        raise CheckpointCorrupt(f"{path} differs from its digest: it was changed or damaged")
+
+
+def _folders(directory: Path) -> list[Path]:
+    """Published checkpoints, newest first."""
+    return sorted(directory.glob("[0-9]*-step-*"), reverse=True)

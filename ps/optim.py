@@ -1,0 +1,213 @@
+"""torch's optimizers on the hub: by name, on flat slices, with numbers that travel.
+
+An optimizer is chosen by name from ALLOWED; nothing is ever unpickled. Its
+hyperparameters come with every push, so a schedule made on a worker acts here.
+
+All five work element by element, so a slice's update is that of the tensor it
+was cut from. It is so bitwise where torch's own runs the same kernel (fused,
+and slices start at multiples of 64 bytes, as `ps.sharding` cuts them); against
+torch's unfused loop it differs by a few units in the last place, since the
+fused kernels contract a multiplication and an addition into one rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ps.errors import ConfigError
+from ps.types import Hyper
+
+_TRAVELS: Mapping[str, tuple[str, ...]] = {
+    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+    "AdamW": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
+    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
+    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
+}
+"""The options in a parameter group that change what a step computes.
+
+The others choose among implementations of the same step (foreach, fused), which
+is the hub's own affair, or belong to the script (a scheduler's initial_lr).
+"""
+
+ALLOWED = tuple(_TRAVELS)
+"""Names of torch.optim classes that the hub can run."""
+
+_FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
+_REFUSED = ("differentiable", "capturable")
+_FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
+
+
+def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
+    """A parameter group's hyperparameters as numbers; `betas` become beta1 and beta2.
+
+    Args:
+        param_group: One of `optimizer.param_groups`.
+        name: The optimizer's class name.
+
+    Raises:
+        ConfigError: The hub does not run this optimizer, or an option has no meaning there.
+    """
+    _check_name(name)
+    for option in _REFUSED:
+        if param_group.get(option):
+            raise ConfigError(f"{name}({option}=True) cannot run on the hub: leave {option} out")
+    hyper: dict[str, float] = {}
+    for option in _TRAVELS[name]:
+        value = param_group[option]
+        if option == "betas":
+            hyper["beta1"], hyper["beta2"] = (
+                _number(name, "betas", value[0]),
+                _number(name, "betas", value[1]),
+            )
+        else:
+            hyper[option] = _number(name, option, value)
+    return hyper
+
+
+def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
+    """What `hyper_of` made numbers of, as torch.optim spells it.
+
+    Raises:
+        ConfigError: The names are not this optimizer's, or a number is not finite.
+    """
+    _check_name(name)
+    expected = _names(name)
+    if hyper.keys() != expected:
+        raise ConfigError(
+            f"{name} came with the hyperparameters {sorted(hyper)}, it takes {sorted(expected)}:"
+            " start workers and server from the same version"
+        )
+    for option, value in hyper.items():
+        if not isfinite(value):
+            raise ConfigError(f"{name} came with {option}={value}; look at the learning rate's schedule")
+    kwargs: dict[str, Any] = {
+        option: bool(hyper[option]) if option in _FLAGS else hyper[option] for option in hyper
+    }
+    if "beta1" in kwargs:
+        kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
+    return kwargs
+
+
+class SliceStep(Protocol):
+    """What turns a round's gradient into a slice's next values."""
+
+    def check(self, hyper: Hyper) -> None:
+        """Refuses what `step` could not use.
+
+        Raises:
+            ConfigError: Says what, and the mend.
+        """
+
+    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
+        """Updates `values` in place; `gradient` is only read, and not kept."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint must hold besides the values: the tensors themselves, not copies."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from such a state; it belongs to the optimizer from then on."""
+
+
+class SliceOptimizer:
+    """One slice's torch optimizer.
+
+    `values` must be the same tensor in every step, since it is the parameter.
+    """
+
+    def __init__(self, name: str) -> None:
+        _check_name(name)
+        self._name = name
+        self._optimizer: torch.optim.Optimizer | None = None
+        self._loaded: dict[str, Tensor] = {}
+        self._hyper: Hyper = {}
+        self._checked: Hyper = {}
+
+    def check(self, hyper: Hyper) -> None:
+        if hyper != self._checked:
+            kwargs_of(hyper, self._name)
+            self._checked = hyper
+
+    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
+        if self._optimizer is None:
+            self._optimizer = self._build(values, hyper)
+        if hyper != self._hyper:
+            self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
+            self._hyper = hyper
+        values.grad = gradient
+        self._optimizer.step()
+        values.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        if self._optimizer is None:
+            return dict(self._loaded)
+        (values,) = self._optimizer.param_groups[0]["params"]
+        state = self._optimizer.state[values]
+        return {name: tensor for name, tensor in state.items() if tensor is not None}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._loaded = dict(state)
+        self._optimizer = None
+
+    def _build(self, values: Tensor, hyper: Hyper) -> torch.optim.Optimizer:
+        # The options are put into the group by `step`, but for the one that shapes the first state.
+        options: dict[str, Any] = {"fused": True} if self._name in _FUSED else {"foreach": False}
+        if "initial_accumulator_value" in hyper:
+            options["initial_accumulator_value"] = hyper["initial_accumulator_value"]
+        kind: type[torch.optim.Optimizer] = getattr(torch.optim, self._name)
+        optimizer = kind([values], **options)
+        if self._loaded:
+            optimizer.state[values] = self._loaded
+            self._loaded = {}
+        return optimizer
+
+
+class Assign:
+    """Makes the gradient the values: the hub averages, the worker steps."""
+
+    def check(self, hyper: Hyper) -> None:
+        """Takes anything: nothing is used."""
+
+    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
+        values.copy_(gradient)
+
+    def state(self) -> dict[str, Tensor]:
+        return {}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Keeps nothing: there is no state."""
+
+
+def optimizer_for(name: str) -> SliceStep:
+    """What steps a slice of a bucket with this `BucketSpec.optimizer`.
+
+    Raises:
+        ConfigError: The hub does not run it.
+    """
+    return SliceOptimizer(name) if name else Assign()
+
+
+def _check_name(name: str) -> None:
+    if name not in _TRAVELS:
+        raise ConfigError(
+            f"the hub cannot run {name}: use one of {', '.join(ALLOWED)}, or start the workers with"
+            " --aggregate, where the hub averages and your own optimizer steps"
+        )
+
+
+def _names(name: str) -> set[str]:
+    """What a Hyper for this optimizer consists of."""
+    options = set(_TRAVELS[name])
+    return options - {"betas"} | {"beta1", "beta2"} if "betas" in options else options
+
+
+def _number(name: str, option: str, value: object) -> float:
+    """A number, a bool as 0 or 1, a tensor's one element."""
+    if not isinstance(value, (int, float, Tensor)):
+        raise ConfigError(f"{name}({option}={value!r}) is not a number, so it cannot travel to the hub")
+    return float(value)

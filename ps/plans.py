@@ -1,0 +1,62 @@
+"""Buckets and slices as the control plane spells them, and how two models differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protos import control_pb2 as pb
+from ps.types import BucketSpec, Slice, TensorSpec
+
+
+def bucket_to_proto(bucket: BucketSpec) -> pb.BucketSpec:
+    """The bucket as a message."""
+    return pb.BucketSpec(
+        index=bucket.index,
+        dtype=bucket.dtype,
+        numel=bucket.numel,
+        group=bucket.group,
+        optimizer=bucket.optimizer,
+        tensors=[pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors],
+    )
+
+
+def bucket_from_proto(message: pb.BucketSpec) -> BucketSpec:
+    """The bucket that a message spells."""
+    tensors = tuple(TensorSpec(tensor.name, tuple(tensor.shape)) for tensor in message.tensors)
+    return BucketSpec(message.index, message.dtype, message.group, message.optimizer, tensors)
+
+
+def slice_to_proto(piece: Slice) -> pb.Slice:
+    """The slice as a message."""
+    return pb.Slice(
+        key=piece.key, bucket=piece.bucket, offset=piece.offset, numel=piece.numel, shard=piece.shard
+    )
+
+
+def slice_from_proto(message: pb.Slice) -> Slice:
+    """The slice that a message spells."""
+    return Slice(message.key, message.bucket, message.offset, message.numel, message.shard)
+
+
+def difference(held: Sequence[BucketSpec], offered: Sequence[BucketSpec]) -> str | None:
+    """The first thing in which two models differ, as a clause; None if nothing."""
+    mine = [(bucket, tensor) for bucket in held for tensor in bucket.tensors]
+    theirs = [(bucket, tensor) for bucket in offered for tensor in bucket.tensors]
+    for (bucket, tensor), (other_bucket, other) in zip(mine, theirs, strict=False):
+        if (tensor, bucket.dtype) != (other, other_bucket.dtype):
+            return f"{_spell(other, other_bucket)} where {_spell(tensor, bucket)} is held"
+        if bucket.optimizer != other_bucket.optimizer:
+            return f"optimizer {_steps(other_bucket)} where {_steps(bucket)} is used"
+    if len(mine) != len(theirs):
+        return f"{len(theirs)} parameters where {len(mine)} are held"
+    if tuple(held) != tuple(offered):
+        return "other buckets: give every worker the same --bucket-bytes and parameter groups"
+    return None
+
+
+def _spell(tensor: TensorSpec, bucket: BucketSpec) -> str:
+    return f"{tensor.name} {list(tensor.shape)} {bucket.dtype}"
+
+
+def _steps(bucket: BucketSpec) -> str:
+    return bucket.optimizer or "of the worker's own (--aggregate)"

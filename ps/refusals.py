@@ -1,0 +1,67 @@
+"""Why a shard cannot serve a request: each names the value, what was allowed, and the mend."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ps.entry import Entry
+from ps.errors import ConfigError
+from ps.messages import Code, Push, Refusal
+from ps.types import Sender
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def fenced(sender: Sender, epoch: int) -> Refusal:
+    """The sender is not in the view."""
+    text = (
+        f"rank {sender.rank} (incarnation {sender.incarnation}) takes no part as of epoch {epoch}:"
+        " its lease ran out, or it has left. Start the worker again to rejoin"
+    )
+    return Refusal(Code.FENCED, text)
+
+
+def unknown_key(key: int, held: Collection[int]) -> Refusal:
+    """The key is on another shard, or nowhere."""
+    here = f"{len(held)} keys from {min(held)} to {max(held)}" if held else "no keys yet"
+    text = f"key {key} is not on this shard, which holds {here}; ask the coordinator for the plan"
+    return Refusal(Code.UNKNOWN_KEY, text)
+
+
+def out_of_order(push: Push, expected: int) -> Refusal:
+    """The push is not the sender's next one, or comes before the last one was answered."""
+    text = (
+        f"rank {push.sender.rank} pushed key {push.key} at clock {push.clock}, expected was {expected} once"
+        " the push before is answered; wait for each answer and use the clock that it brings"
+    )
+    return Refusal(Code.OUT_OF_ORDER, text)
+
+
+def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
+    """The tensor is of another size or dtype than the key; None if it fits."""
+    held = entry.values
+    if tensor.shape == held.shape and tensor.dtype == held.dtype:
+        return None
+    text = (
+        f"key {entry.key} holds {_spell(held)}, what came is {_spell(tensor)};"
+        " start all workers with the same model and --bucket-bytes"
+    )
+    return Refusal(Code.WRONG_SIZE, text)
+
+
+def unusable(entry: Entry, push: Push) -> Refusal | None:
+    """There is nothing to update yet, or the optimizer cannot use the hyperparameters."""
+    if not entry.initialised:
+        text = f"key {entry.key} has no values to update yet; rank 0 gives them, the others pull them first"
+        return Refusal(Code.BAD_REQUEST, text)
+    try:
+        entry.optimizer.check(push.hyper)
+    except ConfigError as error:
+        return Refusal(Code.BAD_REQUEST, f"rank {push.sender.rank}: {error}")
+    return None
+
+
+def _spell(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

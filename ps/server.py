@@ -1,0 +1,238 @@
+"""`ps-server start`: the coordinator, its shard processes, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import msgspec
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import add_ControlServicer_to_server
+from ps import manifest as checkpoints
+from ps.config import ServerConfig
+from ps.consistency import by_name
+from ps.coordinator import Coordinator
+from ps.errors import ConfigError, HubringError
+from ps.timing import SystemTime
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+GOODBYE_SECONDS = 5.0
+"""How long workers get to hear of the end, and shards to stop by themselves."""
+
+EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - named, not bound to
+
+CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
+
+
+class ShardProcesses:
+    """The shard processes of this host; none outlives this process."""
+
+    def __init__(self, count: int, control: str, host: str, log_format: str) -> None:
+        threads = max(1, (os.cpu_count() or 1) // count)
+        settings = {"control": control, "host": host, "log_format": log_format, "threads": threads}
+        self._argument = msgspec.json.encode(settings).decode()
+        self._count = count
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self) -> None:
+        """Starts all of them; they register with the coordinator by themselves."""
+        for _ in range(self._count):
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "ps.shard_process", self._argument, stdin=asyncio.subprocess.PIPE
+            )
+            self._processes.append(process)
+
+    async def first_end(self) -> str:
+        """Waits until one of them ends; says which and how."""
+        ends = {asyncio.create_task(process.wait()): process for process in self._processes}
+        done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for task in running:
+            task.cancel()
+        process = ends[done.pop()]
+        code = process.returncode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+        return f"a shard process (pid {process.pid}) {how}"
+
+    async def stop(self) -> None:
+        """Ends them: by the closed pipe, and who does not heed it by force."""
+        for process in self._processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        waits = [asyncio.create_task(process.wait()) for process in self._processes]
+        if waits:
+            await asyncio.wait(waits, timeout=GOODBYE_SECONDS)
+        for process in self._processes:
+            if process.returncode is None:
+                log.warning("shard process %d did not stop: killed", process.pid)
+                process.kill()
+                await process.wait()
+
+
+class Server:
+    """One `ps-server start` that coordinates.
+
+    Args:
+        config: Its settings.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._signals = 0
+        self._signal: signal.Signals | None = None
+        self._hurry = asyncio.Event()
+
+    async def run(self) -> tuple[int, dict[str, Any]]:
+        """Serves until the end; returns the exit code and the result for the last line.
+
+        Raises:
+            ConfigError: The port is taken, or the checkpoint is damaged.
+        """
+        config = self._config
+        restored = checkpoints.newest(Path(config.checkpoint_dir)) if config.checkpoint_dir else None
+        consistency = by_name(config.mode, config.staleness, config.backup)
+        coordinator = Coordinator(config, consistency, SystemTime(), restored)
+        server, port = await self._listen(coordinator)
+        address = f"{_reachable(config.host)}:{port}"
+        control = f"{'127.0.0.1' if config.host in EVERYWHERE else config.host}:{port}"
+        shards = ShardProcesses(config.shards, control, config.host, config.log_format)
+        self._heed_signals(coordinator)
+        try:
+            await shards.start()
+            self._banner(address, restored)
+            await self._supervise(coordinator, shards)
+            result = self._result(coordinator, address)
+        finally:
+            coordinator.done.set()
+            await shards.stop()
+            await coordinator.fleet.close()
+            await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
+        return self._exit_code(coordinator), result
+
+    async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        add_ControlServicer_to_server(coordinator, server)
+        servicer = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        where = f"{self._config.host}:{self._config.port}"
+        try:
+            port = server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"cannot listen on {where}: the port is taken or the host is not this machine's;"
+                " try --port 0 for a free one"
+            ) from error
+        await server.start()
+        for service in ("", CONTROL):
+            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        return server, port
+
+    def _heed_signals(self, coordinator: Coordinator) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal, number, coordinator)
+
+    def _on_signal(self, number: signal.Signals, coordinator: Coordinator) -> None:
+        self._signals += 1
+        self._signal = number
+        if self._signals > 1:
+            log.warning("%s again: quitting at once", number.name)
+            self._hurry.set()
+        else:
+            log.warning("%s: workers finish their step, then a checkpoint; once more quits", number.name)
+            self._draining = asyncio.create_task(coordinator.drain())
+
+    def _banner(self, address: str, restored: tuple[Path, checkpoints.Manifest] | None) -> None:
+        config = self._config
+        if config.address_file:
+            path = Path(config.address_file)
+            fresh = path.with_name(path.name + ".new")
+            fresh.write_text(address + "\n")
+            fresh.rename(path)  # whoever waits for the file finds it whole
+        lines = [
+            f"ps-server on {address}  mode {config.mode}  shards {config.shards}",
+            f"  workers   ps-worker --server {address}",
+            f"  ring      ps-worker --server {address} --topology ring",
+            f"  status    ps-server status {address}",
+        ]
+        if restored:
+            lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
+        print("\n".join(lines), file=sys.stderr, flush=True)
+
+    async def _supervise(self, coordinator: Coordinator, shards: ShardProcesses) -> None:
+        """Runs until the coordinator is done, a shard died, or somebody is in a hurry."""
+        died = asyncio.create_task(shards.first_end())
+        ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
+        try:
+            while not any(task.done() for task in ends):
+                if died is not None and died.done():
+                    coordinator.shard_lost(died.result())
+                await coordinator.tick()
+                await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (died, *ends):
+                task.cancel()
+
+    def _result(self, coordinator: Coordinator, address: str) -> dict[str, Any]:
+        outcome = coordinator.outcome or coordinator.job.outcome
+        return {
+            "address": address,
+            "job": coordinator.last_job,
+            "mode": self._config.mode,
+            "steps": coordinator.steps,
+            "finished": sorted(outcome.finished),
+            "preempted": sorted(outcome.preempted),
+            "failed": {str(rank): text for rank, text in sorted(outcome.failed.items())},
+            "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
+            "error": str(coordinator.failure or coordinator.job.failure or ""),
+            "shards": coordinator.last_stats,
+            "checkpoint": str(coordinator.last_checkpoint or ""),
+        }
+
+    def _exit_code(self, coordinator: Coordinator) -> int:
+        if coordinator.failure is not None:
+            return coordinator.failure.exit_code
+        if self._signal is signal.SIGTERM and self._signals == 1:
+            return 75
+        if self._signal is not None:
+            return 128 + self._signal
+        if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
+            return 1
+        return 0
+
+
+async def join(config: ServerConfig) -> int:
+    """`ps-server start --join ADDR`: shards of this host for a coordinator elsewhere."""
+    shards = ShardProcesses(config.shards, config.join or "", config.host, config.log_format)
+    quit_ = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, quit_.set)
+    await shards.start()
+    print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
+    died, told = asyncio.create_task(shards.first_end()), asyncio.create_task(quit_.wait())
+    await asyncio.wait([died, told], return_when=asyncio.FIRST_COMPLETED)
+    ended = died.result() if died.done() else ""
+    for task in (died, told):
+        task.cancel()
+    await shards.stop()
+    if ended and "exited with 0" not in ended:
+        raise HubringError(ended)
+    return 0
+
+
+def _reachable(host: str) -> str:
+    """What other machines call this host when it listens on every address."""
+    return socket.gethostname() if host in EVERYWHERE else host

@@ -1,0 +1,273 @@
+"""A worker's place in the job: joined, kept by heartbeats, left.
+
+Control always goes by gRPC. One thread renews the lease and brings the news:
+a member lost, the job failed, the server gone. Whoever waits for data learns of
+it through `on_failure`, so that nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ControlStub
+from ps.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    Fenced,
+    HubringError,
+    JobFailed,
+    ServerUnreachable,
+)
+from ps.job import Reason
+from ps.plans import bucket_to_proto, slice_from_proto
+from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+CONNECT_SECONDS = 10.0
+"""How long a worker looks for its server: launchers start both at once."""
+
+SILENT_SECONDS = 4.0
+"""How long the server may be silent before the worker calls it gone."""
+
+_BY_EXIT_CODE: dict[int, type[HubringError]] = {69: JobFailed, 75: Fenced, 78: ConfigError}
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLine:
+    """Where a shard listens: transport name to address, and the host it is on."""
+
+    host_id: str
+    addresses: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the coordinator answered to this worker's buckets."""
+
+    plan: ShardPlan
+    step: int
+    initialised: bool
+
+
+class Session:
+    """One worker's membership in one job.
+
+    Raises:
+        ServerUnreachable: Nothing answers at `address` within 10 seconds.
+        ConfigError: The server refuses this worker; the text says why and the mend.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        job: str,
+        topology: str,
+        rank: int | None = None,
+        world_size: int | None = None,
+        start_timeout: float = 300.0,
+    ) -> None:
+        self.address = address
+        self.host = socket.gethostname()
+        self.step = 0
+        self.loss = float("nan")
+        self.slowest = ""
+        self.draining = False
+        self.failure: HubringError | None = None
+        self._on_failure: list[Callable[[HubringError], None]] = []
+        self._left = threading.Event()
+        self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+        self._stub = ControlStub(self._channel)
+        request = pb.JoinRequest(
+            protocol=PROTOCOL,
+            token=secrets.token_hex(16),
+            job=job,
+            topology=topology,
+            rank=-1 if rank is None else rank,
+            world_size=world_size or 0,
+            host=self.host,
+            pid=os.getpid(),
+        )
+        try:
+            joined = self._join(request, start_timeout)
+        except BaseException:
+            self._channel.close()
+            raise
+        self.sender = Sender(joined.rank, joined.incarnation)
+        self.size = joined.world_size
+        self.late = joined.late
+        self.mode = joined.mode
+        self.shards = [ShardLine(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
+        self._lease = joined.lease_seconds
+        self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    # Joining.
+
+    def _join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
+        reply = self._first_join(request)
+        began = time.monotonic()
+        while reply.state == pb.JoinReply.WAITING:
+            log.info("%s", reply.text)
+            if time.monotonic() - began > start_timeout:
+                raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
+            reply = self._first_join(request)
+        if reply.state == pb.JoinReply.REFUSED:
+            raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
+        return reply
+
+    def _first_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+        """Asks until the server answers at all, for CONNECT_SECONDS."""
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while True:
+            try:
+                return self._stub.Join(request, timeout=CONNECT_SECONDS)
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    raise ServerUnreachable(
+                        f"what answers at {self.address} is no ps-server; check the port"
+                    ) from error
+                if time.monotonic() + 0.2 > deadline:
+                    raise ServerUnreachable(
+                        f"no server answers at {self.address} ({_sentence(error)}); check the address, or"
+                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]}"
+                    ) from error
+            time.sleep(0.2)
+
+    # The lease.
+
+    def on_failure(self, callback: Callable[[HubringError], None]) -> None:
+        """Calls `callback(error)`, in the heartbeat's thread, when this worker cannot go on."""
+        self._on_failure.append(callback)
+        if self.failure is not None:
+            callback(self.failure)
+
+    def _keep_alive(self) -> None:
+        interval = min(1.0, self._lease / 5)
+        heard = time.monotonic()
+        while not self._left.wait(interval):
+            try:
+                reply = self._stub.Heartbeat(self._beat(), timeout=SILENT_SECONDS)
+            except grpc.RpcError as error:
+                silent = time.monotonic() - heard
+                if silent > SILENT_SECONDS and not self._left.is_set():
+                    self._fail(
+                        ServerUnreachable(
+                            f"the server at {self.address} has not answered for {silent:.1f} s"
+                            f" ({_sentence(error)}); it was stopped or the network is cut."
+                            " Start it again with the same --checkpoint-dir, then the workers"
+                        )
+                    )
+                    return
+            else:
+                heard = time.monotonic()
+                if not self._digest(reply):
+                    return
+
+    def _beat(self) -> pb.HeartbeatRequest:
+        rank, incarnation = self.sender
+        return pb.HeartbeatRequest(rank=rank, incarnation=incarnation, step=self.step, loss=self.loss)
+
+    def _digest(self, reply: pb.HeartbeatReply) -> bool:
+        """Takes the news in; False when this worker cannot go on."""
+        for line in reply.news:
+            log.warning("%s", line)
+        self.slowest = reply.slowest
+        self.draining = self.draining or reply.drain
+        if reply.fenced:
+            self._fail(Fenced(reply.failed))
+        elif reply.failed:
+            self._fail(_BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed))
+        return self.failure is None
+
+    def _fail(self, error: HubringError) -> None:
+        self.failure = error
+        for callback in self._on_failure:
+            callback(error)
+
+    # The job.
+
+    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+        """Hands in this worker's buckets and learns where their slices live.
+
+        Raises:
+            ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
+        """
+        rank, incarnation = self.sender
+        request = pb.PlanRequest(
+            rank=rank, incarnation=incarnation, buckets=[bucket_to_proto(bucket) for bucket in buckets]
+        )
+        reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
+        if reply.refused:
+            raise ConfigError(reply.refused)
+        plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
+        return Assignment(plan, reply.step, reply.initialised)
+
+    def publish(self, key: str, value: str) -> None:
+        """Pins `value` under `key` for the other workers to find."""
+        self._rendezvous(key, value, 0.0)
+
+    def lookup(self, key: str, timeout: float) -> str:
+        """The value that some worker published under `key`, waiting for it.
+
+        Raises:
+            DeadlineExceeded: Nobody did within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0 and self.failure is None:
+            value = self._rendezvous(key, "", min(left, 2.0))
+            if value:
+                return value
+        raise self.failure or DeadlineExceeded(f"nobody published {key!r} within {timeout:g} s")
+
+    def _rendezvous(self, key: str, value: str, wait: float) -> str:
+        rank, incarnation = self.sender
+        request = pb.RendezvousRequest(
+            rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
+        )
+        return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
+
+    def leave(self, reason: Reason, text: str = "") -> None:
+        """Gives the place back. A server that is gone by now is not missed."""
+        if self._left.is_set():
+            return
+        self._left.set()
+        self._thread.join()
+        rank, incarnation = self.sender
+        request = pb.LeaveRequest(
+            rank=rank, incarnation=incarnation, reason=pb.LeaveRequest.Reason.Value(reason.name), text=text
+        )
+        try:
+            self._stub.Leave(request, timeout=2.0)
+        except grpc.RpcError as error:
+            log.debug("the server did not hear that we left: %s", _sentence(error))
+        self._channel.close()
+
+    def _call(self, call: Callable[[], _T]) -> _T:
+        """Makes one call; the server being gone, or this worker fenced, is raised as such."""
+        try:
+            return call()
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.PERMISSION_DENIED:
+                raise Fenced(str(error.details())) from error
+            raise self.failure or ServerUnreachable(
+                f"the server at {self.address} went away ({_sentence(error)})"
+            ) from error
+
+
+def _sentence(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

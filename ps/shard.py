@@ -1,0 +1,143 @@
+"""A shard's loop: Message -> KVStore -> Replies.
+
+One thread polls every listener and feeds the store; nothing in here waits for
+anything else. What the coordinator wants of the shard arrives on gRPC threads
+and is handed to the loop as a command, so that the store is touched by one
+thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+import zmq
+
+from ps.consistency import Consistency
+from ps.errors import HubringError
+from ps.messages import Code, Delivery, Refusal
+from ps.store import KVStore
+from ps.traffic import Traffic
+from ps.transport import wire
+from ps.transport.base import Envelope, Listener, ReturnPath
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The way back of one reply."""
+
+    listener: Listener
+    reply_to: ReturnPath
+    request: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class ShardLoop:
+    """Feeds one store from many listeners.
+
+    Args:
+        consistency: The policy of every store that this shard will hold.
+        listeners: Where workers reach it; closed when `run` returns.
+    """
+
+    def __init__(self, consistency: Consistency, listeners: list[Listener]) -> None:
+        self.store = KVStore(consistency)
+        self.traffic = Traffic()
+        self.after_turn: Callable[[], None] | None = None
+        """Called in the loop whenever the store has changed; for whoever waits for a snapshot."""
+        self._consistency = consistency
+        self._listeners = listeners
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+
+    def run(self) -> None:
+        """Serves until `stop`."""
+        poller = zmq.Poller()
+        poller.register(self._wake, zmq.POLLIN)
+        for listener in self._listeners:
+            poller.register(listener.waitable, zmq.POLLIN)
+        try:
+            while not self._stopping:
+                ready = dict(poller.poll())
+                if self._wake in ready:
+                    os.eventfd_read(self._wake)
+                    self._obey()
+                for listener in self._listeners:
+                    if listener.waitable in ready:
+                        for envelope in listener.receive():
+                            self._serve(listener, envelope)
+                if self.after_turn is not None:
+                    self.after_turn()
+        finally:
+            for listener in self._listeners:
+                listener.close()
+
+    def stop(self) -> None:
+        """Ends the loop; from any thread."""
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+
+    def command(self, action: Callable[[], _T]) -> Future[_T]:
+        """Runs `action` in the loop's thread; from any thread."""
+        future: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(action())
+            except Exception as error:
+                future.set_exception(error)
+
+        self._commands.append(run)
+        os.eventfd_write(self._wake, 1)
+        return future
+
+    def reset(self) -> None:
+        """Forgets the job; in the loop's thread."""
+        self.store = KVStore(self._consistency)
+
+    def send(self, deliveries: list[Delivery]) -> None:
+        """Sends what the store wants sent; in the loop's thread."""
+        for ticket, reply in deliveries:
+            assert isinstance(ticket, Ticket)
+            message = wire.encode_reply(reply, ticket.request)
+            if message.payload is not None:
+                self.traffic.bytes_sent += message.payload.nbytes
+            ticket.listener.send(ticket.reply_to, message, stable=getattr(reply, "stable", False))
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._commands.popleft()()
+
+    def _serve(self, listener: Listener, envelope: Envelope) -> None:
+        message = envelope.message
+        if message.payload is not None:
+            self.traffic.bytes_received += message.payload.nbytes
+        try:
+            number, request = wire.decode_request(message)
+        except wire.MalformedMessage as error:
+            log.warning("refused a message: %s", error)
+            if error.request is not None:  # else there is no number to answer to
+                self.send([Delivery(Ticket(listener, envelope.reply_to, error.request), _bad(error))])
+            return
+        ticket = Ticket(listener, envelope.reply_to, number)
+        try:
+            deliveries = self.store.handle(request, ticket)
+        except HubringError as error:
+            deliveries = [Delivery(ticket, _bad(error))]
+        self.send(deliveries)
+
+
+def _bad(error: HubringError) -> Refusal:
+    return Refusal(Code.BAD_REQUEST, str(error))

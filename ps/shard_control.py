@@ -1,0 +1,168 @@
+"""ShardControl: what the coordinator asks of a shard, brought to the shard's loop.
+
+Calls come in on gRPC's threads; everything that touches the store is handed to
+the loop. Saving is split: the loop clones tensors when each key is at the
+version wanted, the calling thread writes them to disk.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protos import control_pb2 as pb
+from protos import data_pb2
+from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
+from ps import checkpoint
+from ps.errors import HubringError
+from ps.plans import bucket_from_proto, slice_from_proto
+from ps.shard import ShardLoop
+from ps.store import Snapshot
+from ps.types import Member, View
+
+_T = TypeVar("_T")
+
+CATCH_SECONDS = 30.0
+"""How long a running job may take to reach the step that is to be saved."""
+
+SERVICES = (
+    data_pb2.DESCRIPTOR.services_by_name["Data"].full_name,
+    pb.DESCRIPTOR.services_by_name["ShardControl"].full_name,
+)
+
+
+class ShardControl(ShardControlServicer):
+    """Serves `ShardControl` beside the data on the shard's gRPC port, with health and reflection.
+
+    The port must be known before the shard can register, and the shard's number
+    only comes with the registration; calls that come in between wait.
+    """
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self._health = health.HealthServicer()
+
+    def add_to(self, server: grpc.Server) -> None:
+        """Registers the services on a server that has not started yet."""
+        add_ShardControlServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+
+    def serve(self, loop: ShardLoop, index: int) -> None:
+        """Begins to answer: the shard is number `index` and `loop` is about to run."""
+        self._loop = loop
+        self._index = index
+        self._ready.set()
+        for service in ("", *SERVICES):
+            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
+        members = tuple(
+            Member(member.rank, member.incarnation, member.host, member.pid) for member in request.members
+        )
+        view = View(request.epoch, members)
+        self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
+        return pb.Ack()
+
+    def SetPlan(self, request: pb.ShardAssignment, context: grpc.ServicerContext) -> pb.Ack:
+        buckets = [bucket_from_proto(bucket) for bucket in request.buckets]
+        slices = [piece for piece in map(slice_from_proto, request.slices) if piece.shard == self._index]
+        snapshot = None
+        if request.restore:
+            try:
+                snapshot = checkpoint.load(Path(request.restore), [piece.key for piece in slices])
+            except HubringError as error:
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+        def assign(loop: ShardLoop) -> None:
+            loop.store.assign(slices, buckets)
+            if snapshot is not None:
+                loop.store.restore(snapshot)
+
+        self._in_loop(assign)
+        return pb.Ack()
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._in_loop(lambda loop: loop.store.drain())
+        return pb.Ack()
+
+    def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text)))
+        return pb.Ack()
+
+    def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
+        self._in_loop(lambda loop: loop.reset())
+        return pb.Ack()
+
+    def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
+        version = None if request.step < 0 else request.step
+        if not self._in_loop(lambda loop: loop.store.capture_at(version)):
+            return pb.SaveReply(too_late=True, newest=self._in_loop(lambda loop: loop.store.stats().newest))
+        snapshot = self._catch()
+        if snapshot is None:
+            return pb.SaveReply(
+                refused=f"the job did not reach step {request.step} within {CATCH_SECONDS:g} s"
+            )
+        path = Path(request.directory) / f"shard-{self._index}.safetensors"
+        try:
+            written = checkpoint.save(path, snapshot)
+        except OSError as error:
+            return pb.SaveReply(refused=f"{path}: {error.strerror or error}")
+        return pb.SaveReply(
+            file=path.name, sha256=written.sha256, bytes=written.bytes, keys=sorted(snapshot.keys())
+        )
+
+    def Stats(self, request: pb.StatsRequest, context: grpc.ServicerContext) -> pb.ShardStats:
+        return self._in_loop(self._stats)
+
+    def _stats(self, loop: ShardLoop) -> pb.ShardStats:
+        stats = loop.store.stats()
+        return pb.ShardStats(
+            shard=self._index,
+            bytes_in=loop.traffic.bytes_received,
+            bytes_out=loop.traffic.bytes_sent,
+            pushes=stats.pushes,
+            duplicates=stats.duplicates,
+            dropped=stats.dropped,
+            oldest=stats.oldest,
+            newest=stats.newest,
+            staleness=stats.staleness,
+            partial=[
+                pb.Contributors(key=run.key, first=run.first, last=run.last, ranks=run.ranks)
+                for run in stats.partial
+            ],
+        )
+
+    def _catch(self) -> Snapshot | None:
+        """The snapshot that `capture_at` asked for, once the loop has every key of it."""
+        caught = threading.Event()
+        found: list[Snapshot] = []
+
+        def look(loop: ShardLoop) -> None:
+            snapshot = loop.store.captured()
+            if snapshot is not None:
+                found.append(snapshot)
+                loop.after_turn = None
+                caught.set()
+
+        def begin(loop: ShardLoop) -> None:
+            loop.after_turn = lambda: look(loop)
+
+        def give_up(loop: ShardLoop) -> None:
+            loop.after_turn = None
+            loop.store.stop_capture()
+
+        self._in_loop(begin)
+        if not caught.wait(CATCH_SECONDS):
+            self._in_loop(give_up)
+        return found[0] if found else None
+
+    def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:
+        self._ready.wait()
+        return self._loop.command(lambda: action(self._loop)).result()

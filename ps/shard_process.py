@@ -1,0 +1,119 @@
+"""A shard process: `ps-server start` runs one `python -m ps.shard_process` for every shard."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import grpc
+import msgspec
+import torch
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ControlStub
+from ps import logs
+from ps.config import LogFormat
+from ps.consistency import by_name
+from ps.errors import HubringError
+from ps.shard import ShardLoop
+from ps.shard_control import ShardControl
+from ps.transport.registry import host_id, open_listeners
+from ps.types import PROTOCOL
+
+log = logging.getLogger(__name__)
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """What `ps-server start` tells a shard process, as one JSON argument."""
+
+    control: str
+    host: str = "127.0.0.1"
+    log_format: LogFormat = "text"
+    threads: int = 1
+
+
+class Registration:
+    """This shard's tie to the coordinator: registers, then keeps the lease."""
+
+    def __init__(self, settings: Settings, host_id: str, addresses: dict[str, str]) -> None:
+        self._stub = ControlStub(
+            grpc.insecure_channel(settings.control, options=[("grpc.enable_http_proxy", 0)])
+        )
+        self._token = secrets.token_hex(16)
+        request = pb.RegisterShardRequest(
+            protocol=PROTOCOL,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            host_id=host_id,
+            addresses=addresses,
+            token=self._token,
+        )
+        self._reply = self._register(request)
+        self.index = self._reply.shard
+        self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
+
+    def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
+        while True:
+            reply = self._stub.RegisterShard(request, timeout=10.0, wait_for_ready=True)
+            if reply.refused:
+                raise HubringError(reply.refused)
+            if reply.lease_seconds > 0:
+                return reply
+            log.info("a job is running; this shard joins when it is over")
+            time.sleep(2.0)
+
+    def keep(self, lost: Callable[[], None]) -> None:
+        """Renews the lease in a thread; calls `lost` once the coordinator is gone or says stop."""
+        threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
+
+    def _beat(self, lost: Callable[[], None]) -> None:
+        lease = self._reply.lease_seconds
+        request = pb.ShardHeartbeatRequest(shard=self.index, token=self._token)
+        heard = time.monotonic()
+        while time.monotonic() - heard < lease:
+            try:
+                if self._stub.ShardHeartbeat(request, timeout=lease).stop:
+                    break
+                heard = time.monotonic()
+            except grpc.RpcError as error:
+                log.debug("the coordinator does not answer: %s", error.code().name)
+            time.sleep(lease / 5)
+        lost()
+
+
+def main(argument: str) -> None:
+    """Runs one shard until the coordinator or the parent process is gone."""
+    settings = msgspec.json.decode(argument, type=Settings)
+    torch.set_num_threads(settings.threads)
+    place = logs.configure(settings.log_format)
+    place.role = "shard"
+    control = ShardControl()
+    listeners = open_listeners(settings.host, register=[control.add_to])
+    addresses = {name: listener.address for name, listener in listeners.items()}
+    registration = Registration(settings, host_id(), addresses)
+    place.role = f"shard{registration.index}"
+    loop = ShardLoop(registration.consistency, list(listeners.values()))
+    control.serve(loop, registration.index)
+    registration.keep(loop.stop)
+    threading.Thread(target=_watch_parent, args=(loop.stop,), name="parent", daemon=True).start()
+    loop.run()
+
+
+def _watch_parent(gone: Callable[[], None]) -> None:
+    """Our parent holds the other end of our standard input: when it ends, so do we."""
+    while sys.stdin.buffer.read(1):
+        pass
+    gone()
+
+
+if __name__ == "__main__":
+    # A Ctrl-C in the terminal is the coordinator's to handle; it tells us when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(sys.argv[1])

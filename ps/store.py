@@ -1,0 +1,356 @@
+"""KVStore: one shard's state machine. Requests and views in, replies out.
+
+Laws:
+- Every request is answered exactly once, now or later; a retry takes the place
+  of the try before it, which is then answered no more.
+- A push counts once, whatever is retried, reordered or lost (`ps.ledger`).
+- The mean over the actual contributors is applied when the policy says so
+  (`ps.consistency`), summed in rank order, so that reruns are bitwise equal.
+- Whoever pushed reads once its push is applied and the policy lets it.
+- Who is not in the view waits for nothing and is waited for by nobody.
+
+Nothing in here waits, sends or looks at a clock, so that every schedule of
+messages can be replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ps import refusals
+from ps.consistency import Consistency
+from ps.entry import Contribution, Entry, Reader
+from ps.errors import CheckpointCorrupt
+from ps.ledger import Ledger, Standing
+from ps.messages import (
+    Code,
+    Contribute,
+    Delivery,
+    Init,
+    Pull,
+    Push,
+    Refusal,
+    Request,
+    Result,
+    Ticket,
+    Values,
+)
+from ps.rounds import RoundBook
+from ps.snapshot import Capture, Snapshot
+from ps.stats import Stats
+from ps.types import BucketSpec, Sender, Slice, View
+
+__all__ = ["KVStore", "Snapshot"]
+
+
+class KVStore:
+    """The keys of one shard.
+
+    Args:
+        consistency: When a gradient counts, and who may read.
+    """
+
+    def __init__(self, consistency: Consistency) -> None:
+        self._consistency = consistency
+        self._view = View()
+        self._live: dict[int, int] = {}
+        self._founders: tuple[int, ...] = ()
+        self._entries: dict[int, Entry] = {}
+        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._ledger = Ledger()
+        self._rounds = RoundBook()
+        self._stats = Stats()
+        self._capture: Capture | None = None
+        self._draining = False
+        self._failure: Refusal | None = None
+
+    # What the coordinator says.
+
+    def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
+        """Takes this shard's slices, zeroed and without a past.
+
+        Raises:
+            ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
+        """
+        by_index = {bucket.index: bucket for bucket in buckets}
+        self._entries = {piece.key: Entry.allocate(piece, by_index[piece.bucket]) for piece in slices}
+        longest: dict[torch.dtype, int] = {}
+        for entry in self._entries.values():
+            dtype = entry.values.dtype
+            longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
+        self._scratch = {dtype: torch.empty(numel, dtype=dtype) for dtype, numel in longest.items()}
+        self._ledger = Ledger()
+        self._seat(self._senders())
+        if self._draining:
+            self.drain()
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Goes on from a checkpoint; it may hold keys of other shards too.
+
+        Raises:
+            CheckpointCorrupt: A key of this shard is missing or of another size.
+        """
+        for key, entry in self._entries.items():
+            if key not in snapshot:
+                raise CheckpointCorrupt(f"the checkpoint does not hold key {key}; it was made by another job")
+            entry.restore(snapshot[key])
+            self._ledger.restore(key, snapshot[key].clocks)
+        self._seat(self._senders())
+
+    def on_view(self, view: View) -> list[Delivery]:
+        """Acts on who takes part now; an older epoch than the last changes nothing."""
+        if view.epoch < self._view.epoch:
+            return []
+        before = self._live
+        self._view = view
+        self._live = {member.rank: member.incarnation for member in view.members}
+        self._founders = self._founders or view.ranks
+        left = [rank for rank, incarnation in before.items() if self._live.get(rank) != incarnation]
+        joined = [sender for sender in self._senders() if before.get(sender.rank) != sender.incarnation]
+        deliveries = [
+            Delivery(ticket, refusals.fenced(Sender(rank, before[rank]), view.epoch))
+            for rank in left
+            for entry in self._entries.values()
+            for ticket in entry.forget([rank])
+        ]
+        self._seat(joined)
+        for entry in self._entries.values():
+            deliveries += self._turn(entry)
+        return deliveries + self._rounds.on_view(self._live)
+
+    def drain(self) -> None:
+        """From the next update of each key on, replies say that the job ends.
+
+        In lockstep modes that is a round, so all ranks see it in the same step.
+        """
+        self._draining = True
+        for entry in self._entries.values():
+            entry.drain_from = min(entry.drain_from, entry.version + self._consistency.lockstep)
+
+    def fail(self, text: str) -> list[Delivery]:
+        """Refuses everything that waits, and all that comes later."""
+        self._failure = Refusal(Code.JOB_FAILED, text)
+        waiting = [ticket for entry in self._entries.values() for ticket in entry.forget(entry.waiting())]
+        return [Delivery(ticket, self._failure) for ticket in waiting] + self._rounds.refuse_all(
+            self._failure
+        )
+
+    # Snapshots.
+
+    def capture_at(self, version: int | None) -> bool:
+        """Begins a snapshot: every key is copied right when it reaches `version`; None: as it is.
+
+        A key without values is copied when it gets them.
+
+        Returns:
+            False, and nothing is begun, if some key is past that version.
+        """
+        if version is not None and any(entry.version > version for entry in self._entries.values()):
+            return False
+        self._capture = Capture(version, self._entries.keys())
+        for entry in self._entries.values():
+            self._catch(entry)
+        return True
+
+    def captured(self) -> Snapshot | None:
+        """Hands over the snapshot, once, when every key is in it."""
+        if self._capture is None or not self._capture.complete:
+            return None
+        snapshot, self._capture = self._capture.caught, None
+        return snapshot
+
+    def stop_capture(self) -> None:
+        """Gives up the snapshot that was begun."""
+        self._capture = None
+
+    def _catch(self, entry: Entry) -> None:
+        """Copies a key for the snapshot under way, if this is the moment."""
+        capture = self._capture
+        if capture is not None and entry.initialised and capture.wants(entry.key, entry.version):
+            state = entry.export()
+            state.clocks = dict(self._ledger.clocks(entry.key))
+            capture.catch(entry.key, state)
+
+    def stats(self) -> Stats:
+        """What was counted; the versions are those of now."""
+        versions = [entry.version for entry in self._entries.values()]
+        self._stats.oldest, self._stats.newest = min(versions, default=0), max(versions, default=0)
+        return self._stats
+
+    # What workers say.
+
+    def handle(self, request: Request, ticket: Ticket) -> list[Delivery]:
+        """Takes one request; answers it, or others that waited for it, or nobody yet."""
+        refusal = self._refusal(request)
+        if refusal is not None:
+            return [Delivery(ticket, refusal)]
+        match request:
+            case Push():
+                return self._on_push(self._entries[request.key], request, ticket)
+            case Pull():
+                return self._on_pull(self._entries[request.key], request, ticket)
+            case Init():
+                return self._on_init(self._entries[request.key], request, ticket)
+            case Contribute():
+                return self._rounds.contribute(request, ticket, self._live)
+
+    def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
+        deliveries = [Delivery(ticket, Result())]
+        if not entry.initialised:
+            entry.values.copy_(init.values)
+            entry.initialised = True
+            self._catch(entry)
+            deliveries += [self._reply(entry, puller) for puller in entry.pullers.values()]
+            entry.pullers.clear()
+        return deliveries
+
+    def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
+        puller = Reader(pull.sender, ticket)
+        if entry.initialised:
+            return [self._reply(entry, puller)]
+        entry.pullers[pull.sender.rank] = puller
+        return []
+
+    def _on_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+        rank = push.sender.rank
+        standing = self._ledger.classify(push.sender, entry.key, push.clock)
+        if standing is Standing.NEW:
+            return self._on_new_push(entry, push, ticket)
+        if standing is Standing.GAP:
+            return [Delivery(ticket, self._out_of_order(push))]
+        if standing is Standing.FENCED:
+            return [Delivery(ticket, refusals.fenced(push.sender, self._view.epoch))]
+        self._stats.duplicates += 1
+        if standing is Standing.IN_PROGRESS:
+            # The gradient too: the memory of the first try may have gone with its connection.
+            entry.contributions[rank] = Contribution(push, ticket)
+            return []
+        entry.readers[rank] = Reader(push.sender, ticket, entry.staleness.get(rank, 0))
+        return self._answer(entry)
+
+    def _on_new_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+        rank = push.sender.rank
+        if rank in entry.readers:
+            # Else a worker that does not wait for its reads could outrun the staleness bound.
+            return [Delivery(ticket, self._out_of_order(push))]
+        if self._consistency.lockstep and push.clock < entry.version:
+            return self._drop(entry, push, ticket)
+        self._stats.pushes += 1
+        self._ledger.begin(push.sender, entry.key)
+        entry.contributions[rank] = Contribution(push, ticket)
+        return self._turn(entry)
+
+    def _drop(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+        """The round closed without this gradient; its sender goes on with the current one."""
+        self._stats.dropped += 1
+        self._ledger.advance(push.sender, entry.key, entry.version)
+        entry.staleness[push.sender.rank] = 0
+        entry.readers[push.sender.rank] = Reader(push.sender, ticket)
+        return self._answer(entry)
+
+    # The rule.
+
+    def _turn(self, entry: Entry) -> list[Delivery]:
+        """Applies what may be applied, then answers whoever may read."""
+        contributors = len(entry.contributions)
+        if contributors and self._consistency.may_apply(contributors, len(self._live)):
+            self._close(entry)
+        return self._answer(entry)
+
+    def _close(self, entry: Entry) -> None:
+        before = entry.version
+        contributions = entry.close(self._scratch[entry.values.dtype])
+        for push, ticket in contributions:
+            rank = push.sender.rank
+            staleness = before - entry.read[rank]
+            self._ledger.advance(push.sender, entry.key, push.clock + 1)
+            self._stats.staleness[staleness] += 1
+            entry.staleness[rank] = staleness
+            entry.readers[rank] = Reader(push.sender, ticket, staleness)
+        if self._consistency.lockstep:
+            ranks = tuple(push.sender.rank for push, _ in contributions)
+            if ranks != self._founders:
+                self._stats.note_partial(entry.key, before, ranks)
+        self._catch(entry)
+
+    def _answer(self, entry: Entry) -> list[Delivery]:
+        if not entry.readers:
+            return []
+        clocks = self._ledger.clocks(entry.key)
+        ready = [
+            reader
+            for rank, reader in entry.readers.items()
+            if self._consistency.may_read(clocks[rank], clocks.values())
+        ]
+        for reader in ready:
+            del entry.readers[reader.sender.rank]
+        return [self._reply(entry, reader) for reader in ready]
+
+    def _reply(self, entry: Entry, reader: Reader) -> Delivery:
+        rank = reader.sender.rank
+        contributes = rank in entry.contributions
+        if self._consistency.lockstep and not contributes:
+            self._ledger.advance(reader.sender, entry.key, entry.version)
+        entry.read[rank] = entry.version
+        values = Values(
+            key=entry.key,
+            values=entry.values,
+            clock=self._ledger.expected(reader.sender, entry.key),
+            version=entry.version,
+            staleness=reader.staleness,
+            drain=entry.version >= entry.drain_from,
+            # The next update needs a gradient from every live worker, and this one has not
+            # given its own yet: until it does, nobody writes here. A worker that is dropped
+            # meanwhile may see later bytes; it is fenced, so nothing it makes of them counts.
+            # With backup workers, or in asynchronous modes, others can update without it.
+            stable=self._consistency.lockstep and not self._consistency.backup and not contributes,
+        )
+        return Delivery(reader.ticket, values)
+
+    # Who takes part.
+
+    def _senders(self) -> list[Sender]:
+        return [Sender(rank, incarnation) for rank, incarnation in self._live.items()]
+
+    def _seat(self, joined: Iterable[Sender]) -> None:
+        """Joiners start at the open round, or without rounds at the slowest live worker's clock.
+
+        Where nobody is left, or everything was restored, the clocks of those who
+        were there last stand for the live ones.
+        """
+        joined = list(joined)
+        stayed = self._live.keys() - {sender.rank for sender in joined}
+        if stayed:
+            self._ledger.retain(stayed)
+        for key, entry in self._entries.items():
+            slowest = min(self._ledger.clocks(key).values(), default=0)
+            for sender in joined:
+                clock = entry.version if self._consistency.lockstep else slowest
+                self._ledger.advance(sender, key, clock)
+                entry.read[sender.rank] = entry.version
+        if self._live:
+            self._ledger.retain(self._live)
+
+    # Refusals.
+
+    def _refusal(self, request: Request) -> Refusal | None:
+        """Why a request cannot even be looked at."""
+        if self._failure is not None:
+            return self._failure
+        sender = request.sender
+        if self._live.get(sender.rank) != sender.incarnation:
+            return refusals.fenced(sender, self._view.epoch)
+        if isinstance(request, Contribute):
+            return None
+        entry = self._entries.get(request.key)
+        if entry is None:
+            return refusals.unknown_key(request.key, self._entries)
+        if isinstance(request, Push):
+            return refusals.misfit(entry, request.gradient) or refusals.unusable(entry, request)
+        return refusals.misfit(entry, request.values) if isinstance(request, Init) else None
+
+    def _out_of_order(self, push: Push) -> Refusal:
+        return refusals.out_of_order(push, self._ledger.expected(push.sender, push.key))

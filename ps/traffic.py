@@ -1,0 +1,16 @@
+"""What went over the wires so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Traffic:
+    """One process's counters; payload bytes, headers left out."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How many of this process's pushes were applied at each staleness."""

@@ -1,0 +1,64 @@
+"""Which host this is, as others must see it to reach it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from pathlib import Path
+
+from ps.errors import ConfigError
+
+_ANY = {"", "0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
+_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): nobody lives there, and nothing is sent
+_NOWHERE = uuid.uuid4().hex
+
+
+def host_id() -> str:
+    """Equal for two processes only where they can reach each other's shared memory.
+
+    That takes one kernel (its boot id), one namespace of abstract sockets (the
+    network's) and one user. Where the kernel does not tell, no two are equal.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = os.stat("/proc/self/ns/net").st_ino
+    except OSError:
+        return _NOWHERE
+    return f"{boot}/{network}/{os.getuid()}"
+
+
+def reachable(host: str) -> str:
+    """The name under which others dial a listener that was bound to `host`.
+
+    A wildcard becomes the address from which this machine talks to the outside;
+    without any route, its own name.
+    """
+    if host not in _ANY:
+        return host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+            name: str = probe.getsockname()[0]
+        except OSError:
+            return socket.gethostname()
+    return name
+
+
+def numeric(host: str) -> str:
+    """The address that a host's name stands for; ZeroMQ binds to nothing else.
+
+    Raises:
+        ConfigError: The name stands for none.
+    """
+    if host in _ANY:
+        return "::" if host == "::" else "0.0.0.0"  # noqa: S104 - asked for
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise ConfigError(f"{host!r} is the name of no host ({error}); check --host") from error
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a colon and a port."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,179 @@
+"""Both ends in one process: for tests, and for a hub without a second process.
+
+Payloads are handed over by reference wherever the interface lets them be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ps.errors import ConnectionLost, ServerUnreachable
+from ps.transport.base import Envelope, Message, ReturnPath
+from ps.transport.bell import Bell
+from ps.transport.memory import land, plain_memory
+
+_T = TypeVar("_T")
+
+
+class InprocConnection:
+    """A worker's end; the listener's thread puts replies into its inbox."""
+
+    def __init__(self, listener: InprocListener) -> None:
+        self._listener = listener
+        self._inbox: deque[Message] = deque()
+        self._bell = Bell()
+        self._lost = False
+
+    @property
+    def waitable(self) -> int:
+        return self._bell.waitable
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        if self._lost:
+            raise self._loss()
+        self._listener.put(Envelope(message, _ReturnPath(self, into)))
+
+    def receive(self) -> list[Message]:
+        self._bell.clear()
+        lost = self._lost  # read before the inbox: nothing is put there once it is set
+        messages = _take_all(self._inbox)
+        if lost:
+            self._bell.ring()
+            if not messages:
+                raise self._loss()
+        return messages
+
+    def _loss(self) -> ConnectionLost:
+        return ConnectionLost(f"{self._listener.address} is closed; dial again")
+
+    def put(self, message: Message) -> None:
+        """Called by the listener: a reply is here."""
+        self._inbox.append(message)
+        self._bell.ring()
+
+    def lose(self) -> None:
+        """Called by the listener: no reply will come any more."""
+        self._lost = True
+        self._bell.ring()
+
+    def close(self) -> None:
+        self._lost = True
+        self._listener.forget(self)
+        self._bell.close()
+
+
+@dataclass(slots=True)
+class _ReturnPath:
+    connection: InprocConnection
+    into: memoryview | None
+
+
+class InprocListener:
+    """A shard's end: the requests of all connections in one inbox."""
+
+    def __init__(self, address: str, network: Network) -> None:
+        self._address = address
+        self._network = network
+        self._inbox: deque[Envelope] = deque()
+        self._bell = Bell()
+        self._peers: set[InprocConnection] = set()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def waitable(self) -> int:
+        return self._bell.waitable
+
+    def receive(self) -> list[Envelope]:
+        self._bell.clear()
+        return _take_all(self._inbox)
+
+    def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
+        payload = land(message.payload, reply_to.into)
+        landed = payload is not None
+        if payload is None and message.payload is not None:
+            payload = message.payload if stable else memoryview(bytearray(message.payload))
+        reply_to.connection.put(Message(message.header, payload, landed))
+
+    def close(self) -> None:
+        self._network.remove(self._address)
+        for connection in list(self._peers):
+            connection.lose()
+        self._bell.close()
+
+    def put(self, envelope: Envelope) -> None:
+        """Called by a connection: a request is here."""
+        self._inbox.append(envelope)
+        self._bell.ring()
+
+    def accept(self) -> InprocConnection:
+        """Called by whoever dials."""
+        connection = InprocConnection(self)
+        self._peers.add(connection)
+        return connection
+
+    def forget(self, connection: InprocConnection) -> None:
+        """Called by a connection that closes."""
+        self._peers.discard(connection)
+
+
+class Network:
+    """Which listener answers to which name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[str, InprocListener] = {}
+        self._numbers = itertools.count()
+
+    def add(self, host: str) -> InprocListener:
+        """Opens a listener under a name that nobody has had."""
+        with self._lock:
+            address = f"inproc://{host}-{next(self._numbers)}"
+            self._listeners[address] = InprocListener(address, self)
+            return self._listeners[address]
+
+    def remove(self, address: str) -> None:
+        """Makes the name answer no more."""
+        with self._lock:
+            self._listeners.pop(address, None)
+
+    def connect(self, address: str) -> InprocConnection:
+        """A new connection to the listener of this name.
+
+        Raises:
+            ServerUnreachable: There is none.
+        """
+        with self._lock:
+            if address not in self._listeners:
+                known = ", ".join(self._listeners) or "nothing"
+                raise ServerUnreachable(f"nothing listens at {address} in this process, only {known}")
+            return self._listeners[address].accept()
+
+
+class InprocTransport:
+    """One instance is one network: both ends share it."""
+
+    name = "inproc"
+
+    def __init__(self) -> None:
+        self._network = Network()
+
+    def listen(self, host: str) -> InprocListener:
+        return self._network.add(host)
+
+    def dial(self, address: str, timeout: float) -> InprocConnection:  # noqa: ARG002 - it takes none
+        return self._network.connect(address)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        return plain_memory(nbytes)
+
+
+def _take_all(inbox: deque[_T]) -> list[_T]:
+    """What is there now, in order; the other thread may go on appending."""
+    return [inbox.popleft() for _ in range(len(inbox))]

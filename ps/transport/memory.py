@@ -1,0 +1,35 @@
+"""Bytes in this process: where they come from, where they lie, how they move."""
+
+from __future__ import annotations
+
+import numpy as np
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and the widest vector register."""
+
+
+def plain_memory(nbytes: int) -> memoryview:
+    """Zeroed, aligned memory of this process alone; it lives as long as a view of it does."""
+    room = np.zeros(nbytes + ALIGNMENT, np.uint8)
+    start = -address(room.data) % ALIGNMENT
+    return room[start : start + nbytes].data
+
+
+def address(memory: memoryview) -> int:
+    """Where a contiguous view's first byte lies."""
+    start: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory.nbytes else 0
+    return start
+
+
+def copy(source: memoryview, target: memoryview) -> None:
+    """Copies bytes to the front of `target`, other threads running meanwhile."""
+    np.copyto(np.frombuffer(target, np.uint8, source.nbytes), np.frombuffer(source, np.uint8))
+
+
+def land(source: memoryview | None, target: memoryview | None) -> memoryview | None:
+    """Copies to the front of `target` and returns that part of it; None where it does not fit there."""
+    if source is None or target is None or source.nbytes > target.nbytes:
+        return None
+    if source.nbytes:
+        copy(source, target)
+    return target[: source.nbytes]

@@ -1,0 +1,232 @@
+"""Requests and replies as a transport carries them: header bytes, and a tensor's bytes beside them.
+
+The header is data.proto's `Header`. A contiguous tensor is never copied: going
+out, its memory is the payload; coming in, the payload's memory is its own.
+
+What comes in is believed only as far as it adds up: a header that does not
+parse, an unknown body, a shape that does not fill the payload raise
+`MalformedMessage` before anything is allocated, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError
+from torch import Tensor
+
+from protos import data_pb2 as pb
+from ps.errors import HubringError, UsageError
+from ps.messages import (
+    Code,
+    Collective,
+    Contribute,
+    Init,
+    Pull,
+    Push,
+    ReduceOp,
+    Refusal,
+    Reply,
+    Request,
+    Result,
+    Values,
+)
+from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from ps.types import DTYPE_BYTES, Sender
+
+MAX_DIMENSIONS = 32
+MAX_TEXT = 4096
+"""Characters of a refusal that travel: a header has its bound."""
+
+_NUMBERS = {getattr(torch, name): pb.DType.Value(name.upper()) for name in DTYPE_BYTES}
+_Word = TypeVar("_Word", bound=IntEnum)
+_DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.items()}
+
+
+class MalformedMessage(HubringError):
+    """A message that no peer of this version sends; `request` is its number, where that could be read."""
+
+    def __init__(self, text: str, request: int | None = None) -> None:
+        super().__init__(text)
+        self.request = request
+
+
+def encode_request(request: Request, number: int) -> Message:
+    """A request as bytes; its tensor belongs to the message until the reply is there.
+
+    Raises:
+        UsageError: It is too large to travel.
+    """
+    rank, incarnation = request.sender
+    header = pb.Header(request=number, rank=rank, incarnation=incarnation)
+    match request:
+        case Push():
+            push = header.push
+            push.key, push.clock = request.key, request.clock
+            push.hyper.update(request.hyper)
+            return _message(header, request.gradient)
+        case Pull():
+            header.pull.key = request.key
+            return _message(header, None)
+        case Init():
+            header.init.key = request.key
+            return _message(header, request.values)
+        case Contribute():
+            part = header.contribute
+            part.name, part.root, part.sequence = request.name, request.root, request.sequence
+            part.collective, part.op = request.collective.value, request.op.value  # type: ignore[assignment]
+            return _message(header, request.tensor)
+
+
+def encode_reply(reply: Reply, number: int) -> Message:
+    """A reply as bytes, bearing its request's number; its tensor's memory is the payload."""
+    header = pb.Header(request=number)
+    match reply:
+        case Values():
+            values = header.values
+            values.key, values.clock, values.version = reply.key, reply.clock, reply.version
+            values.staleness, values.drain = reply.staleness, reply.drain
+            return _message(header, reply.values)
+        case Result():
+            header.result.SetInParent()
+            return _message(header, reply.tensor)
+        case Refusal():
+            header.refusal.code = reply.code.value  # type: ignore[assignment]
+            header.refusal.text = reply.text[:MAX_TEXT]
+            return _message(header, None)
+
+
+def decode_request(message: Message) -> tuple[int, Request]:
+    """A request's number and what it asks; its tensor shares the payload's memory.
+
+    Raises:
+        MalformedMessage: It does not add up; the text says where.
+    """
+    header, tensor = _parse(message)
+    sender = Sender(header.rank, header.incarnation)
+    body = header.WhichOneof("body")
+    if body == "push":
+        push = header.push
+        return header.request, Push(sender, push.key, push.clock, _flat(header, tensor), dict(push.hyper))
+    if body == "pull":
+        return header.request, Pull(sender, header.pull.key)
+    if body == "init":
+        return header.request, Init(sender, header.init.key, _flat(header, tensor))
+    if body == "contribute":
+        part = header.contribute
+        collective, op = _enum(header, Collective, part.collective), _enum(header, ReduceOp, part.op)
+        return header.request, Contribute(sender, part.name, collective, part.sequence, tensor, op, part.root)
+    raise MalformedMessage(f"a request cannot be {body or 'without a body'}", header.request)
+
+
+def decode_reply(message: Message) -> tuple[int, Reply]:
+    """The number of the request that is answered, and the answer; its tensor shares the payload's memory.
+
+    Raises:
+        MalformedMessage: It does not add up; the text says where.
+    """
+    header, tensor = _parse(message)
+    body = header.WhichOneof("body")
+    if body == "values":
+        said = header.values
+        values = _flat(header, tensor)
+        return header.request, Values(said.key, values, said.clock, said.version, said.staleness, said.drain)
+    if body == "result":
+        return header.request, Result(tensor)
+    if body == "refusal":
+        return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
+    raise MalformedMessage(f"a reply cannot be {body or 'without a body'}", header.request)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, as bytes; it lives as long as the view does."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def _message(header: pb.Header, tensor: Tensor | None) -> Message:
+    payload = None
+    if tensor is not None:
+        payload = bytes_of(tensor.contiguous())
+        header.payload_bytes = payload.nbytes
+        header.dtype = _NUMBERS[tensor.dtype]
+        header.shape.extend(tensor.shape)
+        if payload.nbytes > MAX_PAYLOAD:
+            raise UsageError(f"{payload.nbytes} bytes of tensor; at most {MAX_PAYLOAD} travel: split it")
+    packed = header.SerializeToString()
+    if len(packed) > MAX_HEADER:
+        raise UsageError(f"{len(packed)} bytes of header; at most {MAX_HEADER} travel: shorten its names")
+    return Message(packed, payload)
+
+
+def _parse(message: Message) -> tuple[pb.Header, Tensor | None]:
+    try:
+        header = pb.Header.FromString(message.header)
+    except DecodeError as error:
+        raise MalformedMessage(f"{len(message.header)} bytes that are no header: {error}") from error
+    payload = message.payload if message.payload is not None else memoryview(b"")
+    if header.payload_bytes != payload.nbytes:
+        raise MalformedMessage(
+            f"{payload.nbytes} bytes came where the header says {header.payload_bytes}", header.request
+        )
+    return header, _tensor(header, payload)
+
+
+def _tensor(header: pb.Header, payload: memoryview) -> Tensor | None:
+    """The payload as what the header says it is; None where it says nothing and nothing came."""
+    if not header.dtype and not header.shape and not payload.nbytes:
+        return None
+    dtype, shape = _DTYPES.get(header.dtype), tuple(header.shape)
+    if dtype is None:
+        raise MalformedMessage(f"dtype {header.dtype} is none of data.proto's", header.request)
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or min(shape, default=0) < 0
+        or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
+    ):
+        raise MalformedMessage(f"no tensor has the shape {shape}", header.request)
+    if prod(shape) * dtype.itemsize != payload.nbytes:
+        raise MalformedMessage(f"{payload.nbytes} bytes do not fill {dtype} of shape {shape}", header.request)
+    if not payload.nbytes:
+        return torch.empty(shape, dtype=dtype)
+    return _elements(payload, dtype).view(shape)
+
+
+def _flat(header: pb.Header, tensor: Tensor | None) -> Tensor:
+    if tensor is None or tensor.dim() != 1:
+        what = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+        raise MalformedMessage(f"a flat tensor was due, but {what} came", header.request)
+    return tensor
+
+
+def _enum(header: pb.Header, kind: type[_Word], number: int) -> _Word:
+    try:
+        return kind(number)
+    except ValueError as error:
+        raise MalformedMessage(f"{number} is no {kind.__name__}", header.request) from error
+
+
+def _elements(payload: memoryview, dtype: torch.dtype) -> Tensor:
+    """The payload's memory as a flat tensor; copied only where it lies askew."""
+    if payload.readonly:
+        raw = torch.from_numpy(np.asarray(_Borrowed(payload)))
+    else:
+        raw = torch.frombuffer(payload, dtype=torch.uint8)
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype)
+
+
+class _Borrowed:
+    """Read-only bytes under torch, which knows no read-only tensors and would warn.
+
+    Nobody writes to what a request or a reply brought, so the promise is kept.
+    """
+
+    def __init__(self, payload: memoryview) -> None:
+        self.owner = payload
+        interface = np.frombuffer(payload, np.uint8).__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -1,0 +1,83 @@
+"""What every test is held to."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+GRACE = 5.0
+"""Seconds in which a process that was told to end may do so."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture(autouse=True, scope="session")
+def orphans_come_to_us() -> None:
+    """Makes a process whose parent ended a child of this one, so that it is not lost from sight."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test() -> Iterator[None]:
+    """Fails a test that leaves a child process running, or a child of one, and ends that process.
+
+    What a module's or session's fixtures started before the test is theirs to end.
+    """
+    before = descendants()
+    yield
+    deadline = time.monotonic() + GRACE
+    left = [pid for pid in descendants() - before if not ends_by(pid, deadline)]
+    told = [f"{pid} ({command(pid)})" for pid in left]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"still running {GRACE:g} s after the test: {', '.join(told)}"
+
+
+def descendants() -> set[int]:
+    """Live processes below this one; multiprocessing's own servant, which stays for good, is none of them."""
+    children: dict[int, list[int]] = {}
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
+        children.setdefault(parent(pid), []).append(pid)
+    found: list[int] = []
+    unseen = [os.getpid()]
+    while unseen:
+        below = children.get(unseen.pop(), [])
+        found += below
+        unseen += below
+    return {pid for pid in found if "multiprocessing.resource_tracker" not in command(pid)}
+
+
+def parent(pid: int) -> int:
+    """Its parent's id; 0 for a process that has ended, whether or not somebody waited for it."""
+    try:
+        state, ppid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return 0 if state in "ZX" else int(ppid)
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def ends_by(pid: int, deadline: float) -> bool:
+    """Waits for the process's end, by its descriptor rather than by looking again and again."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        return bool(ready)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,98 @@
+"""Real processes for system tests: a server and workers, none of which outlives its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SMALL = str(Path(__file__).with_name("small.py"))
+PATIENCE = 90.0
+
+
+@dataclass
+class Program:
+    """One started program; its output goes to files."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+    def wait(self, timeout: float = PATIENCE) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} still runs after {timeout} s:\n{self.said()}") from None
+
+    def said(self) -> str:
+        return self.err.read_text()
+
+    def result(self) -> dict[str, Any]:
+        lines = self.out.read_text().splitlines()
+        assert lines, f"{self.name} printed nothing:\n{self.said()}"
+        return json.loads(lines[-1])
+
+    def done(self, code: int = 0, timeout: float = PATIENCE) -> dict[str, Any]:
+        """Waits for the end, asserts the exit code, returns the last line's object."""
+        got = self.wait(timeout)
+        assert got == code, f"{self.name} exited with {got} instead of {code}:\n{self.said()}"
+        return self.result()
+
+    def until(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"{self.name} ended before {what}:\n{self.said()}"
+            assert time.monotonic() < deadline, f"no {what} within {timeout} s:\n{self.said()}"
+            time.sleep(0.02)
+
+    def until_said(self, words: str, timeout: float = PATIENCE) -> None:
+        self.until(lambda: words in self.said(), repr(words), timeout)
+
+
+class Cluster:
+    """Starts programs in a folder, and ends what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.programs: list[Program] = []
+
+    def run(self, name: str, module: str, *arguments: str) -> Program:
+        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=stdout,
+                stderr=stderr,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        program = Program(name, process, out, err)
+        self.programs.append(program)
+        return program
+
+    def server(self, *arguments: str, name: str = "server") -> tuple[Program, str]:
+        """Starts a server on a free port; returns it with its address."""
+        file = self.folder / f"{name}.address"
+        program = self.run(name, "ps.cli", "start", "--port", "0", "--address-file", str(file), *arguments)
+        program.until(file.exists, "address")
+        return program, file.read_text().strip()
+
+    def worker(self, server: str, *arguments: str, name: str | None = None) -> Program:
+        name = name or f"worker{sum(program.name.startswith('worker') for program in self.programs)}"
+        return self.run(name, "workers.cli", "--server", server, *arguments)
+
+    def end(self) -> None:
+        for program in self.programs:
+            if program.process.poll() is None:
+                program.process.send_signal(signal.SIGCONT)
+                program.process.kill()
+                program.process.wait()

@@ -1,0 +1,50 @@
+"""A training script that is quick to run and easy to stop: linear regression, one step a line.
+
+    small.py STEPS [WIDTH] [hold FILE STEP]
+
+With `hold`, every worker waits at that step until FILE exists, so that a test
+can do its mischief at a known step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import workers
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    hold, hold_at = None, -1
+    if "hold" in arguments:
+        where = arguments.index("hold")
+        hold, hold_at = Path(arguments[where + 1]), int(arguments[where + 2])
+        arguments = arguments[:where]
+    steps = int(arguments[0])
+    width = int(arguments[1]) if len(arguments) > 1 else 16
+    workers.init()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = workers.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model
+    )
+    for step in range(optimizer.completed_steps, steps):
+        if hold is not None and step == hold_at:
+            print(f"holding at {step}", file=sys.stderr, flush=True)
+            while not hold.exists():
+                time.sleep(0.02)
+        generator = torch.Generator().manual_seed(1000 * step + workers.rank())
+        x = torch.randn(8, width, generator=generator)
+        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        workers.report(loss=loss.item())
+
+
+if __name__ == "__main__":
+    main()

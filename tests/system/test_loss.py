@@ -1,0 +1,137 @@
+"""When something dies: who goes on, who ends, and what they are told."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+
+def three(cluster: Cluster, address: str, tmp_path: Path, *flags: str) -> tuple[list[Program], Path]:
+    """Three workers that hold at step 20 until the file exists."""
+    go = tmp_path / "go"
+    workers = [
+        cluster.worker(address, "--rank", str(rank), *flags, SMALL, "60", "16", "hold", str(go), "20")
+        for rank in range(3)
+    ]
+    for worker in workers:
+        worker.until_said("holding at 20")
+    return workers, go
+
+
+@pytest.mark.parametrize(
+    "mode", [["--mode", "bsp"], ["--mode", "asp"], ["--mode", "ssp", "--staleness", "1"]]
+)
+def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: Path, mode: list[str]) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2", *mode)
+    workers, go = three(cluster, address, tmp_path)
+    workers[1].process.kill()
+    go.touch()
+    results = [workers[rank].done() for rank in (0, 2)]
+    assert [result["steps"] for result in results] == [60, 60]
+    assert all("going on with 2 of 3 workers" in workers[rank].said() for rank in (0, 2))
+    summary = server.done()
+    assert (summary["finished"], list(summary["lost"])) == ([0, 2], ["1"])
+    if mode[1] == "bsp":
+        runs = [run for shard in summary["shards"] for run in shard["partial_rounds"]]
+        assert {(run["first"], run["last"], tuple(run["ranks"])) for run in runs} == {(20, 59, (0, 2))}
+
+
+def test_on_loss_wait_ends_the_job_with_the_reason(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "1", "--on-loss", "wait")
+    workers, go = three(cluster, address, tmp_path)
+    workers[2].process.kill()
+    go.touch()
+    for rank in (0, 1):
+        result = workers[rank].done(69)
+        assert "rank 2" in result["error"]
+        assert "--on-loss wait" in result["error"]
+    assert server.done(1)["lost"].keys() == {"2"}
+
+
+def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    workers, go = three(cluster, address, tmp_path, "--topology", "ring")
+    workers[1].process.kill()
+    go.touch()
+    for rank in (0, 2):
+        assert workers[rank].wait(20) in (1, 69)
+        assert "ring" in workers[rank].result()["error"]
+    server.done(1)
+
+
+def test_the_ring_does_not_wait_for_a_stopped_member(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    workers, go = three(cluster, address, tmp_path, "--topology", "ring")
+    workers[1].process.send_signal(signal.SIGSTOP)
+    go.touch()
+    for rank in (0, 2):
+        assert "rank 1" in workers[rank].done(69, timeout=20)["error"]
+
+
+def test_a_killed_server_ends_the_workers_with_69(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    workers, go = three(cluster, address, tmp_path)
+    server.process.kill()
+    go.touch()
+    for worker in workers:
+        result = worker.done(69, timeout=15)
+        assert address in result["error"] or "shard" in result["error"]
+
+
+def test_a_killed_shard_ends_workers_and_server_with_69(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once")
+    workers, go = three(cluster, address, tmp_path)
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    shard = next(pid for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    import os
+
+    os.kill(int(shard), signal.SIGKILL)
+    go.touch()
+    for worker in workers:
+        assert "shard" in worker.done(69, timeout=15)["error"]
+    assert "shard process" in server.done(69, timeout=15)["error"]
+
+
+def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    workers, go = three(cluster, address, tmp_path)
+    workers[1].process.send_signal(signal.SIGSTOP)
+    workers[0].until_said("going on with 2 of 3 workers")
+    go.touch()
+    for rank in (0, 2):
+        assert workers[rank].done()["steps"] == 60
+    server_result_is_ready = server.done()
+    assert list(server_result_is_ready["lost"]) == ["1"]
+
+
+def test_a_fenced_worker_is_told_to_start_again(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    workers, go = three(cluster, address, tmp_path)
+    workers[1].process.send_signal(signal.SIGSTOP)
+    workers[0].until_said("going on with 2 of 3 workers")
+    workers[1].process.send_signal(signal.SIGCONT)
+    result = workers[1].done(75, timeout=15)
+    assert "start it again" in result["error"]
+    go.touch()
+    for rank in (0, 2):
+        workers[rank].done()
+    server.done()
+
+
+def test_a_restarted_worker_takes_its_place_again(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    workers, go = three(cluster, address, tmp_path)
+    workers[1].process.kill()
+    workers[0].until_said("going on with 2 of 3 workers")
+    again = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20", name="again")
+    again.until_said("holding at 20")
+    go.touch()
+    results = [program.done() for program in (workers[0], again, workers[2])]
+    assert [result["steps"] for result in results] == [60, 60, 60]
+    assert server.done()["finished"] == [0, 1, 2]

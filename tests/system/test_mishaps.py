@@ -1,0 +1,92 @@
+"""Mistakes are answered within 15 seconds, by a sentence that names the cause and the mend."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster
+
+pytestmark = pytest.mark.slow
+
+SOON = 15.0
+
+
+def test_a_wrong_port_is_told_within_15_seconds(cluster: Cluster) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    result = cluster.worker(address, SMALL, "5").done(69, timeout=SOON)
+    assert address in result["error"]
+    assert "ps-server start" in result["error"]
+
+
+def test_a_wrong_host_is_told_within_15_seconds(cluster: Cluster) -> None:
+    result = cluster.worker("no-such-host.invalid:5555", SMALL, "5").done(69, timeout=SOON)
+    assert "no-such-host.invalid" in result["error"]
+
+
+def test_a_port_where_something_else_answers_is_told(cluster: Cluster) -> None:
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        result = cluster.worker(address, SMALL, "5").done(69, timeout=SOON)
+    assert address in result["error"]
+
+
+def test_an_address_without_a_port_is_a_bad_setting(cluster: Cluster) -> None:
+    assert "HOST:PORT" in cluster.worker("localhost", SMALL, "5").done(78)["error"]
+
+
+def test_a_second_job_is_refused_while_the_first_runs(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "1", "--once")
+    go = tmp_path / "go"
+    first = cluster.worker(address, SMALL, "40", "16", "hold", str(go), "20")
+    first.until_said("holding")
+    second = cluster.worker(address, "--job", "char-lm").done(78, timeout=SOON)
+    assert "small.py" in second["error"]
+    assert "char-lm" in second["error"]
+    go.touch()
+    assert first.done()["steps"] == 40
+    server.done()
+
+
+def test_workers_whose_models_differ_are_told_the_first_difference(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    pair = [cluster.worker(address, SMALL, "40", width) for width in ("16", "24")]
+    errors = [worker.done(78, timeout=SOON)["error"] for worker in pair]
+    assert any("0.weight [8, 24]" in error or "0.weight [8, 16]" in error for error in errors)
+    server.done(1)
+
+
+def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
+    cluster.worker(address, SMALL, "10", "16").done()
+    server.done()
+    server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"), name="second")
+    result = cluster.worker(address, SMALL, "10", "24").done(78, timeout=SOON)
+    assert "checkpoint" in result["error"]
+    assert "0.weight [8, 24]" in result["error"]
+
+
+def test_a_failing_script_prints_its_traceback_last_and_once(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("import workers\nworkers.init()\nraise ValueError('seven is not a colour')\n")
+    server, address = cluster.server("--once")
+    worker = cluster.worker(address, str(script))
+    assert "seven is not a colour" in worker.done(1)["error"]
+    assert worker.said().rstrip().endswith("ValueError: seven is not a colour")
+    assert worker.said().count("Traceback") == 1
+    assert "seven is not a colour" in server.done(1)["failed"]["0"]
+
+
+def test_a_taken_port_is_a_bad_setting(cluster: Cluster) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        second = cluster.run("second", "ps.cli", "start", "--port", str(port))
+        assert str(port) in second.done(78, timeout=SOON)["error"]

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ps import checkpoint, manifest
+from ps.errors import CheckpointCorrupt
+from ps.manifest import FileEntry, Manifest
+from ps.snapshot import KeyState, Snapshot
+from ps.types import BucketSpec, Slice, TensorSpec
+
+BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("bias", (2,)), TensorSpec("weight", (2, 2))))
+SLICES = (Slice(0, 0, 0, 3, 0), Slice(1, 0, 3, 3, 1))
+
+
+def state(key: int) -> KeyState:
+    momentum = {"momentum_buffer": torch.full((3,), float(key)), "step": torch.tensor(4.0)}
+    return KeyState(torch.arange(3.0) + 3 * key, momentum, version=4, clocks={0: 4, 2: 3})
+
+
+def write(directory: Path) -> Path:
+    folder = manifest.begin(directory)
+    files = []
+    for key in (0, 1):
+        path = folder / f"shard-{key}.safetensors"
+        written = checkpoint.save(path, {key: state(key)})
+        files.append(FileEntry(path.name, written.sha256, written.bytes, (key,)))
+    return manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, tuple(files)))
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    return one.keys() == other.keys() and all(
+        torch.equal(one[key].values, other[key].values)
+        and one[key].optimizer.keys() == other[key].optimizer.keys()
+        and all(
+            torch.equal(one[key].optimizer[name], other[key].optimizer[name]) for name in one[key].optimizer
+        )
+        and (one[key].version, one[key].clocks) == (other[key].version, other[key].clocks)
+        for key in one
+    )
+
+
+def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
+    assert same(checkpoint.load(write(tmp_path), [0, 1]), {0: state(0), 1: state(1)})
+
+
+def test_one_shard_can_take_keys_that_several_wrote(tmp_path: Path) -> None:
+    assert same(checkpoint.load(write(tmp_path), [1]), {1: state(1)})
+
+
+def test_a_key_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointCorrupt, match=r"lacks keys \[7\]"):
+        checkpoint.load(write(tmp_path), [0, 7])
+
+
+def test_parameters_come_back_by_name_and_shape(tmp_path: Path) -> None:
+    parameters = checkpoint.load_parameters(write(tmp_path))
+    assert torch.equal(parameters["bias"], torch.tensor([0.0, 1.0]))
+    assert torch.equal(parameters["weight"], torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
+
+
+def test_a_file_that_is_no_safetensors_is_found_out(tmp_path: Path) -> None:
+    folder = manifest.begin(tmp_path)
+    path = folder / "shard-0.safetensors"
+    path.write_bytes(b"nonsense")
+    entry = FileEntry(path.name, manifest.digest(path), 8, (0,))
+    published = manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, (entry,)))
+    with pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        checkpoint.load(published, [0])

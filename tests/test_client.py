@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ps.client import KVClient
+from ps.consistency import ASP, BSP, Consistency
+from ps.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
+from ps.messages import Collective, Contribute, ReduceOp
+from ps.shard import ShardLoop
+from ps.transport.base import Connection, Message
+from ps.transport.inproc import InprocTransport
+from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from ps.work import Work
+
+SOON = 10.0
+NUMEL = 6
+BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (NUMEL,)),))
+HYPER = {"lr": -1.0, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
+
+
+class Hub:
+    """One shard in a thread of this process, with every key of BUCKET."""
+
+    def __init__(self, consistency: Consistency, ranks: int) -> None:
+        self.transport = InprocTransport()
+        self.listener = self.transport.listen("")
+        self.loop = ShardLoop(consistency, [self.listener])
+        self.thread = threading.Thread(target=self.loop.run)
+        self.thread.start()
+        members = tuple(Member(rank, rank + 1) for rank in range(ranks))
+        self.tell(lambda: self.loop.store.assign([Slice(0, 0, 0, NUMEL, 0)], [BUCKET]))
+        self.tell(lambda: self.loop.send(self.loop.store.on_view(View(1, members))))
+
+    def tell(self, action: object) -> None:
+        self.loop.command(action).result(SOON)  # type: ignore[arg-type]
+
+    def client(self, rank: int, wrap: object = lambda connection: connection) -> KVClient:
+        address = self.listener.address
+        return KVClient(Sender(rank, rank + 1), 1, lambda _: wrap(self.transport.dial(address, SOON)))  # type: ignore[operator]
+
+    def stop(self) -> None:
+        self.loop.stop()
+        self.thread.join(SOON)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def hubs() -> Iterator[list[Hub]]:
+    """Hubs made in a test, stopped after it."""
+    made: list[Hub] = []
+    yield made
+    for hub in made:
+        hub.stop()
+
+
+def start(hubs: list[Hub], consistency: Consistency, ranks: int) -> Hub:
+    hubs.append(Hub(consistency, ranks))
+    return hubs[-1]
+
+
+def begin(client: KVClient) -> torch.Tensor:
+    """Gives the key zeros, unless somebody did, and pulls it."""
+    values = torch.zeros(NUMEL)
+    for call in (client.init, client.pull):
+        work = Work("beginning")
+        call(0, 0, values, work)
+        work.wait(SOON)
+    return values
+
+
+def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor) -> Work:
+    work = Work("a push")
+    client.push_pull(0, 0, gradient, into, HYPER, work)
+    return work
+
+
+def test_two_workers_get_the_mean_of_their_gradients(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 2)
+    clients = [hub.client(rank) for rank in range(2)]
+    values = [begin(client) for client in clients]
+    works = [
+        push(client, torch.full((NUMEL,), float(rank + 1)), values[rank])
+        for rank, client in enumerate(clients)
+    ]
+    for work in works:
+        work.wait(SOON)
+    assert all(torch.equal(value, torch.full((NUMEL,), 1.5)) for value in values)
+    for client in clients:
+        client.close()
+
+
+def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 1)
+    stranger = hub.client(7)
+    work = Work("a pull")
+    stranger.pull(0, 0, torch.zeros(NUMEL), work)
+    with pytest.raises(Fenced, match="rank 7"):
+        work.wait(SOON)
+    stranger.close()
+
+
+def test_a_push_before_any_pull_is_a_clear_error(hubs: list[Hub]) -> None:
+    client = start(hubs, BSP(), 1).client(0)
+    with pytest.raises(HubringError, match="pulled"):
+        push(client, torch.zeros(NUMEL), torch.zeros(NUMEL))
+    client.close()
+
+
+class Breaking:
+    """A connection that breaks once, after a request went out and before its reply is read."""
+
+    def __init__(self, inner: Connection, broken: list[bool], at: int) -> None:
+        self.inner, self.broken, self.at, self.sent = inner, broken, at, 0
+
+    @property
+    def waitable(self) -> object:
+        return self.inner.waitable
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        self.sent += 1
+        self.inner.send(message, into)
+
+    def receive(self) -> list[Message]:
+        if self.sent >= self.at and not self.broken:
+            self.broken.append(True)
+            raise ConnectionLost("broken by the test")
+        return self.inner.receive()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: int) -> None:
+    hub = start(hubs, ASP(), 1)
+    broken: list[bool] = []
+    client = hub.client(0, lambda connection: Breaking(connection, broken, at))
+    values = begin(client)
+    for _ in range(4):
+        push(client, torch.ones(NUMEL), values).wait(SOON)
+    assert broken, "the connection never broke"
+    assert torch.equal(values, torch.full((NUMEL,), 4.0))
+    client.close()
+
+
+def test_a_shard_that_is_gone_fails_everything_that_waits(
+    hubs: list[Hub], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps.client.REDIAL_SECONDS", 0.3)
+    hub = Hub(BSP(), 2)
+    client = hub.client(0)
+    values = begin(client)
+    work = push(client, torch.ones(NUMEL), values)  # waits for rank 1 for ever
+    hub.stop()
+    with pytest.raises(ServerUnreachable, match="shard 0"):
+        work.wait(SOON)
+    with pytest.raises(ServerUnreachable):
+        push(client, torch.ones(NUMEL), values).wait(SOON)
+    client.close()
+
+
+def test_fail_ends_what_waits_and_what_comes(hubs: list[Hub]) -> None:
+    client = start(hubs, BSP(), 2).client(0)
+    values = begin(client)
+    work = push(client, torch.ones(NUMEL), values)
+    client.fail(JobFailed("rank 1 is lost"))
+    for waiting in (work, push(client, torch.ones(NUMEL), values)):
+        with pytest.raises(JobFailed, match="rank 1 is lost"):
+            waiting.wait(SOON)
+    client.close()
+
+
+def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 2)
+    clients = [hub.client(rank) for rank in range(2)]
+    results: dict[tuple[int, str], float] = {}
+    works = []
+    for rank, client in enumerate(clients):
+        for name in ("a", "b") if rank == 0 else ("b", "a"):
+            given = torch.tensor(float(rank + 1) * (10 if name == "a" else 1))
+            request = Contribute(client.sender, name, Collective.ALLREDUCE, 1, given, ReduceOp.SUM)
+            work = Work(name)
+
+            def keep(result: torch.Tensor | None, key: tuple[int, str] = (rank, name)) -> None:
+                assert result is not None
+                results[key] = result.item()
+
+            client.contribute(0, request, work, keep)
+            works.append(work)
+    for work in works:
+        work.wait(SOON)
+    assert results == {(0, "a"): 30.0, (1, "a"): 30.0, (0, "b"): 3.0, (1, "b"): 3.0}
+    for client in clients:
+        client.close()
+
+
+def test_traffic_is_counted(hubs: list[Hub]) -> None:
+    client = start(hubs, ASP(), 1).client(0)
+    values = begin(client)
+    push(client, torch.ones(NUMEL), values).wait(SOON)
+    nbytes = NUMEL * 4
+    assert (client.traffic.bytes_sent, client.traffic.bytes_received) == (2 * nbytes, 2 * nbytes)
+    client.close()

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ps.config import ServerConfig, WorkerConfig, address, environment, load_server, load_worker
+from ps.errors import ConfigError
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(
+        '[server]\nport = 1\nshards = 2\nlease = 3\ncheckpoint_dir = "kept"\n[worker]\ntimeout = 9.5\n'
+    )
+    return path
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert load_server({}, environment={}) == ServerConfig()
+    assert load_worker({}, environment={}) == WorkerConfig()
+
+
+def test_flags_beat_environment_beats_file_beats_defaults(settings: Path) -> None:
+    config = load_server({"port": 4}, settings, {"PS_PORT": "3", "PS_SHARDS": "5"})
+    assert (config.port, config.shards, config.lease, config.slice_bytes) == (4, 5, 3.0, 4194304)
+
+
+def test_flag_left_out_leaves_the_setting_to_others() -> None:
+    assert load_server({"port": None}, environment={"PS_PORT": "3"}).port == 3
+
+
+def test_environment_names_the_file_where_no_flag_does(settings: Path) -> None:
+    assert load_worker({}, environment={"PS_CONFIG": str(settings)}).timeout == 9.5
+
+
+@pytest.mark.parametrize("given", ["kept", Path("kept")])
+def test_paths_come_as_paths(settings: Path, given: object) -> None:
+    assert load_server({"checkpoint_dir": given}, environment={}).checkpoint_dir == Path("kept")
+    assert load_server({}, settings, {}).checkpoint_dir == Path("kept")
+
+
+@pytest.mark.parametrize(("text", "meant"), [("true", True), ("1", True), ("false", False), ("0", False)])
+def test_switch_in_the_environment_is_true_or_false(text: str, meant: bool) -> None:
+    assert load_server({}, environment={"PS_ONCE": text}).once is meant
+
+
+def test_every_program_accepts_the_others_variables() -> None:
+    assert load_server({}, environment={"PS_SERVER": "hub:5555"}) == ServerConfig()
+
+
+def test_process_environment_is_read_where_none_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PS_SERVER", "hub:5555")
+    assert load_worker({}).server == "hub:5555"
+    assert environment()["PS_SERVER"] == "hub:5555"
+
+
+def test_kubernetes_service_links_are_nobodys_settings() -> None:
+    links = {
+        "PS_PORT": "tcp://10.0.0.1:5555",
+        "PS_PORT_5555_TCP_ADDR": "10.0.0.1",
+        "PS_SERVER_PORT": "tcp://10.0.0.1:5555",
+        "PS_SERVER_SERVICE_HOST": "10.0.0.1",
+        "PS_SERVER_SERVICE_PORT_GRPC": "5555",
+    }
+    assert load_server({}, environment=links) == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"PS_PORT": "abc"}, ["PS_PORT='abc' in the environment", "a port from 0 to 65535"]),
+        ({"PS_PORT": "65536"}, ["PS_PORT='65536' in the environment", "a port from 0 to 65535"]),
+        ({"PS_SHARDS": "0"}, ["PS_SHARDS='0'", "at least 1"]),
+        ({"PS_LEASE": "nan"}, ["PS_LEASE='nan'", "seconds, above 0"]),
+        ({"PS_LEASE": "inf"}, ["PS_LEASE='inf'", "at most 1e7"]),
+        ({"PS_ONCE": "maybe"}, ["PS_ONCE='maybe'", "true or false"]),
+        ({"PS_MODE": "sync"}, ["PS_MODE='sync'", "one of bsp, asp, ssp, backup"]),
+        ({"PS_SEVER": "hub:1"}, ["PS_SEVER in the environment", "did you mean PS_SERVER?"]),
+        ({"PS_SERVER": ""}, ["PS_SERVER in the environment is empty", "unset it"]),
+        ({"PS_QQQQ": "1"}, ["PS_QQQQ in the environment", "there are PS_ADDRESS_FILE, PS_AGGREGATE"]),
+    ],
+)
+def test_bad_variable_is_named_with_what_was_allowed(variables: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_server({}, environment=variables)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[server]\nport = '80'", ["port = '80' in", "[server]: expected a port"]),
+        ("[server]\ncheckpoint_dir = 3", ["checkpoint_dir = 3 in", "expected a path"]),
+        ("[server]\ncheckpoint-dir = 'a'", ["checkpoint-dir in", "did you mean checkpoint_dir?"]),
+        ("[worker]\nbackends = 'gloo'", ["backends in", "[worker]", "did you mean backend?"]),
+        ("[sever]\nport = 80", ["[sever] in", "did you mean server?"]),
+        ("server = 80", ["server = 80 in", "expected a table, [server]"]),
+        ("[server", ["is not TOML"]),
+    ],
+)
+def test_bad_file_is_named_with_what_was_allowed(tmp_path: Path, text: str, words: list[str]) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_server({}, path, {})
+    assert [word for word in [*words, str(path)] if word not in str(caught.value)] == []
+
+
+def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml cannot be read: No such file"):
+        load_server({}, tmp_path / "absent.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"port": 70000}, "--port 70000: expected a port from 0 to 65535"),
+        ({"mode": "sync"}, "--mode sync: expected one of bsp, asp, ssp, backup"),
+        ({"staleness": 3}, "--staleness 3 means something only with --mode ssp, but there is --mode bsp"),
+        ({"backup": 1, "mode": "asp"}, "--backup 1 means something only with --mode backup"),
+        ({"mode": "backup"}, "--mode backup needs --backup B"),
+        ({"mode": "backup", "backup": 2, "workers": 2}, "leaves no gradient to wait for: at most 1"),
+        ({"host": "0.0.0.0"}, "not asked for credentials yet.*add --insecure"),
+        ({"host": "::"}, "not asked for credentials yet.*add --insecure"),
+        ({"host": "example.org"}, "not asked for credentials yet.*add --insecure"),
+        ({"join": "hub"}, "address 'hub': expected HOST:PORT"),
+        ({"join": "hub:1", "workers": 2}, "--workers is the coordinator's to say.*the one at hub:1"),
+        ({"join": "hub:1", "mode": "asp"}, "--mode is the coordinator's to say"),
+        ({"join": "hub:1", "checkpoint_dir": "kept"}, "--checkpoint-dir is the coordinator's to say"),
+    ],
+)
+def test_server_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_server(flags, environment={})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"host": "127.0.0.2"},
+        {"host": "::1"},
+        {"host": "localhost"},
+        {"host": "0.0.0.0", "insecure": True},
+        {"mode": "ssp", "staleness": 0},
+        {"mode": "backup", "backup": 1, "workers": 2},
+        {"join": "hub:1", "shards": 3, "log_format": "json"},
+    ],
+)
+def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:
+    config = load_server(flags, environment={})
+    assert {name: getattr(config, name) for name in flags} == flags
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"server": "hub"}, "address 'hub': expected HOST:PORT"),
+        ({"topology": "ring"}, "--topology ring needs --server"),
+        ({"world_size": 2}, "--world-size 2 needs --server"),
+        ({"server": "hub:1", "topology": "ring", "aggregate": True}, "--aggregate means something only with"),
+        (
+            {"server": "hub:1", "topology": "ring", "transport": "shm"},
+            "--transport shm means something only with",
+        ),
+        ({"server": "hub:1", "backend": "nccl"}, "--backend nccl means something only with --topology ring"),
+        ({"server": "hub:1", "rank": 2, "world_size": 2}, "--rank 2 of --world-size 2: ranks go from 0 to 1"),
+        ({"rank": -1}, "--rank -1: expected a whole number, at least 0"),
+    ],
+)
+def test_worker_refuses_what_cannot_be(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_worker(flags, environment={})
+
+
+def test_worker_takes_what_goes_together() -> None:
+    flags = {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2}
+    config = load_worker(flags, environment={})
+    assert {name: getattr(config, name) for name in flags} == flags
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("127.0.0.1:5555", ("127.0.0.1", 5555)),
+        ("hub-0.hub:1", ("hub-0.hub", 1)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_address_is_split(text: str, pair: tuple[str, int]) -> None:
+    assert address(text) == pair
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "hub",
+        "hub:",
+        ":5555",
+        "hub:http",
+        "hub:0",
+        "hub:65536",
+        "::1:5555",
+        "[::1]",
+        "http://hub:80",
+        "a b:1",
+    ],
+)
+def test_address_that_is_none_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected HOST:PORT .* as in 127\.0\.0\.1:5555 or \[::1\]:5555"):
+        address(text)

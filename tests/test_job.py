@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from ps.errors import ConfigError, Fenced, JobFailed
+from ps.job import Job, Joiner, Reason
+from ps.types import Member, Sender
+
+
+def joiner(token: str, **changes: object) -> Joiner:
+    settings = {"job": "train.py", "topology": "hub", "host": "here", "pid": 1, **changes}
+    return Joiner(token=token, **settings)  # type: ignore[arg-type]
+
+
+def job(workers: int | None = 2, keep_going: bool = True) -> Job:
+    return Job(workers=workers, lease_seconds=5.0, keep_going=keep_going)
+
+
+def sender(member: Member) -> Sender:
+    return Sender(member.rank, member.incarnation)
+
+
+def full(keep_going: bool = True, topology: str = "hub") -> tuple[Job, list[Sender]]:
+    started = job(keep_going=keep_going)
+    members = [started.admit(joiner(token, topology=topology), 0.0) for token in "ab"]
+    return started, [sender(member) for member in members]
+
+
+def test_a_job_starts_when_all_places_are_taken() -> None:
+    begun = job()
+    begun.admit(joiner("a"), 0.0)
+    assert not begun.started
+    assert "1 of 2 workers (rank 1 not started yet)" in begun.waiting_for()
+    begun.admit(joiner("b"), 1.0)
+    assert begun.started
+
+
+def test_the_world_is_as_large_as_the_first_launcher_says_or_one() -> None:
+    for given, expected in ((3, 3), (None, 1)):
+        begun = job(workers=None)
+        begun.admit(joiner("a", world_size=given), 0.0)
+        assert begun.membership is not None
+        assert begun.membership.world_size == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"job": "other.py"}, "'other.py'"),
+        ({"topology": "ring"}, "--topology hub"),
+        ({"world_size": 3}, "--workers 3"),
+    ],
+)
+def test_a_stranger_is_refused_with_both_sides_named(changes: dict[str, object], words: str) -> None:
+    begun = job()
+    begun.admit(joiner("a"), 0.0)
+    with pytest.raises(ConfigError, match=words):
+        begun.admit(joiner("b", **changes), 0.0)
+
+
+def test_survivors_hear_once_of_a_lost_worker() -> None:
+    running, (first, second) = full()
+    running.beat(first, 7, 0.5, 4.0)
+    assert [member.rank for member in running.expire(6.0)] == [1]
+    news = running.beat(first, 8, 0.5, 6.5)
+    assert len(news) == 1
+    assert "rank 1" in news[0]
+    assert "going on with 1 of 2 workers" in news[0]
+    assert running.beat(first, 9, 0.5, 7.0) == []
+    with pytest.raises(Fenced):
+        running.beat(second, 7, 0.5, 7.0)
+    assert list(running.outcome.lost) == [1]
+    assert running.failure is None
+
+
+@pytest.mark.parametrize(("keep_going", "topology"), [(False, "hub"), (True, "ring")])
+def test_a_loss_that_cannot_be_borne_fails_the_job(keep_going: bool, topology: str) -> None:
+    running, (first, _) = full(keep_going, topology)
+    running.beat(first, 7, 0.5, 4.0)
+    running.expire(6.0)
+    assert isinstance(running.failure, JobFailed)
+    assert "rank 1" in str(running.failure)
+    with pytest.raises(JobFailed):
+        running.admit(joiner("c"), 7.0)
+
+
+def test_the_job_is_over_when_the_last_worker_left() -> None:
+    running, (first, second) = full()
+    running.leave(first, Reason.FINISHED, "")
+    assert not running.over
+    running.leave(second, Reason.FAILED, "boom")
+    assert running.over
+    assert running.outcome.finished == [0]
+    assert running.outcome.failed == {1: "boom"}
+    assert running.outcome.ok
+
+
+def test_leaving_twice_counts_once() -> None:
+    running, (first, _) = full()
+    running.leave(first, Reason.FINISHED, "")
+    running.leave(first, Reason.FINISHED, "")
+    assert running.outcome.finished == [0]
+
+
+def test_the_slowest_worker_is_named() -> None:
+    running, (first, second) = full()
+    running.beat(first, 7, 0.5, 1.0)
+    running.beat(second, 3, 0.5, 1.0)
+    assert "rank 1" in running.slowest()
+    assert "step 3" in running.slowest()
+
+
+def test_nobody_is_waited_for_before_anybody_came() -> None:
+    assert job().waiting_for() == "waiting for the first worker"
+    assert not job().over

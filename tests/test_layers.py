@@ -1,0 +1,185 @@
+"""Who may import whom. A file may import what stands below its floor, or before it on its own floor."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the ground up. A name may stand here before its file does; a file that stands nowhere fails.
+# `*` is a folder whose files may import each other.
+FLOORS = {
+    "wire format": "protos protos.*",
+    "words": """
+        ps ps.errors ps.types ps.messages ps.timing ps.work ps.traffic ps.settings ps.config ps.logs
+    """,
+    "rules": """
+        ps.sharding ps.consistency ps.membership ps.ledger ps.optim ps.rounds
+        ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
+    """,
+    "wires": """
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
+        ps.transport.bell ps.transport.doorbell ps.transport.segment
+        ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
+        ps.transport.registry ps.transport.conformance
+    """,
+    "processes": """
+        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control
+        ps.fleet ps.saver ps.coordinator ps.server ps.cli
+    """,
+    "training": """
+        workers.staging workers.bucketing workers.communicator workers.launch workers.record
+        workers.local_communicator workers.ring workers.allreduce_communicator workers.ps_communicator
+        workers.context workers.collectives workers.sampler
+        workers.exchange workers.watch workers.backward workers.scaling workers.optimizer
+        workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
+    """,
+}
+NAMES = [name for floor in FLOORS.values() for name in floor.split()]
+
+CLIENT = {"ps.client", "ps.session"}
+SERVER = {"ps.shard", "ps.shard_control", "ps.shard_process", "ps.fleet", "ps.saver", "ps.coordinator", "ps.server"}
+WITHOUT_TORCH = {"ps.coordinator", "ps.fleet", "ps.job", "ps.membership", "ps.saver", "ps.server"}
+TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
+ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}
+ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}
+"""What has a socket, a process, a thread, a sleep or a clock."""
+
+
+class Import(NamedTuple):
+    """One name that one file imports."""
+
+    target: str
+    """A file of ours, or the first name of another library."""
+    line: int
+    runs: bool
+    """False where only a type checker reads it."""
+    at_start: bool
+    """False within a function, which may never be called."""
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {
+    module(path): path for top in ("protos", "ps", "workers") for path in sorted((ROOT / top).rglob("*.py"))
+}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROGRAMS = [entry.partition(":")[0] for entry in PROJECT["scripts"].values()]
+
+
+@cache
+def tree(name: str) -> ast.Module:
+    return ast.parse(FILES[name].read_text(), str(FILES[name]))
+
+
+@cache
+def imports(name: str) -> tuple[Import, ...]:
+    return tuple(walk(tree(name).body, runs=True, at_start=True))
+
+
+def walk(nodes: Iterable[ast.AST], runs: bool, at_start: bool) -> Iterator[Import]:
+    for node in nodes:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for target in targets(node):
+                yield Import(target, node.lineno, runs, at_start)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            yield from walk(node.body, False, at_start)
+            yield from walk(node.orelse, runs, at_start)
+        else:
+            within = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            yield from walk(ast.iter_child_nodes(node), runs, at_start and not within)
+
+
+def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        found = [alias.name for alias in node.names]
+    else:
+        assert node.module is not None
+        assert node.level == 0, f"from {'.' * node.level}{node.module}: imports are absolute here"
+        found = [f"{node.module}.{alias.name}" for alias in node.names]
+    for name in found:
+        yield max(with_packages(name), key=len, default=name.partition(".")[0])
+
+
+def place(name: str) -> int:
+    """Where in NAMES the file stands."""
+    fitting = [index for index, known in enumerate(NAMES) if fnmatch(name, known)]
+    assert fitting, f"{name} is on no floor: give it a place in FLOORS"
+    return fitting[0]
+
+
+def reached(name: str, *, at_start: bool = False) -> set[str]:
+    """All that running `name` brings in, files of ours and libraries.
+
+    Importing `a.b` runs `a` too. `at_start` leaves out what functions import.
+    """
+    seen, unseen = set(), with_packages(name)
+    while unseen:
+        for found in imports(unseen.pop()):
+            if found.runs and (found.at_start or not at_start) and found.target not in seen:
+                seen.add(found.target)
+                unseen += with_packages(found.target)
+    return seen
+
+
+def with_packages(name: str) -> list[str]:
+    return [known for known in FILES if name == known or name.startswith(f"{known}.")]
+
+
+def present(names: Iterable[str]) -> list[str]:
+    return sorted(FILES.keys() & set(names))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_imports_only_from_below(name: str) -> None:
+    here = place(name)
+    wrong = [
+        f"{FILES[name].relative_to(ROOT)}:{found.line} imports {found.target}"
+        for found in imports(name)
+        if found.target in FILES and found.target != name and place(found.target) > here
+    ]
+    assert not wrong
+
+
+def test_client_and_server_never_reach_each_other() -> None:
+    assert {name: both for name in present(CLIENT) if (both := reached(name) & SERVER)} == {}
+    assert {name: both for name in present(SERVER) if (both := reached(name) & CLIENT)} == {}
+
+
+def test_only_the_context_names_a_topology() -> None:
+    naming = {name for name in FILES for found in imports(name) if found.target in TOPOLOGIES - {name}}
+    assert naming == {"workers.context"}
+
+
+def test_coordinator_runs_without_torch() -> None:
+    assert [name for name in present(WITHOUT_TORCH) if "torch" in reached(name)] == []
+
+
+@pytest.mark.parametrize("name", present(PROGRAMS))
+def test_help_comes_without_torch(name: str) -> None:
+    assert "torch" not in reached(name, at_start=True)
+
+
+def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
+    rules = present(FLOORS["rules"].split())
+    assert rules
+    assert {name: alive for name in rules if (alive := reached(name) & ALIVE)} == {}
+
+
+def test_only_wire_knows_what_messages_mean() -> None:
+    wires = present(FLOORS["wires"].split())
+    knowing = {name for name in wires for found in imports(name) if found.target == "ps.messages"}
+    assert knowing == {"ps.transport.wire"}

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from ps import logs
+
+LOG = logging.getLogger("ps.shard")
+
+
+class Stream(io.StringIO):
+    """Keeps what each `write` was given; a terminal if told so."""
+
+    def __init__(self, terminal: bool = False) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self._terminal = terminal
+
+    def write(self, text: str) -> int:
+        self.writes.append(text)
+        return super().write(text)
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+    monkeypatch.setattr(logs.who, "host", "host")
+    monkeypatch.setattr(logs.who, "role", "w3")
+    monkeypatch.setattr(logs.who, "step", None)
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield Stream()
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def test_line_names_host_role_and_step(stream: Stream) -> None:
+    logs.configure(stream=stream)
+    LOG.info("joined")
+    logs.who.step = 120
+    LOG.info("loss %.2f", 0.5)
+    assert stream.getvalue() == "host w3 | joined\nhost w3 step=120 | loss 0.50\n"
+
+
+def test_line_is_written_in_one_piece(stream: Stream) -> None:
+    logs.configure(stream=stream)
+    LOG.info("joined")
+    assert stream.writes == ["host w3 | joined\n"]
+
+
+def test_level_is_named_only_from_warnings_up(stream: Stream) -> None:
+    logs.configure(stream=stream)
+    LOG.debug("unseen")
+    LOG.info("plain")
+    LOG.warning("slow")
+    LOG.error("gone")
+    assert stream.getvalue().splitlines() == [
+        "host w3 | plain",
+        "host w3 | WARNING: slow",
+        "host w3 | ERROR: gone",
+    ]
+
+
+def test_every_line_of_a_traceback_says_whose_it_is(stream: Stream) -> None:
+    logs.configure(stream=stream)
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        LOG.exception("failed")
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["host w3 | ERROR: failed", "host w3 | Traceback (most recent call last):"]
+    assert lines[-2:] == ["host w3 | ValueError: two", "host w3 | lines"]
+    assert len(stream.writes) == 1
+
+
+def test_colour_is_only_for_terminals(stream: Stream) -> None:
+    terminal = Stream(terminal=True)
+    logs.configure(stream=terminal)
+    LOG.warning("slow")
+    LOG.error("gone")
+    assert "\x1b[33mWARNING\x1b[0m: slow" in terminal.getvalue()
+    assert "\x1b[31mERROR\x1b[0m: gone" in terminal.getvalue()
+    logs.configure(stream=stream)
+    LOG.warning("slow")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_json_line_is_one_object(stream: Stream) -> None:
+    logs.configure("json", stream)
+    logs.who.step = 7
+    LOG.warning("two\nlines")
+    (line,) = stream.getvalue().splitlines()
+    told = json.loads(line)
+    assert told.pop("time") > 0
+    assert told == {
+        "level": "warning",
+        "host": "host",
+        "role": "w3",
+        "step": 7,
+        "logger": "ps.shard",
+        "message": "two\nlines",
+    }
+
+
+def test_json_line_holds_the_traceback(stream: Stream) -> None:
+    logs.configure("json", stream)
+    try:
+        raise ValueError("torn")
+    except ValueError:
+        LOG.exception("failed")
+    (line,) = stream.getvalue().splitlines()
+    assert json.loads(line)["traceback"].endswith("ValueError: torn")
+
+
+def test_second_configure_replaces_the_first(stream: Stream) -> None:
+    earlier = Stream()
+    logs.configure(stream=earlier)
+    logs.configure(stream=stream)
+    LOG.info("once")
+    assert (earlier.getvalue(), stream.getvalue()) == ("", "host w3 | once\n")

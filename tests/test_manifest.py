@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ps import manifest
+from ps.errors import CheckpointCorrupt, ConfigError
+from ps.manifest import FileEntry, Manifest
+from ps.types import BucketSpec, Slice, TensorSpec
+
+BUCKETS = (BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (2, 2)),)),)
+SLICES = (Slice(0, 0, 0, 4, 0),)
+
+
+def write(directory: Path, step: int, content: bytes = b"tensors") -> Path:
+    folder = manifest.begin(directory)
+    path = folder / "shard-0.safetensors"
+    path.write_bytes(content)
+    entry = FileEntry(path.name, manifest.digest(path), len(content), (0,))
+    return manifest.publish(folder, Manifest("job", "bsp", step, 7, BUCKETS, SLICES, (entry,)))
+
+
+def test_what_was_published_is_read_back(tmp_path: Path) -> None:
+    folder = write(tmp_path, 12)
+    found = manifest.newest(tmp_path)
+    assert found is not None
+    path, read = found
+    assert path == folder
+    assert (read.step, read.next_incarnation, read.buckets, read.slices) == (12, 7, BUCKETS, SLICES)
+    assert read.file_of(0) == "shard-0.safetensors"
+
+
+def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
+    assert manifest.newest(tmp_path) is None
+    assert manifest.newest(tmp_path / "missing") is None
+
+
+def test_the_newest_is_the_last_written_whatever_its_step(tmp_path: Path) -> None:
+    write(tmp_path, 30)
+    last = write(tmp_path, 20)
+    found = manifest.newest(tmp_path)
+    assert found is not None
+    assert found[0] == last
+
+
+def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
+    for step in range(6):
+        write(tmp_path, step)
+    kept = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir())
+    assert kept == [3, 4, 5]
+
+
+@pytest.mark.parametrize("damage", ["flip", "tear", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, damage: str) -> None:
+    before = write(tmp_path, 1)
+    newest = write(tmp_path, 2)
+    file = newest / "shard-0.safetensors"
+    if damage == "flip":
+        file.write_bytes(b"tensorz")
+    elif damage == "tear":
+        file.write_bytes(b"ten")
+    elif damage == "remove":
+        file.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    found = manifest.newest(tmp_path)
+    assert found is not None
+    assert found[0] == before
+
+
+def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path: Path) -> None:
+    (write(tmp_path, 1) / "shard-0.safetensors").write_bytes(b"no")
+    with pytest.raises(CheckpointCorrupt, match="--checkpoint-dir"):
+        manifest.newest(tmp_path)
+
+
+def test_a_file_name_cannot_leave_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"tensors")
+    folder = manifest.begin(tmp_path / "saved")
+    entry = FileEntry("../../secret", manifest.digest(tmp_path / "secret"), 7, (0,))
+    path = manifest.publish(folder, Manifest("job", "bsp", 1, 1, BUCKETS, SLICES, (entry,)))
+    with pytest.raises(CheckpointCorrupt, match="plain file name"):
+        manifest.read(path)
+
+
+def test_a_half_written_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
+    stale = manifest.begin(tmp_path)
+    (stale / "shard-0.safetensors").write_bytes(b"half")
+    assert manifest.newest(tmp_path) is None
+    write(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["000001-step-1"]
+
+
+def test_a_directory_that_cannot_be_written_is_a_bad_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write checkpoints"):
+        manifest.begin(tmp_path / "file")

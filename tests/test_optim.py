@@ -1,0 +1,152 @@
+"""Slice by slice on the hub, and in one piece by torch: the same parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps.errors import ConfigError
+from ps.optim import ALLOWED, Assign, SliceOptimizer, hyper_of, kwargs_of, optimizer_for
+
+STEPS = 20
+CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as ps.sharding cuts
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.01, "dampening": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True, "maximize": True}),
+    ("Adam", {"weight_decay": 0.1, "betas": (0.8, 0.99)}),
+    ("Adam", {"amsgrad": True}),
+    ("AdamW", {"weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True, "eps": 1e-6}),
+    ("Adagrad", {"lr_decay": 0.1, "weight_decay": 0.01, "initial_accumulator_value": 0.5}),
+    ("RMSprop", {"alpha": 0.9}),
+    ("RMSprop", {"centered": True, "momentum": 0.9, "weight_decay": 0.01}),
+]
+
+
+def gradients() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(CUTS[-1], generator=generator) for _ in range(STEPS)]
+
+
+def start() -> Tensor:
+    return torch.randn(CUTS[-1], generator=torch.Generator().manual_seed(0))
+
+
+def rate(step: int) -> float:
+    return 0.1 / (1 + step)
+
+
+def by_torch(name: str, options: dict[str, Any], **kernel: bool) -> Tensor:
+    parameter = start()
+    optimizer = getattr(torch.optim, name)([parameter], lr=rate(0), **options, **kernel)
+    for step, gradient in enumerate(gradients()):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter
+
+
+def by_slices(name: str, options: dict[str, Any], restart_at: int = STEPS) -> Tensor:
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=rate(0), **options).param_groups[0]
+    slices = [part.clone() for part in start().tensor_split(CUTS[1:-1])]
+    optimizers = [SliceOptimizer(name) for _ in slices]
+    for step, gradient in enumerate(gradients()):
+        if step == restart_at:
+            saved = [{key: value.clone() for key, value in each.state().items()} for each in optimizers]
+            optimizers = [SliceOptimizer(name) for _ in slices]
+            for optimizer, state in zip(optimizers, saved, strict=True):
+                optimizer.load(state)
+        group["lr"] = rate(step)
+        for optimizer, values, part in zip(
+            optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
+        ):
+            optimizer.step(values, part, hyper_of(group, name))
+    return torch.cat(slices)
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_slices_equal_torch_bitwise_where_it_runs_the_same_kernel(name: str, options: dict[str, Any]) -> None:
+    kernel = {"foreach": False} if name == "RMSprop" else {"fused": True}
+    assert torch.equal(by_slices(name, options), by_torch(name, options, **kernel))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_slices_equal_torchs_plain_loop_but_for_the_last_places(name: str, options: dict[str, Any]) -> None:
+    # The fused kernels round a multiply-add once where the loop rounds twice: 20 steps, a few units.
+    torch.testing.assert_close(
+        by_slices(name, options), by_torch(name, options, foreach=False), rtol=2e-5, atol=2e-6
+    )
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_restored_optimizer_goes_on_bitwise(name: str, options: dict[str, Any]) -> None:
+    assert torch.equal(by_slices(name, options, restart_at=7), by_slices(name, options))
+
+
+def test_loaded_state_can_be_saved_again_before_the_first_step() -> None:
+    optimizer = SliceOptimizer("SGD")
+    optimizer.load({"momentum_buffer": torch.ones(3)})
+    assert torch.equal(optimizer.state()["momentum_buffer"], torch.ones(3))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_hyperparameters_travel_as_numbers_and_come_back(name: str, options: dict[str, Any]) -> None:
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=torch.tensor(0.5), **options).param_groups[0]
+    hyper = hyper_of(group, name)
+    assert all(type(value) is float for value in hyper.values())
+    for option, value in kwargs_of(hyper, name).items():
+        assert group[option] == value
+        assert isinstance(value, bool) == isinstance(group[option], bool)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ALLOWED)
+def test_other_floating_dtypes_are_stepped_in_their_own_memory(name: str, dtype: torch.dtype) -> None:
+    values, gradient = torch.ones(50, dtype=dtype), torch.ones(50, dtype=dtype)
+    address = values.data_ptr()
+    group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.25).param_groups[0]
+    SliceOptimizer(name).step(values, gradient, hyper_of(group, name))
+    assert values.data_ptr() == address
+    assert bool((values < 1).all())
+    assert torch.equal(gradient, torch.ones(50, dtype=dtype))
+    assert values.grad is None
+
+
+def test_assign_makes_the_gradient_the_values() -> None:
+    values, gradient = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
+    optimizer_for("").step(values, gradient, {})
+    assert torch.equal(values, gradient)
+    assert values.data_ptr() != gradient.data_ptr()
+    assert isinstance(optimizer_for(""), Assign)
+
+
+def test_an_optimizer_outside_the_list_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="cannot run LBFGS: use one of SGD, Adam.*--aggregate"):
+        optimizer_for("LBFGS")
+
+
+@pytest.mark.parametrize("option", ["differentiable", "capturable"])
+def test_options_that_cannot_travel_are_named(option: str) -> None:
+    group = torch.optim.Adam([torch.zeros(1)]).param_groups[0]
+    with pytest.raises(ConfigError, match=rf"Adam\({option}=True\)"):
+        hyper_of({**group, option: True}, "Adam")
+
+
+def test_an_option_that_is_no_number_is_named() -> None:
+    group = torch.optim.SGD([torch.zeros(1)]).param_groups[0]
+    with pytest.raises(ConfigError, match=r"SGD\(lr='fast'\)"):
+        hyper_of({**group, "lr": "fast"}, "SGD")
+
+
+@pytest.mark.parametrize("wrong", [{}, {"beta3": 1.0}, {"lr": float("nan")}, {"lr": float("inf")}])
+def test_hyperparameters_that_no_step_could_use_are_refused(wrong: dict[str, float]) -> None:
+    hyper = hyper_of(torch.optim.Adam([torch.zeros(1)]).param_groups[0], "Adam")
+    optimizer = SliceOptimizer("Adam")
+    optimizer.check(hyper)
+    with pytest.raises(ConfigError, match="Adam came with"):
+        optimizer.check({**hyper, **wrong} if wrong else {})

@@ -1,0 +1,101 @@
+"""What no file may do, found by walking every syntax tree."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PROGRAM = [
+    path for top in ("protos", "ps", "workers", "deploy") for path in sorted((ROOT / top).rglob("*.py"))
+]
+FILES = [*PROGRAM, *sorted((ROOT / "tests").rglob("*.py"))]
+ENVIRONMENT_READER = ROOT / "ps" / "config.py"
+
+# Each of these runs what a stranger wrote, if a stranger wrote the bytes.
+MODULES = {
+    "pickle",
+    "_pickle",
+    "cPickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "shelve",
+    "torch.serialization",
+}
+CALLS = {"eval", "exec", "torch.load", "torch.save", "torch.jit.load", "numpy.load", "np.load", "yaml.load"}
+OBJECT_COLLECTIVES = ("_object", "_object_list")
+ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` for such an expression, else what it comes closest to."""
+    return ast.unparse(node) if isinstance(node, ast.Name | ast.Attribute) else ""
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
+
+
+def unsafe(tree: ast.AST) -> Iterator[str]:
+    """Each import or use of something that can run what it reads."""
+    for node in ast.walk(tree):
+        for name in imported(node):
+            if name in MODULES | CALLS or name.partition(".")[0] in MODULES:
+                yield f"line {node.lineno}: import of {name}"
+        name = dotted(node)
+        if name in CALLS or name.partition(".")[0] in MODULES:
+            yield f"line {node.lineno}: {name}"
+        if name.startswith(("dist.", "torch.distributed.")) and name.endswith(OBJECT_COLLECTIVES):
+            yield f"line {node.lineno}: {name} pickles"
+
+
+def environment(tree: ast.AST) -> Iterator[str]:
+    """Each touch of the process's environment."""
+    for node in ast.walk(tree):
+        for name in [dotted(node), *imported(node)]:
+            if name in ENVIRONMENT:
+                yield f"line {node.lineno}: {name}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_runs_nothing_that_it_reads(path: Path) -> None:
+    assert list(unsafe(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize("path", PROGRAM, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_config_reads_the_environment(path: Path) -> None:
+    assert path == ENVIRONMENT_READER or list(environment(ast.parse(path.read_text()))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "import torch, marshal",
+        "from shelve import open",
+        "from torch import load",
+        "def f(path):\n    return torch.load(path)",
+        "reader = np.load",
+        "exec(text)",
+        "x = [eval(text)]",
+        "dist.broadcast_object_list(objects)",
+    ],
+)
+def test_walk_finds_what_is_unsafe(text: str) -> None:
+    assert list(unsafe(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text", ["os.environ['A']", "from os import environ", "def f(): return os.getenv('A')"]
+)
+def test_walk_finds_a_reader_of_the_environment(text: str) -> None:
+    assert list(environment(ast.parse(text)))

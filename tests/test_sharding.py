@@ -1,0 +1,88 @@
+"""Plans: every element once, loads balanced, cuts independent of the shards."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps.errors import ConfigError
+from ps.sharding import plan
+from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
+
+
+def bucket(index: int, numel: int, dtype: str = "float32") -> BucketSpec:
+    return BucketSpec(index, dtype, 0, "SGD", (TensorSpec("weight", (numel,)),))
+
+
+buckets = st.lists(
+    st.tuples(st.integers(0, 5000), st.sampled_from(["float64", "float32", "bfloat16", "int8"])), max_size=6
+).map(lambda drawn: [bucket(index, numel, dtype) for index, (numel, dtype) in enumerate(drawn)])
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=80)
+@given(buckets, st.integers(1, 7), st.integers(8, 3000))
+def test_every_element_lies_in_exactly_one_slice(
+    buckets: list[BucketSpec], shards: int, slice_bytes: int
+) -> None:
+    slices = plan(buckets, shards, slice_bytes).slices
+    assert [piece.key for piece in slices] == list(range(len(slices)))
+    covered = [
+        (piece.bucket, at) for piece in slices for at in range(piece.offset, piece.offset + piece.numel)
+    ]
+    assert covered == [(each.index, at) for each in buckets for at in range(each.numel)]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=80)
+@given(buckets, st.integers(1, 7), st.integers(8, 3000))
+def test_loads_differ_by_at_most_the_largest_slice(
+    buckets: list[BucketSpec], shards: int, slice_bytes: int
+) -> None:
+    loads = [0] * shards
+    largest = 0
+    for piece in plan(buckets, shards, slice_bytes).slices:
+        nbytes = piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype]
+        assert 0 < nbytes <= slice_bytes
+        largest = max(largest, nbytes)
+        loads[piece.shard] += nbytes
+    assert max(loads) - min(loads) <= largest
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=40)
+@given(buckets, st.integers(8, 3000))
+def test_the_cuts_do_not_depend_on_the_number_of_shards(buckets: list[BucketSpec], slice_bytes: int) -> None:
+    cuts = [
+        [
+            (piece.key, piece.bucket, piece.offset, piece.numel)
+            for piece in plan(buckets, shards, slice_bytes).slices
+        ]
+        for shards in (1, 2, 5)
+    ]
+    assert cuts[0] == cuts[1] == cuts[2]
+
+
+def test_no_tiny_rest_is_left_over() -> None:
+    sizes = [piece.numel for piece in plan([bucket(0, 1025)], 1, slice_bytes=4096).slices]
+    assert sizes == [528, 497]
+
+
+def test_slices_start_between_vectors() -> None:
+    slices = plan([bucket(0, 100_003)], 3, slice_bytes=40_000).slices
+    assert len(slices) > 2
+    assert all(piece.offset * 4 % 64 == 0 for piece in slices)
+
+
+def test_a_whole_bucket_under_the_limit_stays_whole() -> None:
+    assert [piece.numel for piece in plan([bucket(0, 7), bucket(1, 9)], 2).slices] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("shards", "slice_bytes", "dtype", "named"),
+    [(0, 64, "float32", "--shards"), (1, 3, "float32", "--slice-bytes 3"), (1, 64, "complex64", "complex64")],
+)
+def test_what_cannot_be_planned_is_named(shards: int, slice_bytes: int, dtype: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        plan([bucket(0, 10, dtype)], shards, slice_bytes)

@@ -1,0 +1,69 @@
+"""What a training script uses, as `workers.NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ps.errors import HubringError
+from ps.messages import ReduceOp
+from workers import context
+from workers.collectives import allgather, allreduce, barrier, broadcast
+from workers.context import shutdown
+from workers.optimizer import DistributedOptimizer
+from workers.sampler import ShardedSampler
+
+__all__ = [
+    "DistributedOptimizer",
+    "HubringError",
+    "ReduceOp",
+    "ShardedSampler",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "device",
+    "init",
+    "local_rank",
+    "rank",
+    "report",
+    "shutdown",
+    "size",
+    "topology",
+]
+
+
+def init() -> None:
+    """Finds this worker its place; call it first. See `workers.context.init` for the errors."""
+    context.init()
+
+
+def rank() -> int:
+    """This worker's rank, from 0 to `size() - 1`."""
+    return context.current().communicator.rank
+
+
+def size() -> int:
+    """How many workers the job began with."""
+    return context.current().communicator.size
+
+
+def local_rank() -> int:
+    """This worker's rank among those on its host."""
+    return context.current().placement.local_rank
+
+
+def topology() -> str:
+    """`hub`, `ring` or `local`; for logs, not for decisions."""
+    return context.current().communicator.topology
+
+
+def device() -> torch.device:
+    """Where this worker's model should live: its own GPU under NCCL, else the CPU."""
+    return context.current().device
+
+
+def report(**metrics: Any) -> None:
+    """Records metrics of this step: into `--record`'s file, the hub's status and the last line."""
+    context.current().report(metrics)

@@ -1,0 +1,93 @@
+"""`ps-worker`: runs a training script, or a job that ships, as one worker.
+
+Only typer is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+JOBS = {"digits": "workers.examples.digits", "char-lm": "workers.examples.char_lm"}
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SCRIPT] [ARGS]...", help="your script and its arguments; none: --job"),
+    ] = None,
+    server: Annotated[str | None, typer.Option(help="HOST:PORT of the hub; none: train alone")] = None,
+    topology: Annotated[str | None, typer.Option(help="hub or ring [hub]")] = None,
+    backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
+    aggregate: Annotated[
+        bool | None, typer.Option("--aggregate", help="the hub averages, this worker's optimizer steps")
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
+    rank: Annotated[int | None, typer.Option(help="[as the launcher says, else as the hub assigns]")] = None,
+    world_size: Annotated[
+        int | None, typer.Option(help="[as the launcher says, else as the hub says]")
+    ] = None,
+    local_rank: Annotated[int | None, typer.Option(help="[as the launcher says, else 0]")] = None,
+    job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
+    record: Annotated[Path | None, typer.Option(help="write every report here, JSON lines")] = None,
+    save_parameters: Annotated[
+        Path | None, typer.Option(help="rank 0 writes the last parameters here")
+    ] = None,
+    bucket_bytes: Annotated[int | None, typer.Option(help="gradient exchanged together [26214400]")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="seconds an exchange or the start may take [300]")
+    ] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [worker] table")] = None,
+) -> None:
+    """Train as one worker: through a hub, around a ring, or alone.
+
+    Arguments for a job that ships stand behind --, as in: ps-worker --job digits -- --epochs 3
+    """
+    flags = dict(locals())
+    config_file, words = flags.pop("config"), flags.pop("command") or []
+    raise SystemExit(_run(flags, config_file, words))
+
+
+def main() -> None:
+    """Console entry of `ps-worker`."""
+    app(prog_name="ps-worker")
+
+
+def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:
+    from ps import logs
+    from ps.config import load_worker
+    from ps.errors import HubringError
+    from workers.run import Outcome, train
+
+    try:
+        config = load_worker(flags, config_file)
+        place = logs.configure(config.log_format)
+        outcome = train(config, place, JOBS[config.job], config.job, words)
+    except HubringError as error:
+        outcome = Outcome(error.exit_code, {}, error=str(error))
+    if outcome.error:
+        print(f"ps-worker: {outcome.error}", file=sys.stderr)
+    if outcome.traceback:
+        print(outcome.traceback, file=sys.stderr, end="")
+    result: dict[str, Any] = {**outcome.result, "exit_code": outcome.code}
+    if outcome.error:
+        result["error"] = outcome.error
+    print(json.dumps(result), flush=True)
+    if outcome.stuck:
+        # A broken ring leaves threads inside torch that no call can free.
+        sys.stderr.flush()
+        os._exit(outcome.code)
+    return outcome.code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Child processes: started with their output in files, watched, and stopped for certain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ps.errors import DeadlineExceeded, HubringError
+
+POLL_SECONDS = 0.1
+GRACE_SECONDS = 10.0
+"""What a process is given to end by itself once it was asked to."""
+
+
+class ProcessFailed(HubringError):
+    """A child ended with an error; the message shows the end of what it said."""
+
+
+class Process:
+    """One child. Its session is its own, so that Ctrl-C reaches it through its parent alone.
+
+    Args:
+        name: What people call it.
+        command: Program and arguments.
+        directory: Where `NAME.out` and `NAME.err` are written.
+        environment: All of its variables.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs."""
+        return self._child.poll()
+
+    def result(self) -> dict[str, Any]:
+        """The JSON object in the last line of its standard output.
+
+        Raises:
+            ProcessFailed: There is none.
+        """
+        lines = self.out.read_text(errors="replace").splitlines()
+        try:
+            result = json.loads(lines[-1])
+        except (IndexError, ValueError) as cause:
+            raise ProcessFailed(f"{self.name} ended without a JSON object; {self.tail()}") from cause
+        if not isinstance(result, dict):
+            raise ProcessFailed(f"{self.name} ended with {lines[-1]!r}, not with a JSON object")
+        return result
+
+    def tail(self, lines: int = 15) -> str:
+        """The end of its standard error, and where the rest lies."""
+        said = self.err.read_text(errors="replace").splitlines()[-lines:]
+        return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in said)
+
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM, once it is known to run."""
+        if self.code is None:
+            self._child.send_signal(signal.SIGTERM)
+
+    def end(self, timeout: float) -> None:
+        """Returns once it has ended; after `timeout` seconds it is killed with all that it started."""
+        try:
+            self._child.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._child.pid, signal.SIGKILL)
+            self._child.wait()
+
+
+class Processes:
+    """All children of one row; leaving the `with` block ends them.
+
+    Args:
+        directory: Where their output goes; exists.
+        environment: All of their variables.
+    """
+
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._environment = environment
+        self._started: list[Process] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._started:
+            process.ask_to_stop()
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in self._started:
+            process.end(max(0.0, deadline - time.monotonic()))
+
+    def start(self, name: str, command: Sequence[str]) -> Process:
+        """Starts one more."""
+        process = Process(name, command, self._directory, self._environment)
+        self._started.append(process)
+        return process
+
+    def pause(self, deadline: float, awaited: str) -> None:
+        """Lets a moment pass while something is awaited from the children.
+
+        Args:
+            deadline: On the monotonic clock.
+            awaited: What for, to be named in the error.
+
+        Raises:
+            ProcessFailed: One of them has failed, so that waiting is in vain.
+            DeadlineExceeded: The deadline has passed.
+        """
+        for process in self._started:
+            if process.code:
+                raise ProcessFailed(f"{process.name} ended with exit code {process.code}; {process.tail()}")
+        if time.monotonic() > deadline:
+            late = [process for process in self._started if process.code is None]
+            said = "\n".join(f"{process.name} still runs; {process.tail(5)}" for process in late)
+            raise DeadlineExceeded(f"{awaited} did not come in time: allow more with --timeout\n{said}")
+        time.sleep(POLL_SECONDS)

@@ -1,0 +1,71 @@
+"""Rows of the comparison: the ways to train, each as what its programs are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ps.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way to train.
+
+    Attributes:
+        name: What the user calls it.
+        about: What it does, in one sentence.
+        server: Flags for the server; None: it needs no server.
+        worker: Flags for every worker.
+        synchronous: It must end in the same parameters as one process with the whole batch.
+    """
+
+    name: str
+    about: str
+    server: tuple[str, ...] | None
+    worker: tuple[str, ...] = ()
+    synchronous: bool = True
+
+    @property
+    def on_hub(self) -> bool:
+        return self.name.startswith("hub-")
+
+    def workers(self, asked: int) -> int:
+        """How many workers this row starts where the others start `asked`."""
+        return 1 if self.server is None else asked
+
+
+ROWS = {
+    row.name: row
+    for row in (
+        Row("local", "one process takes the whole batch", server=None),
+        Row("ring", "gradients averaged around a Gloo ring, every worker steps", (), ("--topology", "ring")),
+        Row("hub-bsp", "the hub waits for all, averages and steps once", ("--mode", "bsp")),
+        Row(
+            "hub-ssp",
+            "the hub steps on arrival; nobody leads by more than 2 steps",
+            ("--mode", "ssp", "--staleness", "2"),
+            synchronous=False,
+        ),
+        Row("hub-asp", "the hub steps on arrival; nobody waits", ("--mode", "asp"), synchronous=False),
+        Row("hub-aggregate", "the hub averages, every worker steps", ("--mode", "bsp"), ("--aggregate",)),
+    )
+}
+
+
+def select(names: Iterable[str]) -> list[Row]:
+    """The rows of these names, in this order.
+
+    Raises:
+        UsageError: No row has that name, one is named twice, or none is named.
+    """
+    chosen: dict[str, Row] = {}
+    for name in names:
+        if name not in ROWS:
+            raise UsageError(f"--rows: there is no row {name!r}; there are {', '.join(ROWS)}")
+        if name in chosen:
+            raise UsageError(f"--rows names {name} twice")
+        chosen[name] = ROWS[name]
+    if not chosen:
+        raise UsageError(f"--rows names no row; there are {', '.join(ROWS)}")
+    return list(chosen.values())

@@ -1,0 +1,129 @@
+"""Runs one row: a server where it needs one, its workers, and what they left."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ps.config import environment
+from workers.compare.outcome import Line, Outcome, read_record
+from workers.compare.process import Process, Processes
+from workers.compare.row import Row
+
+_OF_LAUNCHERS = ("PS_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
+_OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Starts every row in the same way.
+
+    Attributes:
+        job: Name of the job that ships.
+        job_arguments: Its own options, the same for all rows.
+        workers: Processes that share the batch; the local row has one.
+        shards: Shard processes of the hub.
+        transport: Wire to the hub.
+        threads: PyTorch's threads in every process of every row.
+        timeout: Seconds that one run may take.
+        directory: Where each run gets a directory of its own.
+    """
+
+    job: str
+    job_arguments: tuple[str, ...]
+    workers: int
+    shards: int
+    transport: str
+    threads: int
+    timeout: float
+    directory: Path
+
+    def run(self, row: Row, label: str, progress: Callable[[Line], None]) -> Outcome:
+        """Trains once.
+
+        Args:
+            row: Which way.
+            label: Name of this run, and of its directory.
+            progress: Called with rank 0's latest report, a few times a second.
+
+        Raises:
+            ProcessFailed: A process failed; shows the end of its log.
+            DeadlineExceeded: The run took longer than the timeout.
+        """
+        place = self.directory / label
+        place.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self.timeout
+        commands: list[list[str]] = []
+        with Processes(place, self._environment()) as processes:
+            server, address = None, None
+            if row.server is not None:
+                commands.append(self._server_command(row, place))
+                server = processes.start("server", commands[-1])
+                address = _await_address(processes, place / "address", deadline)
+            commands += [self._worker_command(row, place, rank, address) for rank in range(self._size(row))]
+            team = [
+                processes.start(f"worker {rank}", command)
+                for rank, command in enumerate(commands[-self._size(row) :])
+            ]
+            _await_end(processes, team, place / "record 0.jsonl", deadline, progress)
+            if server is not None:
+                _await_end(processes, [server], place / "record 0.jsonl", deadline, progress)
+        return Outcome(
+            records=[read_record(place / f"record {rank}.jsonl") for rank in range(len(team))],
+            results=[worker.result() for worker in team],
+            parameters=place / "parameters.safetensors",
+            commands=[shlex.join(command) for command in commands],
+        )
+
+    def _size(self, row: Row) -> int:
+        return row.workers(self.workers)
+
+    def _server_command(self, row: Row, place: Path) -> list[str]:
+        assert row.server is not None
+        (place / "address").unlink(missing_ok=True)
+        flags = {"port": 0, "workers": self.workers, "shards": self.shards, "address-file": place / "address"}
+        return [sys.executable, "-m", "ps.cli", "start", "--once", *_spell(flags), *row.server]
+
+    def _worker_command(self, row: Row, place: Path, rank: int, address: str | None) -> list[str]:
+        flags: dict[str, object] = {"job": self.job, "record": place / f"record {rank}.jsonl"}
+        if address is not None:
+            flags |= {"server": address, "rank": rank, "world-size": self.workers, "local-rank": rank}
+        if row.on_hub:
+            flags["transport"] = self.transport
+        if rank == 0:
+            flags["save-parameters"] = place / "parameters.safetensors"
+        command = [sys.executable, "-m", "workers.cli", *_spell(flags), *row.worker]
+        return [*command, "--", *self.job_arguments]
+
+    def _environment(self) -> Mapping[str, str]:
+        """The rows say all by flags: no setting or launcher of the user's shell may speak as well."""
+        kept = {
+            name: value
+            for name, value in environment().items()
+            if name not in _OF_TORCHRUN and not name.startswith(_OF_LAUNCHERS)
+        }
+        return kept | {"OMP_NUM_THREADS": str(self.threads)}
+
+
+def _spell(flags: Mapping[str, object]) -> list[str]:
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def _await_address(processes: Processes, file: Path, deadline: float) -> str:
+    while not file.exists() or not (address := file.read_text().strip()):
+        processes.pause(deadline, "the server's address")
+    return address
+
+
+def _await_end(
+    processes: Processes, awaited: list[Process], record: Path, deadline: float, progress: Callable[[Line], None]
+) -> None:
+    what = f"the end of {', '.join(process.name for process in awaited)}"
+    while any(process.code != 0 for process in awaited):
+        processes.pause(deadline, what)
+        for line in read_record(record)[-1:]:
+            progress(line)

@@ -1,0 +1,270 @@
+"""What a training script stands on: its place, its communicator, its report.
+
+This is the one file that knows which topologies there are. It builds the
+communicator that the settings name; everything else sees the interface.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ps import logs
+from ps.client import KVClient
+from ps.config import WorkerConfig, address, environment, load_worker
+from ps.errors import ConfigError, Preempted, UsageError
+from ps.job import Reason
+from ps.session import Session
+from ps.transport import registry
+from ps.transport.host import reachable
+from workers.allreduce_communicator import AllreduceCommunicator, ring_store
+from workers.communicator import Communicator
+from workers.launch import Placement, detect
+from workers.local_communicator import LocalCommunicator
+from workers.ps_communicator import PSCommunicator
+from workers.record import Record
+
+log = logging.getLogger(__name__)
+
+
+class Trainer(Protocol):
+    """What the context wants to know of an optimizer that trains a model here."""
+
+    exchange_seconds: float
+
+    @property
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """Every trained parameter by name."""
+
+
+@dataclass(slots=True)
+class Context:
+    """Everything that belongs to this worker between `init` and `shutdown`."""
+
+    config: WorkerConfig
+    placement: Placement
+    communicator: Communicator
+    device: torch.device
+    session: Session | None
+    record: Record
+    place: logs.Place
+    completed_steps: int = 0
+    stop_code: int | None = None
+    """Set by a signal handler: leave after this step, with this exit code."""
+    trainers: list[Trainer] = field(default_factory=list)
+
+    def adopt(self, trainer: Trainer) -> None:
+        """Called by an optimizer whose model is in place: training begins."""
+        self.trainers.append(trainer)
+        self.record.begin()
+
+    def step_completed(self, step: int) -> None:
+        """Called by the optimizer after each step; the place to learn of the end.
+
+        Raises:
+            Preempted: The hub drains, or a signal asked this worker to stop.
+        """
+        self.completed_steps = self.record.step = self.place.step = step
+        if self.session is not None:
+            self.session.step = step
+        if self.communicator.draining:
+            raise Preempted("the hub asked all workers to stop after this step")
+        if self.stop_code is not None:
+            raise Preempted("stopped on request after this step", self.stop_code)
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Records metrics, and lets the hub know of the loss."""
+        self.record.report(metrics)
+        if self.session is not None and isinstance(metrics.get("loss"), float):
+            self.session.loss = metrics["loss"]
+
+    def result(self) -> dict[str, Any]:
+        """How it went so far, for the program's last line."""
+        traffic = self.communicator.traffic
+        pushes = sum(traffic.staleness.values())
+        return {
+            "rank": self.communicator.rank,
+            "size": self.communicator.size,
+            "topology": self.communicator.topology,
+            "mode": self.session.mode if self.session and self.communicator.topology == "hub" else "",
+            "steps": self.completed_steps,
+            "seconds": round(self.record.seconds, 6),
+            "metrics": self.record.latest,
+            "exchange": {
+                "bytes_sent": traffic.bytes_sent,
+                "bytes_received": traffic.bytes_received,
+                "exposed_seconds": round(sum(trainer.exchange_seconds for trainer in self.trainers), 6),
+                "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
+                / max(1, pushes),
+                "staleness_max": max(traffic.staleness, default=0),
+            },
+        }
+
+
+_current: Context | None = None
+_prepared: tuple[WorkerConfig, logs.Place, str] | None = None
+
+
+def prepare(config: WorkerConfig, place: logs.Place, job: str) -> None:
+    """Settles what `init()` in the script will use: called by ps-worker before it runs the script."""
+    global _prepared
+    _prepared = (config, place, job)
+
+
+def current() -> Context:
+    """The context that `init` made.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if _current is None:
+        raise UsageError("call workers.init() first: it finds this worker its place")
+    return _current
+
+
+def started() -> Context | None:
+    """The context if there is one."""
+    return _current
+
+
+def init() -> Context:
+    """Finds this worker its place and builds its communicator; a second call changes nothing.
+
+    Under ps-worker the command line decides; in a plain `python train.py` the
+    environment and the TOML file do, and without a server the script trains alone.
+
+    Raises:
+        ServerUnreachable: No server answers at the address.
+        ConfigError: Settings, launcher and server contradict each other.
+    """
+    global _current
+    if _current is not None:
+        return _current
+    if _prepared is not None:
+        config, place, job = _prepared
+    else:
+        config = load_worker({})
+        place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
+    placement = detect(environment(), config.rank, config.world_size, config.local_rank)
+    _current = (
+        _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
+    )
+    return _current
+
+
+def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
+    """Leaves the job; the others go on. Without a context it does nothing."""
+    global _current
+    if _current is None:
+        return
+    context, _current = _current, None
+    context.record.close()
+    if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
+        _save(context.config.save_parameters, context.trainers)
+    if context.session is not None:
+        context.session.leave(reason, text)
+    context.communicator.close(finished=reason is Reason.FINISHED)
+
+
+def _alone(config: WorkerConfig, place: logs.Place, placement: Placement) -> Context:
+    if placement.size is not None and placement.size > 1:
+        raise ConfigError(
+            f"{placement.launcher} started {placement.size} workers, but no server is named:"
+            " give --server HOST:PORT (or PS_SERVER); ps-server start prints it"
+        )
+    log.info("no server named: training alone in this process")
+    place.role = "w0"
+    device = torch.device("cpu")
+    return Context(config, placement, LocalCommunicator(), device, None, Record(config.record), place)
+
+
+def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: str) -> Context:
+    assert config.server is not None
+    session = Session(
+        config.server,
+        job=job,
+        topology=config.topology,
+        rank=placement.rank,
+        world_size=placement.size,
+        start_timeout=config.timeout,
+    )
+    place.role = f"w{session.sender.rank}"
+    device = _device(config, placement)
+    try:
+        make = _ring if config.topology == "ring" else _hub
+        communicator = make(config, session, device)
+    except BaseException as error:
+        session.leave(Reason.FAILED, str(error))
+        raise
+    record = Record(config.record)
+    return Context(config, placement, communicator, device, session, record, place)
+
+
+def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
+    lines = [registry.Line(shard.host_id, shard.addresses) for shard in session.shards]
+    transport, dial = registry.choose(lines, config.transport)
+    log.info(
+        "rank %d of %d, hub in mode %s, %d shard(s) by %s",
+        session.sender.rank,
+        session.size,
+        session.mode,
+        len(lines),
+        transport.name,
+    )
+    client = KVClient(session.sender, len(lines), dial)
+    client.wait_connected(config.timeout)
+    return PSCommunicator(session, client, transport, aggregate=config.aggregate, timeout=config.timeout)
+
+
+def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
+    server, _ = address(session.address)
+    store = ring_store(
+        session.sender.rank,
+        reachable(server if server in ("127.0.0.1", "localhost", "::1") else ""),
+        lambda where: session.publish("ring", where),
+        lambda: session.lookup("ring", config.timeout),
+        config.timeout,
+    )
+    log.info("rank %d of %d, ring by %s", session.sender.rank, session.size, config.backend)
+    communicator = AllreduceCommunicator(
+        session.sender.rank,
+        session.size,
+        store,
+        backend=config.backend,
+        device=device,
+        timeout=config.timeout,
+    )
+    session.on_failure(communicator.fail)
+    return communicator
+
+
+def _device(config: WorkerConfig, placement: Placement) -> torch.device:
+    """NCCL wants a GPU per process: the one of its local rank."""
+    if config.backend != "nccl":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("--backend nccl needs a CUDA device, and torch finds none here: use --backend gloo")
+    if placement.local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"local rank {placement.local_rank} has no GPU of its own: torch finds"
+            f" {torch.cuda.device_count()} here; start at most that many workers on this host"
+        )
+    device = torch.device("cuda", placement.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _save(path: Path, trainers: list[Trainer]) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {
+        name: parameter.detach().cpu().clone().contiguous()
+        for trainer in trainers
+        for name, parameter in trainer.named_parameters.items()
+    }
+    save_file(tensors, path)

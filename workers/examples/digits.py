@@ -1,0 +1,117 @@
+"""Job `digits`: a small convolutional network learns to read handwritten digits.
+
+1797 images of 8x8 pixels come with scikit-learn; a fifth is kept for the test.
+The total batch is fixed and every worker takes its share, so that any number
+of workers, however they are tied together, trains the same model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import workers
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains, and reports `loss` by step, `test_loss` and `test_accuracy` by epoch.
+
+    Args:
+        argv: The command line; None: the process's own.
+    """
+    options, share = _start(argv)
+    train, test = split(options.seed)
+    model = network(options.seed).to(workers.device())
+    sgd = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
+    optimizer = workers.DistributedOptimizer(sgd, model)
+    sampler = workers.ShardedSampler(train, shuffle=True, seed=options.seed)
+    # The uneven last batch is left out: cut into shares, its images would weigh more than the others'.
+    loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
+
+    done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
+    for epoch in range(options.epochs):
+        if step >= done:
+            _report(model, test, epoch, options.epochs)
+        sampler.set_epoch(epoch)
+        for images, labels in loader:
+            step += 1
+            if step <= done:
+                continue
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(images.to(workers.device())), labels.to(workers.device()))
+            loss.backward()
+            optimizer.step()
+            workers.report(loss=loss.item(), samples=len(labels))
+
+    workers.barrier()  # everyone's last gradient is in ...
+    optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
+    _report(model, test, options.epochs, options.epochs)
+
+
+def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
+    """1437 images to train with and 360 to test with; float32 [n, 1, 8, 8] of mean 0 and deviation 1, int64 [n]."""
+    digits = load_digits()
+    images = (torch.from_numpy(digits.images).float().unsqueeze(1) - 5) / 6  # from 0..16
+    labels = torch.from_numpy(digits.target)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+    train, test = order[: len(order) * 4 // 5], order[len(order) * 4 // 5 :]
+    return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
+
+
+def network(seed: int) -> nn.Module:
+    """Two convolutions and a linear layer, 9,930 parameters; the same for the same seed."""
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, kernel_size=3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
+    """The options, and how many images of a batch are this worker's."""
+    parser = argparse.ArgumentParser(prog="digits", description="Learn to read handwritten digits.")
+    parser.add_argument("--epochs", type=int, default=20, help="times through the training images [20]")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a step, over all workers [64]")
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate [0.01]")
+    parser.add_argument("--seed", type=int, default=0, help="of split, parameters and order [0]")
+    parser.add_argument("--threads", type=int, help="of PyTorch in this process [as OMP_NUM_THREADS says]")
+    options = parser.parse_args(argv)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    workers.init()
+    share, rest = divmod(options.batch_size, workers.size())
+    if rest or not share:
+        parser.error(f"--batch-size {options.batch_size} cannot be shared equally by {workers.size()} workers")
+    return options, share
+
+
+def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:
+    """Rank 0 measures the model on the test images and says how it goes."""
+    if workers.rank() != 0:
+        return
+    images, labels = (tensor.to(workers.device()) for tensor in test.tensors)
+    loss, accuracy = _evaluate(model, images, labels)
+    workers.report(epoch=epoch, test_loss=loss, test_accuracy=accuracy)
+    print(f"epoch {epoch}/{epochs}  test loss {loss:.4f}  accuracy {accuracy:.3f}", file=sys.stderr)
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, float]:
+    scores = model(images)
+    loss = functional.cross_entropy(scores, labels).item()
+    return loss, (scores.argmax(dim=1) == labels).float().mean().item()
+
+
+if __name__ == "__main__":
+    main()

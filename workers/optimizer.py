@@ -1,0 +1,320 @@
+"""The optimizer that a training script uses in place of its own.
+
+    steps_on     gradients are exchanged         who steps              .grad after backward
+    worker       during backward                 the wrapped optimizer  the mean over all ranks
+    server       during backward, or in step()   the hub                this rank's own
+
+On a hub the first step is watched: a script that unscales, clips or otherwise
+changes gradients after backward has them exchanged in `step()`, any other
+during backward.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.optim import Optimizer
+
+from ps.errors import ConfigError
+from ps.optim import hyper_of
+from ps.types import Hyper
+from workers import scaling
+from workers.backward import BackwardPasses
+from workers.bucketing import Bucket, NamedParameters, make_buckets
+from workers.collectives import broadcast_into
+from workers.communicator import Communicator
+from workers.exchange import Exchange
+from workers.watch import ChangeWatch
+
+logger = logging.getLogger(__name__)
+
+BUCKET_BYTES = 25 * 2**20
+"""Where a bucket is full unless the settings say otherwise."""
+
+
+def _of_wrapped(name: str) -> Any:
+    """An attribute that is the wrapped optimizer's, to read and to assign."""
+
+    def read(self: DistributedOptimizer) -> Any:
+        return getattr(self.wrapped, name)
+
+    def assign(self: DistributedOptimizer, value: Any) -> None:
+        setattr(self.wrapped, name, value)
+
+    return property(read, assign)
+
+
+class DistributedOptimizer(Optimizer):
+    """Makes `optimizer` one of all ranks: exchanges gradients, then steps here or on the hub.
+
+    It is an optimizer as any other: schedulers, hooks, `GradScaler`, closures and
+    `state_dict` work on it. `param_groups`, `state` and `defaults` are those of
+    the wrapped optimizer; where the hub steps, the state is the hub's, and
+    `state_dict` holds the groups alone. A parameter without a gradient counts as
+    one with a gradient of zeros. With a `GradScaler`, a step that one rank must
+    skip is skipped by all; on a hub every rank keeps a loss scale of its own.
+
+    Attributes:
+        wrapped: The optimizer given.
+        completed_steps: Steps that changed the parameters, those before a restart included.
+    """
+
+    param_groups = _of_wrapped("param_groups")
+    state = _of_wrapped("state")
+    defaults = _of_wrapped("defaults")
+
+    # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: torch.nn.Module | None = None,
+        *,
+        named_parameters: NamedParameters | None = None,
+        backward_passes_per_step: int = 1,
+        bucket_bytes: int | None = None,
+        communicator: Communicator | None = None,
+        after_step: Callable[[int], None] | None = None,
+        overlap: bool = True,
+        timeout: float | None = None,
+    ) -> None:
+        """Lays parameters and gradients out flat and brings rank 0's values to all ranks.
+
+        By now the model must be on its device, of its dtype, and loaded if it is to be: from
+        here on every `parameter.data` and `.grad` is a view of a bucket.
+
+        Args:
+            optimizer: Over the parameters to train.
+            model: Names the parameters; its buffers and frozen parameters come from rank 0 as well.
+            named_parameters: Names the parameters where there is no one model.
+            backward_passes_per_step: How many backward passes one step sums up before the exchange.
+            bucket_bytes: Where a bucket is full; None takes the worker's setting.
+            communicator: None takes that of `workers.init()`.
+            after_step: Called with `completed_steps` after each step; None takes `workers.init()`'s.
+            overlap: False never exchanges during backward: for scripts that begin to change gradients
+                after the first step, or whose backward reads a detached view of a parameter.
+            timeout: Seconds that one step's exchange may take; None takes the communicator's.
+
+        Raises:
+            ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference.
+        """
+        place = _place(communicator, bucket_bytes, after_step)
+        self._adopt(optimizer)
+        self._communicator = communicator = place.communicator
+        self._after_step = place.after_step
+        self._steps_on_server = communicator.steps_on == "server"
+        # None: the first step is being watched.
+        self._overlap = None if overlap and self._steps_on_server else overlap
+        named = named_parameters if model is None else model.named_parameters()
+        self._buckets = self._lay_out(named, place.bucket_bytes)
+        self._timeout = communicator.timeout if timeout is None else timeout
+        self.completed_steps = self._start_from_rank_0(model)
+        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
+        self._watch = ChangeWatch(self._buckets, self._hyper)
+        self._passes = BackwardPasses(
+            self._buckets, backward_passes_per_step, self._watch, self._bucket_ready, self._backward_ended
+        )
+        place.adopt(self)
+
+    @property
+    def named_parameters(self) -> dict[str, torch.Tensor]:
+        """Every trained parameter by name."""
+        return {
+            tensor.name: parameter
+            for bucket in self._buckets
+            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True)
+        }
+
+    @property
+    def exchange_seconds(self) -> float:
+        """Time spent waiting for exchanges: the part that hid behind nothing."""
+        return self._exchange.seconds
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Takes one step on all ranks; afterwards the parameters are the ones to use next.
+
+        Args:
+            closure: Computes the loss anew, gradients and all; called once, before the exchange.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            ConfigError: The script changed gradients that were handed over already.
+            DeadlineExceeded: The exchange took longer than the timeout.
+            HubringError: What the exchange failed with.
+            Preempted: The job stops at this step.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._steps_on_server:
+            self._settle_overlap()
+        if self._must_skip():
+            self._begin_step()
+        else:
+            self._exchange.finish()
+            self._apply()
+            self._begin_step()
+            self.completed_steps += 1
+            self._after_step(self.completed_steps)
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002
+        """Zeroes all gradients in place, whatever `set_to_none`: they must stay where they are.
+
+        Raises:
+            ConfigError: The hub has them already; a push cannot be taken back.
+        """
+        if self._steps_on_server and self._exchange.begun:
+            raise ConfigError(
+                "zero_grad() came after the gradients were pushed during backward: call step() first, "
+                "or pass overlap=False to DistributedOptimizer if the script skips steps"
+            )
+        if self._passes.count:
+            self._watch.note_dropped()
+        self._begin_step()
+        for bucket in self._buckets:
+            bucket.zero_gradients()
+
+    def refresh(self) -> None:
+        """Brings the newest parameters of an asynchronous hub; elsewhere they are here already."""
+        self._exchange.refresh()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refuses: all ranks have agreed on the parameters.
+
+        Raises:
+            ConfigError: Always.
+        """
+        raise ConfigError("add parameter groups before making DistributedOptimizer: buckets are agreed there")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's; without state where the hub steps, since the hub holds it."""
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads into the wrapped optimizer; where the hub steps, the groups alone count."""
+        if self._steps_on_server and state_dict.get("state"):
+            logger.warning("the hub holds the optimizer's state: only the parameter groups were loaded")
+        self.wrapped.load_state_dict(state_dict)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer({self.wrapped!r})"
+
+    def _adopt(self, optimizer: Optimizer) -> None:
+        """Becomes an Optimizer around another, without parameters of its own."""
+        if isinstance(optimizer, DistributedOptimizer):
+            raise ConfigError(
+                "the optimizer is a DistributedOptimizer already; wrap the torch optimizer once"
+            )
+        self.wrapped = optimizer
+        self.__setstate__({})  # makes the hooks that Optimizer.__init__ would make
+        for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
+            hooks = f"_optimizer_{name}_hooks"
+            setattr(self, hooks, getattr(optimizer, hooks))
+
+    def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
+        name = type(self.wrapped).__name__ if self._steps_on_server else ""
+        if name:  # an optimizer that the hub cannot run is refused here, not in the first backward
+            for group in self.param_groups:
+                hyper_of(group, name)
+        allocate = self._communicator.allocate
+        return make_buckets(self.wrapped, named_parameters, allocate, bucket_bytes, name)
+
+    def _start_from_rank_0(self, model: torch.nn.Module | None) -> int:
+        """Brings everybody to one beginning; returns the completed steps to go on from."""
+        start = self._communicator.attach(self._buckets)
+        for bucket in self._buckets:
+            bucket.to_device()
+        if model is not None and not self._communicator.late:
+            exchanged = {parameter for bucket in self._buckets for parameter in bucket.parameters}
+            frozen = [parameter.data for parameter in model.parameters() if parameter not in exchanged]
+            rest = [*model.buffers(), *frozen]
+            broadcast_into(rest, self._communicator, "model.rest", self._timeout)
+        return start.step
+
+    def _hyper(self, bucket: Bucket) -> Hyper:
+        if not self._steps_on_server:
+            return {}
+        return hyper_of(self.param_groups[bucket.spec.group], bucket.spec.optimizer)
+
+    def _bucket_ready(self, bucket: Bucket) -> None:
+        if self._overlap:
+            self._exchange.ready(bucket)
+
+    def _backward_ended(self) -> None:
+        if not self._steps_on_server:
+            self._exchange.finish()
+        elif self._overlap:
+            self._exchange.hand_over_rest()
+
+    def _settle_overlap(self) -> None:
+        """Decides after the first step, for good, and holds the script to it."""
+        changes = "uses a GradScaler" if hasattr(self, "found_inf") else self._watch.changes()
+        if self._overlap is None and self._passes.count:
+            self._overlap = not changes
+            if changes:
+                logger.info("gradients are exchanged in step(), not during backward: the script %s", changes)
+        elif self._exchange.begun and changes:
+            raise ConfigError(
+                f"the script {changes}, but its gradients were exchanged during backward, as nothing of "
+                "the kind happened in the first step: pass overlap=False to DistributedOptimizer"
+            )
+
+    def _must_skip(self) -> bool:
+        """Deals with a GradScaler: True if some rank's gradients overflowed, else unscales."""
+        if not hasattr(self, "found_inf"):
+            return False
+        if not self._steps_on_server and not self._exchange.complete:
+            raise ConfigError(
+                f"step() came after {self._passes.count} backward pass(es), fewer than "
+                "backward_passes_per_step; with a GradScaler every step needs them all"
+            )
+        if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
+            return True
+        scaling.unscale(self._buckets, getattr(self, "grad_scale", None))
+        return False
+
+    def _apply(self) -> None:
+        if self._steps_on_server:
+            # A scheduler made on the wrapped optimizer wants to know that a step was taken.
+            self.wrapped._opt_called = True  # type: ignore[attr-defined]
+        else:
+            self.wrapped.step()
+
+    def _begin_step(self) -> None:
+        self._exchange.reset()
+        self._passes.reset()
+        self._watch.reset()
+
+
+class _Place(NamedTuple):
+    """What an optimizer stands on."""
+
+    communicator: Communicator
+    bucket_bytes: int
+    after_step: Callable[[int], None]
+    adopt: Callable[[DistributedOptimizer], None]
+
+
+def _place(
+    communicator: Communicator | None, bucket_bytes: int | None, after_step: Callable[[int], None] | None
+) -> _Place:
+    """Fills in what the caller left to `workers.init()`."""
+    if communicator is not None:
+        return _Place(communicator, bucket_bytes or BUCKET_BYTES, after_step or _ignore, _ignore)
+    from workers import context  # only where it is needed: it builds every kind of communicator
+
+    here = context.current()
+    bucket_bytes = bucket_bytes or here.config.bucket_bytes
+    return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)
+
+
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,161 @@
+"""The hub's communicator: buckets become slices, slices go to the shards that hold them."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections import Counter
+from typing import Literal
+
+import torch
+
+from ps.client import KVClient
+from ps.messages import Collective, Contribute, ReduceOp
+from ps.session import Assignment, Session
+from ps.transport.base import Transport
+from ps.types import Hyper, ShardPlan
+from ps.work import Work
+from workers.bucketing import Bucket
+from workers.communicator import CollectiveWork, Communicator, Start
+
+log = logging.getLogger(__name__)
+
+
+class PSCommunicator(Communicator):
+    """Talks to the parameter server.
+
+    Args:
+        session: This worker's place in the job; closed with the communicator.
+        client: Its lines to the shards; closed with the communicator.
+        transport: Whose memory the buckets should lie in.
+        aggregate: The hub only averages; the worker's own optimizer steps.
+        timeout: Seconds that one exchange may take.
+    """
+
+    topology = "hub"
+
+    def __init__(
+        self, session: Session, client: KVClient, transport: Transport, *, aggregate: bool, timeout: float
+    ) -> None:
+        self.rank = session.sender.rank
+        self.size = session.size
+        self.late = session.late
+        self.timeout = timeout
+        self.steps_on: Literal["server", "worker"] = "worker" if aggregate else "server"
+        self.traffic = client.traffic
+        self._session = session
+        self._client = client
+        self._transport = transport
+        self._plan = ShardPlan(())
+        self._rounds: Counter[str] = Counter()
+        session.on_failure(client.fail)
+
+    @property
+    def draining(self) -> bool:  # type: ignore[override]
+        return self._client.draining
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        if numel == 0:
+            return torch.zeros(0, dtype=dtype)
+        memory = self._transport.allocate(numel * dtype.itemsize)
+        return torch.frombuffer(memory, dtype=dtype, count=numel)
+
+    def attach(self, buckets: list[Bucket]) -> Start:
+        assigned = self._session.plan([bucket.spec for bucket in buckets])
+        self._plan = assigned.plan
+        if self.steps_on == "server":
+            self._bring_parameters(buckets, assigned)
+        else:
+            self._learn_clocks(buckets)
+            self._broadcast_parameters(buckets)
+        return Start(assigned.step, restored=assigned.initialised)
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        bucket.staged_gradients.download()
+        bucket.staged_gradients.wait()
+        into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
+        slices = self._plan.of_bucket(bucket.spec.index)
+        work = Work(f"the exchange of bucket {bucket.spec.index}", len(slices))
+        for piece in slices:
+            part = slice(piece.offset, piece.offset + piece.numel)
+            self._client.push_pull(
+                piece.shard, piece.key, bucket.host_gradients[part], into[part], hyper, work
+            )
+        return work
+
+    def pull(self, bucket: Bucket) -> Work:
+        if self.steps_on == "worker":
+            return Work("nothing to pull", 0)
+        return self._pull(bucket, bucket.host_values)
+
+    def collective(
+        self,
+        collective: Collective,
+        tensor: torch.Tensor | None,
+        *,
+        name: str,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        root: int = 0,
+    ) -> CollectiveWork:
+        work = CollectiveWork(f"{collective.name.lower()} {name!r}")
+        given = None if tensor is None else tensor.detach().cpu().contiguous()
+
+        def on_result(result: torch.Tensor | None) -> None:
+            if result is not None:
+                home = tensor.device if tensor is not None else result.device
+                work.result = result.clone().to(home)
+
+        self._rounds[name] += 1
+        request = Contribute(self._client.sender, name, collective, self._rounds[name], given, op, root)
+        # Every rank finds the same shard by the name alone.
+        shard = zlib.crc32(name.encode()) % len(self._session.shards)
+        self._client.contribute(shard, request, work, on_result)
+        return work
+
+    def close(self, *, finished: bool) -> None:
+        self._client.close()
+
+    def _pull(self, bucket: Bucket, into: torch.Tensor) -> Work:
+        slices = self._plan.of_bucket(bucket.spec.index)
+        work = Work(f"the pull of bucket {bucket.spec.index}", len(slices))
+        for piece in slices:
+            part = slice(piece.offset, piece.offset + piece.numel)
+            self._client.pull(piece.shard, piece.key, into[part], work)
+        return work
+
+    def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
+        """Rank 0 gives the shards their first values; then everybody reads the same ones."""
+        if self.rank == 0 and not assigned.initialised:
+            _download(buckets)
+            given = Work("giving the hub its parameters", len(assigned.plan.slices))
+            for piece in assigned.plan.slices:
+                values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
+                self._client.init(piece.shard, piece.key, values, given)
+            given.wait(self.timeout)
+        for work in [self._pull(bucket, bucket.host_values) for bucket in buckets]:
+            work.wait(self.timeout)
+
+    def _learn_clocks(self, buckets: list[Bucket]) -> None:
+        """Aggregate-only shards hold no parameters, but count rounds as any."""
+        for work in [self._pull(bucket, bucket.host_gradients) for bucket in buckets]:
+            work.wait(self.timeout)
+        for bucket in buckets:
+            bucket.host_gradients.zero_()
+
+    def _broadcast_parameters(self, buckets: list[Bucket]) -> None:
+        _download(buckets)
+        for bucket in buckets:
+            given = bucket.host_values if self.rank == 0 else None
+            work = self.collective(
+                Collective.BROADCAST, given, name=f"parameters of bucket {bucket.spec.index}"
+            )
+            work.wait(self.timeout)
+            assert work.result is not None
+            bucket.host_values.copy_(work.result)
+
+
+def _download(buckets: list[Bucket]) -> None:
+    for bucket in buckets:
+        bucket.staged_values.download()
+    for bucket in buckets:
+        bucket.staged_values.wait()

@@ -1,0 +1,46 @@
+"""Record: what a script reports as it trains, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+class Record:
+    """Keeps the latest value of every metric, and writes each report to a file if there is one.
+
+    Every line holds `step` (completed steps), `seconds` (since training began)
+    and the metrics reported.
+
+    Args:
+        path: The file, begun afresh; None keeps the latest values only.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.step = 0
+        self.latest: dict[str, Any] = {}
+        self._file = path.open("w", buffering=1) if path is not None else None
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since `begin`, or since the record was made."""
+        return time.monotonic() - self._began
+
+    def begin(self) -> None:
+        """Starts the clock: the model is in place and training may begin."""
+        self._began = time.monotonic()
+
+    def report(self, metrics: dict[str, Any]) -> None:
+        """Takes down some metrics: numbers, strings or booleans."""
+        self.latest.update(metrics)
+        if self._file is not None:
+            line = {"step": self.step, "seconds": round(self.seconds, 6), **metrics}
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,120 @@
+"""Runs one training script in this process, and tells how it ended."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ps.config import WorkerConfig
+from ps.errors import HubringError, Preempted, UsageError
+from ps.job import Reason
+from ps.logs import Place
+from workers import context
+
+log = logging.getLogger(__name__)
+
+PREEMPTED = 75
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the script ended: exit code, the worker's result, and what to tell a person."""
+
+    code: int
+    result: dict[str, Any]
+    error: str = ""
+    traceback: str = ""
+    stuck: bool = False
+    """Threads of a broken ring are left that only the end of the process frees."""
+
+
+def train(config: WorkerConfig, place: Place, module: str, job: str, words: list[str]) -> Outcome:
+    """Runs the script that `words` begin with, or else the built-in job with `words` as its arguments.
+
+    Raises:
+        UsageError: There is no such script.
+    """
+    if words and not words[0].startswith("-"):
+        script = Path(words[0])
+        if not script.is_file():
+            raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
+        context.prepare(config, place, script.name)
+        return _watched(lambda: _run_script(script, words[1:]))
+    context.prepare(config, place, job)
+    return _watched(lambda: importlib.import_module(module).main(words))
+
+
+def _run_script(script: Path, arguments: list[str]) -> None:
+    """As `python script arguments` would."""
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def _watched(action: Callable[[], object]) -> Outcome:
+    """Runs the script; whatever happens, the worker leaves the job and says why."""
+    _heed_signals()
+    outcome, reason = Outcome(0, {}), Reason.FINISHED
+    try:
+        action()
+    except Preempted as stop:
+        outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED
+        log.info("%s", stop.text)
+    except SystemExit as end:
+        code = _code(end)
+        outcome = Outcome(code, {}, error=end.code if isinstance(end.code, str) else "")
+        reason = Reason.FAILED if code else Reason.FINISHED
+    except KeyboardInterrupt:
+        outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
+    except HubringError as error:
+        outcome, reason = Outcome(error.exit_code, {}, error=str(error)), Reason.FAILED
+    except BaseException as error:
+        last = traceback.format_exception_only(error)[-1].strip()
+        outcome = Outcome(1, {}, error=last, traceback=traceback.format_exc())
+        reason = Reason.FAILED
+    return _leave(outcome, reason)
+
+
+def _leave(outcome: Outcome, reason: Reason) -> Outcome:
+    worker = context.started()
+    if worker is None:
+        return outcome
+    outcome.result = worker.result()
+    outcome.stuck = outcome.code != 0 and worker.communicator.topology == "ring"
+    if outcome.stuck:
+        if worker.session is not None:
+            worker.session.leave(reason, outcome.error)
+    else:
+        context.shutdown(reason, outcome.error)
+    return outcome
+
+
+def _code(end: SystemExit) -> int:
+    if end.code is None:
+        return 0
+    return end.code if isinstance(end.code, int) else 1
+
+
+def _heed_signals() -> None:
+    """The first signal ends the worker after its step; the second one at once."""
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED}
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        worker = context.started()
+        if worker is None or not worker.trainers or worker.stop_code is not None:
+            raise KeyboardInterrupt
+        worker.stop_code = codes[signal.Signals(number)]
+        log.warning("%s: leaving after this step; once more quits", signal.Signals(number).name)
+
+    for number in codes:
+        signal.signal(number, heed)

@@ -1,0 +1,40 @@
+"""Loss scaling: what a `torch.amp.GradScaler` asks of an optimizer that unscales for itself.
+
+Before it calls `step()` the scaler looks for infinities and sets `found_inf` on
+the optimizer; it sets `grad_scale` too, but to None where the script called
+`scaler.unscale_(optimizer)` already.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ps.messages import Collective, ReduceOp
+from workers.bucketing import Bucket
+from workers.communicator import Communicator
+
+
+def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: float | None) -> bool:
+    """Whether this step must be skipped: one rank's infinity is everybody's.
+
+    Where workers step, gradients are means already and every rank found the same.
+    Where ranks do not keep step with each other, each skips for itself.
+    """
+    if communicator.steps_on == "worker" or communicator.size == 1 or not communicator.lockstep:
+        return bool(found_inf.item())
+    work = communicator.collective(
+        Collective.ALLREDUCE, found_inf.detach().reshape(1), name="scaler.found_inf", op=ReduceOp.MAX
+    )
+    work.wait(timeout)
+    assert work.result is not None
+    return bool(work.result.item())
+
+
+def unscale(buckets: list[Bucket], grad_scale: torch.Tensor | None) -> None:
+    """Divides all gradients by the scale, in place; None: that was done."""
+    if grad_scale is None:
+        return
+    inverse = grad_scale.double().reciprocal().float().item()
+    for bucket in buckets:
+        bucket.collect()
+        bucket.gradients.mul_(inverse)

@@ -1,0 +1,61 @@
+"""Finds out what a script does to gradients between backward and step.
+
+A hub steps as soon as it has the gradients, so what is changed after they were
+handed over would be lost: clipping, unscaling, a learning rate set just before
+`step()`. PyTorch counts the in-place changes of a tensor in its version, and
+views share it, so one number a bucket shows them all. (A change through
+`.grad.data` is not counted, here as in autograd itself.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ps.types import Hyper
+from workers.bucketing import Bucket
+
+
+class ChangeWatch:
+    """Remembers how backward left things and tells what was changed since."""
+
+    def __init__(self, buckets: list[Bucket], hyper: Callable[[Bucket], Hyper]) -> None:
+        self._buckets = buckets
+        self._hyper = hyper
+        self._versions: dict[int, int] = {}
+        self._hypers: list[Hyper] = []
+        self._dropped = False
+
+    def note_gradients(self, bucket: Bucket) -> None:
+        """A gradient was accumulated into this bucket just now."""
+        self._versions[bucket.spec.index] = bucket.gradients._version
+
+    def note_end(self) -> None:
+        """Backward has ended; a bucket without any gradient is as it is."""
+        for bucket in self._buckets:
+            self._versions.setdefault(bucket.spec.index, bucket.gradients._version)
+        self._hypers = [self._hyper(bucket) for bucket in self._buckets]
+
+    def note_dropped(self) -> None:
+        """Gradients of a backward pass were thrown away without a step."""
+        self._dropped = True
+
+    def changes(self) -> str:
+        """What the script changed since backward, in words; empty for nothing."""
+        if self._dropped:
+            return "throws gradients away without a step"
+        if any(self._is_changed(bucket) for bucket in self._buckets):
+            return "changes gradients between backward and step, as clipping does"
+        if self._hypers and self._hypers != [self._hyper(bucket) for bucket in self._buckets]:
+            return "changes hyperparameters between backward and step"
+        return ""
+
+    def reset(self) -> None:
+        """Begins the next step; what was dropped before the first one is not forgotten."""
+        self._versions = {}
+        self._hypers = []
+
+    def _is_changed(self, bucket: Bucket) -> bool:
+        noted = self._versions.get(bucket.spec.index)
+        if noted is None:
+            return False
+        return noted != bucket.gradients._version or not bucket.holds_gradients()
