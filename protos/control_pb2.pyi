@@ -295,10 +295,13 @@ class LeaveRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     reason: Global___LeaveRequest.Reason.ValueType
     text: _builtins.str
+    step: _builtins.int
+    """completed steps"""
     def __init__(
         self,
         *,
@@ -306,10 +309,11 @@ class LeaveRequest(_message.Message):
         incarnation: _builtins.int = ...,
         reason: Global___LeaveRequest.Reason.ValueType = ...,
         text: _builtins.str = ...,
+        step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "step", b"step", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -73,7 +73,7 @@ class Coordinator(ControlServicer):
         self.last_job = ""
         self.last_stats: list[dict[str, Any]] = []
         self.draining = False
-        self.steps = 0
+        self.last_step = 0
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
@@ -134,7 +134,6 @@ class Coordinator(ControlServicer):
             news = self._job_of(request).beat(_sender(request), request.step, request.loss, self._clock.now())
         except Fenced as error:
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
-        self.steps = max(self.steps, request.step)
         failure = self.job.failure
         return pb.HeartbeatReply(
             failed=str(failure or ""),
@@ -147,7 +146,7 @@ class Coordinator(ControlServicer):
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         if self.job.membership is not None:
-            self.job.leave(_sender(request), Reason(request.reason), request.text)
+            self.job.leave(_sender(request), Reason(request.reason), request.text, request.step)
             await self._publish_or_fail()
             await self._announce()
         return pb.LeaveReply()
@@ -160,9 +159,9 @@ class Coordinator(ControlServicer):
             late = member not in job.membership.view.members
             async with self._planning:
                 await self._agree(tuple(map(bucket_from_proto, request.buckets)), late)
+            step = self._step
             if late:
-                others = [job.progress[rank].step for rank in job.membership.view.ranks]
-                self._step = min(others, default=self._step)
+                step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=step)
                 job.membership.activate(_sender(request))
                 await self._publish()
         except Fenced as error:
@@ -171,7 +170,7 @@ class Coordinator(ControlServicer):
             return pb.PlanReply(refused=str(error))
         return pb.PlanReply(
             slices=[slice_to_proto(piece) for piece in self._plan.slices],
-            step=self._step,
+            step=step,
             initialised=late or self._restored is not None,
         )
 
@@ -268,7 +267,10 @@ class Coordinator(ControlServicer):
         elif self.job.topology == "ring":
             log.warning("a ring job stops at no common step for the hub: it goes on until it is done")
         else:
-            await self.fleet.drain()
+            try:
+                await self.fleet.drain()
+            except JobFailed as error:
+                self.shard_lost(str(error))
 
     async def save(self) -> tuple[Path, int]:
         """Writes a checkpoint now.
@@ -289,7 +291,7 @@ class Coordinator(ControlServicer):
                 held,
                 lockstep=self._consistency.lockstep,
                 running=not self.job.over,
-                step=min((progress.step for progress in self.job.progress.values()), default=0),
+                step=self.job.step,
             )
             self._saved_at = self._clock.now()
         return self.last_checkpoint, step
@@ -406,7 +408,7 @@ class Coordinator(ControlServicer):
         self.outcome = self.job.outcome
         if self.saver is not None and self._holds_parameters and self.failure is None:
             await self._save_in_passing()
-        self.last_job = self.job.name
+        self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, _words(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.failure is None:

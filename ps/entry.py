@@ -25,15 +25,23 @@ class Contribution(NamedTuple):
     """A gradient that waits for its round to close."""
 
     push: Push
-    ticket: Ticket
+    tickets: list[Ticket]
+    """One for every try: which of them its sender still listens to, it alone knows."""
 
 
 class Reader(NamedTuple):
     """Somebody who waits for values; `staleness` is that of the push which they answer."""
 
     sender: Sender
-    ticket: Ticket
+    tickets: list[Ticket]
     staleness: int = 0
+
+
+class Settled(NamedTuple):
+    """A rank's last push that was applied or dropped, for whoever asks again."""
+
+    clock: int
+    staleness: int
 
 
 @dataclass(slots=True)
@@ -45,7 +53,7 @@ class Entry:
         readers: Who pushed, and waits until it may read.
         pullers: Who waits for the first values.
         read: The version that a rank was sent last.
-        staleness: That of a rank's last push, for whoever asks again.
+        settled: The last push of a rank that is over.
         drain_from: Replies of this version and later say that the job ends.
     """
 
@@ -58,7 +66,7 @@ class Entry:
     readers: dict[int, Reader] = field(default_factory=dict)
     pullers: dict[int, Reader] = field(default_factory=dict)
     read: dict[int, int] = field(default_factory=dict)
-    staleness: dict[int, int] = field(default_factory=dict)
+    settled: dict[int, Settled] = field(default_factory=dict)
     drain_from: float = inf
 
     @classmethod
@@ -98,8 +106,8 @@ class Entry:
                 if rank in table:
                     waiting.append(table.pop(rank))
             self.read.pop(rank, None)
-            self.staleness.pop(rank, None)
-        return [waiter.ticket for waiter in waiting]
+            self.settled.pop(rank, None)
+        return [ticket for waiter in waiting for ticket in waiter.tickets]
 
     def waiting(self) -> Collection[int]:
         """Ranks that wait for anything."""

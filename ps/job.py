@@ -168,12 +168,13 @@ class Job:
             self.outcome.lost[member.rank] = f"silent for {silent:.1f} s at step {self._step(member)}"
         return lost
 
-    def leave(self, sender: Sender, reason: Reason, text: str) -> None:
-        """Takes a worker out at its own wish."""
+    def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> None:
+        """Takes a worker out at its own wish, after `step` completed steps."""
         assert self.membership is not None
         member = self.membership.leave(sender)
         if member is None:
             return
+        self.progress[member.rank].step = step
         if reason is Reason.FINISHED:
             self.outcome.finished.append(member.rank)
         elif reason is Reason.PREEMPTED:
@@ -189,6 +190,13 @@ class Job:
         if self.failure is None:
             log.error("the job cannot go on: %s", error)
             self.failure = error
+
+    @property
+    def step(self) -> int:
+        """Steps that all who still take part have completed; once all left, the most that anybody had."""
+        if self.membership is not None and self.membership.members:
+            return min(map(self._step, self.membership.members))
+        return max((progress.step for progress in self.progress.values()), default=0)
 
     def slowest(self) -> str:
         """Who is furthest behind, as a clause for whoever waits."""

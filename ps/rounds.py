@@ -23,7 +23,8 @@ Live = Mapping[int, int]
 
 class _Part(NamedTuple):
     request: Contribute
-    ticket: Ticket
+    tickets: list[Ticket]
+    """One for every try."""
 
 
 class _Answered(NamedTuple):
@@ -47,7 +48,8 @@ class RoundBook:
         earlier = parts.get(request.sender.rank)
         if earlier is not None and earlier.request.sequence != request.sequence:
             return [Delivery(ticket, _too_early(request, earlier.request))]
-        parts[request.sender.rank] = _Part(request, ticket)
+        tickets = earlier.tickets if earlier is not None else []
+        parts[request.sender.rank] = _Part(request, [*tickets, ticket])
         return self._close_if_full(request.name, live)
 
     def on_view(self, live: Live) -> list[Delivery]:
@@ -59,19 +61,19 @@ class RoundBook:
         }
         deliveries = []
         for name, parts in list(self._open.items()):
-            for rank, (request, ticket) in list(parts.items()):
+            for rank, (request, tickets) in list(parts.items()):
                 if live.get(rank) != request.sender.incarnation:
                     del parts[rank]
                     text = f"rank {rank} lost its place while it waited in {name!r}; start the worker again"
-                    deliveries.append(Delivery(ticket, Refusal(Code.FENCED, text)))
+                    deliveries += [Delivery(ticket, Refusal(Code.FENCED, text)) for ticket in tickets]
             deliveries += self._close_if_full(name, live)
         return deliveries
 
     def refuse_all(self, refusal: Refusal) -> list[Delivery]:
         """Gives up every open round."""
-        tickets = [ticket for parts in self._open.values() for _, ticket in parts.values()]
+        parts = [part for parts in self._open.values() for part in parts.values()]
         self._open.clear()
-        return [Delivery(ticket, refusal) for ticket in tickets]
+        return [Delivery(ticket, refusal) for part in parts for ticket in part.tickets]
 
     def _close_if_full(self, name: str, live: Live) -> list[Delivery]:
         parts = self._open[name]
@@ -83,7 +85,7 @@ class RoundBook:
         reply = _outcome([parts[rank].request for rank in sorted(parts)])
         for request, _ in parts.values():
             self._last[request.sender, name] = _Answered(request.sequence, reply)
-        return [Delivery(ticket, reply) for _, ticket in parts.values()]
+        return [Delivery(ticket, reply) for part in parts.values() for ticket in part.tickets]
 
 
 def _again(request: Contribute, answered: _Answered) -> Reply:

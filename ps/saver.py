@@ -60,8 +60,14 @@ class Saver:
         try:
             version = -1
             if lockstep:
-                newest = max(stats.newest for stats in await self._fleet.stats())
+                stats = await self._fleet.stats()
+                oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
                 step, version = (newest + 1, newest + 1) if running else (newest, -1)
+                if not running and oldest != newest:
+                    raise ConfigError(
+                        f"the job broke off between step {oldest} and {newest}: no step is whole,"
+                        " the checkpoint before stays the last"
+                    )
             for attempt in range(ATTEMPTS):
                 replies = await self._fleet.save(folder, version)
                 if not any(reply.too_late for reply in replies):

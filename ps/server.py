@@ -191,7 +191,7 @@ class Server:
             "address": address,
             "job": coordinator.last_job,
             "mode": self._config.mode,
-            "steps": coordinator.steps,
+            "steps": coordinator.last_step,
             "finished": sorted(outcome.finished),
             "preempted": sorted(outcome.preempted),
             "failed": {str(rank): text for rank, text in sorted(outcome.failed.items())},

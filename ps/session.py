@@ -31,6 +31,7 @@ from ps.errors import (
 )
 from ps.job import Reason
 from ps.plans import bucket_to_proto, slice_from_proto
+from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
 
 log = logging.getLogger(__name__)
@@ -44,14 +45,6 @@ SILENT_SECONDS = 4.0
 """How long the server may be silent before the worker calls it gone."""
 
 _BY_EXIT_CODE: dict[int, type[HubringError]] = {69: JobFailed, 75: Fenced, 78: ConfigError}
-
-
-@dataclass(frozen=True, slots=True)
-class ShardLine:
-    """Where a shard listens: transport name to address, and the host it is on."""
-
-    host_id: str
-    addresses: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class Session:
         self.size = joined.world_size
         self.late = joined.late
         self.mode = joined.mode
-        self.shards = [ShardLine(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
+        self.shards = [Line(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
         self._lease = joined.lease_seconds
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
@@ -249,7 +242,11 @@ class Session:
         self._thread.join()
         rank, incarnation = self.sender
         request = pb.LeaveRequest(
-            rank=rank, incarnation=incarnation, reason=pb.LeaveRequest.Reason.Value(reason.name), text=text
+            rank=rank,
+            incarnation=incarnation,
+            reason=pb.LeaveRequest.Reason.Value(reason.name),
+            text=text,
+            step=self.step,
         )
         try:
             self._stub.Leave(request, timeout=2.0)

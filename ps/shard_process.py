@@ -108,12 +108,13 @@ def main(argument: str) -> None:
 
 def _watch_parent(gone: Callable[[], None]) -> None:
     """Our parent holds the other end of our standard input: when it ends, so do we."""
-    while sys.stdin.buffer.read(1):
+    while os.read(sys.stdin.fileno(), 1):
         pass
     gone()
 
 
 if __name__ == "__main__":
-    # A Ctrl-C in the terminal is the coordinator's to handle; it tells us when to stop.
+    # A terminal or a scheduler signals the whole group; the coordinator drains, and tells us when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     main(sys.argv[1])

@@ -1,8 +1,7 @@
 """KVStore: one shard's state machine. Requests and views in, replies out.
 
 Laws:
-- Every request is answered exactly once, now or later; a retry takes the place
-  of the try before it, which is then answered no more.
+- Every request is answered exactly once, now or later, every retry included.
 - A push counts once, whatever is retried, reordered or lost (`ps.ledger`).
 - The mean over the actual contributors is applied when the policy says so
   (`ps.consistency`), summed in rank order, so that reruns are bitwise equal.
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from ps import refusals
 from ps.consistency import Consistency
-from ps.entry import Contribution, Entry, Reader
+from ps.entry import Contribution, Entry, Reader, Settled
 from ps.errors import CheckpointCorrupt
 from ps.ledger import Ledger, Standing
 from ps.messages import (
@@ -203,52 +202,64 @@ class KVStore:
             entry.values.copy_(init.values)
             entry.initialised = True
             self._catch(entry)
-            deliveries += [self._reply(entry, puller) for puller in entry.pullers.values()]
+            for puller in entry.pullers.values():
+                deliveries += self._reply(entry, puller)
             entry.pullers.clear()
         return deliveries
 
     def _on_pull(self, entry: Entry, pull: Pull, ticket: Ticket) -> list[Delivery]:
-        puller = Reader(pull.sender, ticket)
+        rank = pull.sender.rank
         if entry.initialised:
-            return [self._reply(entry, puller)]
-        entry.pullers[pull.sender.rank] = puller
+            return self._reply(entry, Reader(pull.sender, [ticket]))
+        earlier = entry.pullers.get(rank)
+        entry.pullers[rank] = Reader(pull.sender, [*earlier.tickets, ticket] if earlier else [ticket])
         return []
 
     def _on_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
-        rank = push.sender.rank
-        standing = self._ledger.classify(push.sender, entry.key, push.clock)
-        if standing is Standing.NEW:
-            return self._on_new_push(entry, push, ticket)
-        if standing is Standing.GAP:
-            return [Delivery(ticket, self._out_of_order(push))]
-        if standing is Standing.FENCED:
-            return [Delivery(ticket, refusals.fenced(push.sender, self._view.epoch))]
-        self._stats.duplicates += 1
-        if standing is Standing.IN_PROGRESS:
-            # The gradient too: the memory of the first try may have gone with its connection.
-            entry.contributions[rank] = Contribution(push, ticket)
-            return []
-        entry.readers[rank] = Reader(push.sender, ticket, entry.staleness.get(rank, 0))
-        return self._answer(entry)
+        match self._ledger.classify(push.sender, entry.key, push.clock):
+            case Standing.NEW:
+                return self._on_new(entry, push, ticket)
+            case Standing.IN_PROGRESS:
+                self._stats.duplicates += 1
+                # The memory of the first try may go with its connection: the latest counts.
+                tickets = entry.contributions[push.sender.rank].tickets
+                entry.contributions[push.sender.rank] = Contribution(push, [*tickets, ticket])
+                return []
+            case Standing.COMPLETED:
+                self._stats.duplicates += 1
+                return self._on_completed(entry, push, ticket)
+            case Standing.GAP:
+                return [self._out_of_order(push, ticket)]
+            case Standing.FENCED:
+                return [Delivery(ticket, refusals.fenced(push.sender, self._view.epoch))]
 
-    def _on_new_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+    def _on_new(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
         if rank in entry.readers:
             # Else a worker that does not wait for its reads could outrun the staleness bound.
-            return [Delivery(ticket, self._out_of_order(push))]
+            return [self._out_of_order(push, ticket)]
         if self._consistency.lockstep and push.clock < entry.version:
-            return self._drop(entry, push, ticket)
+            # The round closed without this gradient; its sender goes on with the current one.
+            self._stats.dropped += 1
+            self._ledger.advance(push.sender, entry.key, entry.version)
+            self._settle(entry, push, [ticket], staleness=0)
+            return self._answer(entry)
         self._stats.pushes += 1
         self._ledger.begin(push.sender, entry.key)
-        entry.contributions[rank] = Contribution(push, ticket)
+        entry.contributions[rank] = Contribution(push, [ticket])
         return self._turn(entry)
 
-    def _drop(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
-        """The round closed without this gradient; its sender goes on with the current one."""
-        self._stats.dropped += 1
-        self._ledger.advance(push.sender, entry.key, entry.version)
-        entry.staleness[push.sender.rank] = 0
-        entry.readers[push.sender.rank] = Reader(push.sender, ticket)
+    def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
+        """Answers a retry when the first try is answered."""
+        rank = push.sender.rank
+        settled = entry.settled.get(rank)
+        if settled is None or settled.clock != push.clock or rank in entry.contributions:
+            # An echo from an old connection: its sender has gone on since, and what it
+            # waits for now must not be mixed up with this.
+            return self._reply(entry, Reader(push.sender, [ticket]))
+        reader = entry.readers.get(rank)
+        tickets = [*reader.tickets, ticket] if reader else [ticket]
+        entry.readers[rank] = Reader(push.sender, tickets, settled.staleness)
         return self._answer(entry)
 
     # The rule.
@@ -263,33 +274,32 @@ class KVStore:
     def _close(self, entry: Entry) -> None:
         before = entry.version
         contributions = entry.close(self._scratch[entry.values.dtype])
-        for push, ticket in contributions:
-            rank = push.sender.rank
-            staleness = before - entry.read[rank]
-            self._ledger.advance(push.sender, entry.key, push.clock + 1)
+        for push, tickets in contributions:
+            staleness = before - entry.read[push.sender.rank]
             self._stats.staleness[staleness] += 1
-            entry.staleness[rank] = staleness
-            entry.readers[rank] = Reader(push.sender, ticket, staleness)
+            self._ledger.advance(push.sender, entry.key, push.clock + 1)
+            self._settle(entry, push, tickets, staleness)
         if self._consistency.lockstep:
             ranks = tuple(push.sender.rank for push, _ in contributions)
             if ranks != self._founders:
                 self._stats.note_partial(entry.key, before, ranks)
         self._catch(entry)
 
+    def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], staleness: int) -> None:
+        """The push is over; its sender now waits to read."""
+        entry.settled[push.sender.rank] = Settled(push.clock, staleness)
+        entry.readers[push.sender.rank] = Reader(push.sender, tickets, staleness)
+
     def _answer(self, entry: Entry) -> list[Delivery]:
+        """Sends values to all readers that may go on."""
         if not entry.readers:
             return []
         clocks = self._ledger.clocks(entry.key)
-        ready = [
-            reader
-            for rank, reader in entry.readers.items()
-            if self._consistency.may_read(clocks[rank], clocks.values())
-        ]
-        for reader in ready:
-            del entry.readers[reader.sender.rank]
-        return [self._reply(entry, reader) for reader in ready]
+        everyone = clocks.values()
+        ready = [rank for rank in entry.readers if self._consistency.may_read(clocks[rank], everyone)]
+        return [delivery for rank in ready for delivery in self._reply(entry, entry.readers.pop(rank))]
 
-    def _reply(self, entry: Entry, reader: Reader) -> Delivery:
+    def _reply(self, entry: Entry, reader: Reader) -> list[Delivery]:
         rank = reader.sender.rank
         contributes = rank in entry.contributions
         if self._consistency.lockstep and not contributes:
@@ -308,7 +318,7 @@ class KVStore:
             # With backup workers, or in asynchronous modes, others can update without it.
             stable=self._consistency.lockstep and not self._consistency.backup and not contributes,
         )
-        return Delivery(reader.ticket, values)
+        return [Delivery(ticket, values) for ticket in reader.tickets]
 
     # Who takes part.
 
@@ -352,5 +362,6 @@ class KVStore:
             return refusals.misfit(entry, request.gradient) or refusals.unusable(entry, request)
         return refusals.misfit(entry, request.values) if isinstance(request, Init) else None
 
-    def _out_of_order(self, push: Push) -> Refusal:
-        return refusals.out_of_order(push, self._ledger.expected(push.sender, push.key))
+    def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
+        expected = self._ledger.expected(push.sender, push.key)
+        return Delivery(ticket, refusals.out_of_order(push, expected))

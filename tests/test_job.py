@@ -86,9 +86,9 @@ def test_a_loss_that_cannot_be_borne_fails_the_job(keep_going: bool, topology: s
 
 def test_the_job_is_over_when_the_last_worker_left() -> None:
     running, (first, second) = full()
-    running.leave(first, Reason.FINISHED, "")
+    running.leave(first, Reason.FINISHED, "", 9)
     assert not running.over
-    running.leave(second, Reason.FAILED, "boom")
+    running.leave(second, Reason.FAILED, "boom", 9)
     assert running.over
     assert running.outcome.finished == [0]
     assert running.outcome.failed == {1: "boom"}
@@ -97,8 +97,8 @@ def test_the_job_is_over_when_the_last_worker_left() -> None:
 
 def test_leaving_twice_counts_once() -> None:
     running, (first, _) = full()
-    running.leave(first, Reason.FINISHED, "")
-    running.leave(first, Reason.FINISHED, "")
+    running.leave(first, Reason.FINISHED, "", 9)
+    running.leave(first, Reason.FINISHED, "", 9)
     assert running.outcome.finished == [0]
 
 

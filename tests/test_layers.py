@@ -27,27 +27,28 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.bell ps.transport.doorbell ps.transport.segment
+        ps.transport.frame ps.transport.bell ps.transport.doorbell ps.transport.segment
         ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control
+        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.saver ps.coordinator ps.server ps.cli
     """,
     "training": """
-        workers.staging workers.bucketing workers.communicator workers.launch workers.record
-        workers.local_communicator workers.ring workers.allreduce_communicator workers.ps_communicator
+        workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
+        workers.local_communicator workers.ring_group workers.ring workers.ring_collectives
+        workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
-        workers.exchange workers.watch workers.backward workers.scaling workers.optimizer
-        workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
+        workers.exchange workers.watch workers.backward workers.scaling workers.wrapping workers.optimizer
+        workers.api workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]
 
 CLIENT = {"ps.client", "ps.session"}
-SERVER = {"ps.shard", "ps.shard_control", "ps.shard_process", "ps.fleet", "ps.saver", "ps.coordinator", "ps.server"}
-WITHOUT_TORCH = {"ps.coordinator", "ps.fleet", "ps.job", "ps.membership", "ps.saver", "ps.server"}
+COORDINATOR = {"ps.server", "ps.coordinator", "ps.fleet", "ps.saver"}
+SERVER = COORDINATOR | {"ps.shard", "ps.shard_control", "ps.shard_process"}
 TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}
 ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}
@@ -165,7 +166,7 @@ def test_only_the_context_names_a_topology() -> None:
 
 
 def test_coordinator_runs_without_torch() -> None:
-    assert [name for name in present(WITHOUT_TORCH) if "torch" in reached(name)] == []
+    assert [name for name in present(COORDINATOR) if "torch" in reached(name)] == []
 
 
 @pytest.mark.parametrize("name", present(PROGRAMS))

@@ -71,7 +71,7 @@ def test_a_place_that_cannot_be_had_is_named(rank: int, named: str) -> None:
 
 
 def test_a_lease_runs_out_only_after_its_time_and_raises_the_epoch_once() -> None:
-    members, (first, second) = full(3)[0], full(3)[1][:2]
+    members, (first, second, _) = full(3)
     assert members.expire(10.0) == []
     members.beat(Sender(2, 3), now=10.0)
     assert members.expire(10.5) == [first, second]
@@ -131,7 +131,7 @@ def test_losing_somebody_inactive_does_not_raise_the_epoch() -> None:
 
 def test_a_sender_from_another_server_is_fenced() -> None:
     members, _ = full()
-    with pytest.raises(Fenced, match="rank 1 has no place.*another server"):
+    with pytest.raises(Fenced, match=r"rank 1 has no place.*another server"):
         members.beat(Sender(1, 99), now=0.0)
     with pytest.raises(Fenced):
         members.activate(Sender(5, 1))

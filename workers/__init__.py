@@ -7,8 +7,8 @@
     sampler = workers.ShardedSampler(dataset)
 
 Nothing in the script names the topology: `ps-worker` does, or the settings.
-The names are those of `workers.api`; torch is imported with the first of them,
-so that `ps-worker --help` answers at once.
+The names live in `workers.api`; torch is imported with the first one used, so
+that `ps-worker --help` answers at once.
 """
 
 from __future__ import annotations
@@ -17,13 +17,46 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from workers.api import *  # noqa: F403
+    from workers.api import (
+        DistributedOptimizer,
+        HubringError,
+        ReduceOp,
+        ShardedSampler,
+        allgather,
+        allreduce,
+        barrier,
+        broadcast,
+        device,
+        init,
+        local_rank,
+        rank,
+        report,
+        shutdown,
+        size,
+        topology,
+    )
+
+__all__ = [
+    "DistributedOptimizer",
+    "HubringError",
+    "ReduceOp",
+    "ShardedSampler",
+    "allgather",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "device",
+    "init",
+    "local_rank",
+    "rank",
+    "report",
+    "shutdown",
+    "size",
+    "topology",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
-        raise AttributeError(name)
-    api = import_module("workers.api")
-    if name not in api.__all__:
-        raise AttributeError(f"module 'workers' has no attribute {name!r}; it has {', '.join(api.__all__)}")
-    return getattr(api, name)
+    if name not in __all__:
+        raise AttributeError(f"module 'workers' has no attribute {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module("workers.api"), name)

@@ -6,6 +6,7 @@ from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ps.errors import ConfigError, HubringError
 from ps.messages import Collective, ReduceOp
@@ -15,7 +16,8 @@ from ps.work import Work
 from workers import ring_collectives
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
-from workers.ring import Ring, RingWork, ring_store
+from workers.ring import Ring, RingWork
+from workers.ring_group import ring_store
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -47,7 +49,7 @@ class AllreduceCommunicator(Communicator):
         self,
         rank: int,
         size: int,
-        store: dist.Store,
+        store: Store,
         *,
         backend: str = "gloo",
         device: torch.device | str = "cpu",
@@ -72,10 +74,10 @@ class AllreduceCommunicator(Communicator):
             ring_collectives.broadcast_into(self.ring, bucket.values, 0, what)
         return Start()
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:  # noqa: ARG002
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         gradients = bucket.gradients
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM
+        options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
         work = RingWork(f"the exchange of bucket {bucket.spec.index}", lambda: gradients.div_(self.size))
         self.ring.start(work, lambda group: group.allreduce([gradients], options))
         travelled = 2 * (self.size - 1) * gradients.nbytes // self.size
@@ -111,7 +113,7 @@ class AllreduceCommunicator(Communicator):
         """Ends every exchange, from any thread: somebody knows that the ring cannot go on."""
         self.ring.fail(error)
 
-    def close(self, *, finished: bool) -> None:  # noqa: ARG002
+    def close(self, *, finished: bool) -> None:
         self.ring.close()
 
     def _compare(self, specs: list[BucketSpec]) -> None:

@@ -1,9 +1,9 @@
 """What happens during backward, told by hooks on the parameters.
 
-first gradient of a pass   the pass is counted, missing gradients become zeros
-a gradient is accumulated  it is noted; in the last pass its bucket counts it down
-a bucket has them all      `on_ready(bucket)`, in the last pass
-the last pass ends         `on_end()`, before `loss.backward()` returns
+At the first gradient of a pass the pass is counted and missing gradients become
+zeros. In the last pass of a step, a bucket counts its gradients down and
+`on_ready(bucket)` is called when it has them all; `on_end()` is called before
+`loss.backward()` returns.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class BackwardPasses:
         for bucket in buckets:
             for position, parameter in enumerate(bucket.parameters):
                 hook = partial(self._accumulated, bucket, position)
-                parameter.register_post_accumulate_grad_hook(hook)
+                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
         """Begins the next step."""

@@ -22,12 +22,13 @@ from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
 from ps.transport.host import reachable
-from workers.allreduce_communicator import AllreduceCommunicator, ring_store
+from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
 from workers.launch import Placement, detect
 from workers.local_communicator import LocalCommunicator
 from workers.ps_communicator import PSCommunicator
 from workers.record import Record
+from workers.ring_group import ring_store
 
 log = logging.getLogger(__name__)
 
@@ -206,17 +207,16 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
-    lines = [registry.Line(shard.host_id, shard.addresses) for shard in session.shards]
-    transport, dial = registry.choose(lines, config.transport)
+    transport, dial = registry.choose(session.shards, config.transport)
     log.info(
         "rank %d of %d, hub in mode %s, %d shard(s) by %s",
         session.sender.rank,
         session.size,
         session.mode,
-        len(lines),
+        len(session.shards),
         transport.name,
     )
-    client = KVClient(session.sender, len(lines), dial)
+    client = KVClient(session.sender, len(session.shards), dial)
     client.wait_connected(config.timeout)
     return PSCommunicator(session, client, transport, aggregate=config.aggregate, timeout=config.timeout)
 

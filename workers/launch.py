@@ -88,14 +88,12 @@ def detect(
     launcher, readings = _launcher(environment)
     flags = {"rank": ("--rank", rank), "size": ("--world-size", world_size)}
     flags["local_rank"] = ("--local-rank", local_rank)
-    readings = [
-        *(
-            _Reading(field, value, f"{flag} {value}")
-            for field, (flag, value) in flags.items()
-            if value is not None
-        ),
-        *readings,
+    given = [
+        _Reading(field, value, f"{flag} {value}")
+        for field, (flag, value) in flags.items()
+        if value is not None
     ]
+    readings = [*given, *readings]
     _check_agreement(readings)
     placement = _placement(launcher, readings)
     _check_ranges(readings)
@@ -148,9 +146,7 @@ def _tasks_on(node: int, layout: str) -> int:
             raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={layout!r} is not of the form 4(x2),3")
         counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
-        raise ConfigError(
-            f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={layout} has {len(counts)} nodes"
-        )
+        raise ConfigError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={layout} has no such node")
     return counts[node]
 
 

@@ -26,10 +26,10 @@ class LocalCommunicator(Communicator):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
-    def attach(self, buckets: list[Bucket]) -> Start:  # noqa: ARG002
+    def attach(self, buckets: list[Bucket]) -> Start:
         return Start()
 
-    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:  # noqa: ARG002
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         return Work(f"the exchange of bucket {bucket.spec.index}", 0)
 
     def pull(self, bucket: Bucket) -> Work:

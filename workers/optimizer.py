@@ -23,31 +23,21 @@ from ps.optim import hyper_of
 from ps.types import Hyper
 from workers import scaling
 from workers.backward import BackwardPasses
-from workers.bucketing import Bucket, NamedParameters, make_buckets
+from workers.bucketing import Bucket, make_buckets
 from workers.collectives import broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
+from workers.layout import NamedParameters
 from workers.watch import ChangeWatch
+from workers.wrapping import OptimizerWrapper
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 25 * 2**20
 """Where a bucket is full unless the settings say otherwise."""
 
 
-def _of_wrapped(name: str) -> Any:
-    """An attribute that is the wrapped optimizer's, to read and to assign."""
-
-    def read(self: DistributedOptimizer) -> Any:
-        return getattr(self.wrapped, name)
-
-    def assign(self: DistributedOptimizer, value: Any) -> None:
-        setattr(self.wrapped, name, value)
-
-    return property(read, assign)
-
-
-class DistributedOptimizer(Optimizer):
+class DistributedOptimizer(OptimizerWrapper):
     """Makes `optimizer` one of all ranks: exchanges gradients, then steps here or on the hub.
 
     It is an optimizer as any other: schedulers, hooks, `GradScaler`, closures and
@@ -58,13 +48,8 @@ class DistributedOptimizer(Optimizer):
     skip is skipped by all; on a hub every rank keeps a loss scale of its own.
 
     Attributes:
-        wrapped: The optimizer given.
         completed_steps: Steps that changed the parameters, those before a restart included.
     """
-
-    param_groups = _of_wrapped("param_groups")
-    state = _of_wrapped("state")
-    defaults = _of_wrapped("defaults")
 
     # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.
     _step_supports_amp_scaling = True
@@ -103,7 +88,7 @@ class DistributedOptimizer(Optimizer):
             ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference.
         """
         place = _place(communicator, bucket_bytes, after_step)
-        self._adopt(optimizer)
+        super().__init__(optimizer)
         self._communicator = communicator = place.communicator
         self._after_step = place.after_step
         self._steps_on_server = communicator.steps_on == "server"
@@ -134,7 +119,7 @@ class DistributedOptimizer(Optimizer):
         """Time spent waiting for exchanges: the part that hid behind nothing."""
         return self._exchange.seconds
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step on all ranks; afterwards the parameters are the ones to use next.
 
         Args:
@@ -165,7 +150,7 @@ class DistributedOptimizer(Optimizer):
             self._after_step(self.completed_steps)
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002
+    def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes all gradients in place, whatever `set_to_none`: they must stay where they are.
 
         Raises:
@@ -186,38 +171,11 @@ class DistributedOptimizer(Optimizer):
         """Brings the newest parameters of an asynchronous hub; elsewhere they are here already."""
         self._exchange.refresh()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
-        """Refuses: all ranks have agreed on the parameters.
-
-        Raises:
-            ConfigError: Always.
-        """
-        raise ConfigError("add parameter groups before making DistributedOptimizer: buckets are agreed there")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's; without state where the hub steps, since the hub holds it."""
-        return self.wrapped.state_dict()
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads into the wrapped optimizer; where the hub steps, the groups alone count."""
         if self._steps_on_server and state_dict.get("state"):
-            logger.warning("the hub holds the optimizer's state: only the parameter groups were loaded")
-        self.wrapped.load_state_dict(state_dict)
-
-    def __repr__(self) -> str:
-        return f"DistributedOptimizer({self.wrapped!r})"
-
-    def _adopt(self, optimizer: Optimizer) -> None:
-        """Becomes an Optimizer around another, without parameters of its own."""
-        if isinstance(optimizer, DistributedOptimizer):
-            raise ConfigError(
-                "the optimizer is a DistributedOptimizer already; wrap the torch optimizer once"
-            )
-        self.wrapped = optimizer
-        self.__setstate__({})  # makes the hooks that Optimizer.__init__ would make
-        for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
-            hooks = f"_optimizer_{name}_hooks"
-            setattr(self, hooks, getattr(optimizer, hooks))
+            log.warning("the hub holds the optimizer's state: only the parameter groups were loaded")
+        super().load_state_dict(state_dict)
 
     def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
         name = type(self.wrapped).__name__ if self._steps_on_server else ""
@@ -260,7 +218,7 @@ class DistributedOptimizer(Optimizer):
         if self._overlap is None and self._passes.count:
             self._overlap = not changes
             if changes:
-                logger.info("gradients are exchanged in step(), not during backward: the script %s", changes)
+                log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
         elif self._exchange.begun and changes:
             raise ConfigError(
                 f"the script {changes}, but its gradients were exchanged during backward, as nothing of "

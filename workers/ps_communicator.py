@@ -71,8 +71,7 @@ class PSCommunicator(Communicator):
         return Start(assigned.step, restored=assigned.initialised)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        bucket.staged_gradients.download()
-        bucket.staged_gradients.wait()
+        bucket.to_host()
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
         slices = self._plan.of_bucket(bucket.spec.index)
         work = Work(f"the exchange of bucket {bucket.spec.index}", len(slices))
@@ -155,7 +154,7 @@ class PSCommunicator(Communicator):
 
 
 def _download(buckets: list[Bucket]) -> None:
+    """Brings parameters that live on a GPU into the memory that travels."""
     for bucket in buckets:
-        bucket.staged_values.download()
-    for bucket in buckets:
-        bucket.staged_values.wait()
+        if bucket.host_values is not bucket.values:
+            bucket.host_values.copy_(bucket.values)

@@ -1,4 +1,4 @@
-"""A torch.distributed process group whose operations are Works, and how it comes about.
+"""A torch.distributed process group whose operations are Works.
 
 The law: the first failure ends the ring. Every pending operation fails with it,
 and every later one at once, so that nobody waits for a rank that is gone.
@@ -11,18 +11,17 @@ destroying the group, which would wait for the operation under way.
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ps.errors import ConfigError, HubringError, RingBroken
+from ps.errors import HubringError, RingBroken
 from ps.work import Work
+from workers.ring_group import gist, open_group
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle of it."""
@@ -60,7 +59,7 @@ class Ring:
     Args:
         rank: This process's.
         size: How many there are.
-        store: Where ranks find each other; `ring_store` makes one.
+        store: Where ranks find each other; `ring_group.ring_store` makes one.
         backend: `gloo` or `nccl`.
         device: Where the tensors live that are reduced.
         host: This process's address as the other ranks reach it; None finds it by the store.
@@ -78,7 +77,7 @@ class Ring:
         self,
         rank: int,
         size: int,
-        store: dist.Store,
+        store: Store,
         *,
         backend: str,
         device: torch.device,
@@ -93,7 +92,7 @@ class Ring:
         self._lock = threading.Lock()
         self._pending: set[Work] = set()
         self._failure: HubringError | None = None
-        self._group = _open_group(rank, size, store, backend, device, host, timeout)
+        self._group = open_group(rank, size, store, backend, device, host, timeout)
 
     def start(self, work: RingWork, launch: Launch) -> None:
         """Starts an operation, of which `work` will tell. All ranks start the same ones in the same order."""
@@ -165,95 +164,7 @@ class Ring:
         known = (
             f"rank {', '.join(map(str, sorted(self.lost)))}" if self.lost else "which one is not known yet"
         )
-        reason = str(cause).splitlines()[0]
         return RingBroken(
-            f"rank {self.rank}: {what} failed, a member of the ring is gone ({known}): {reason}; "
+            f"rank {self.rank}: {what} failed, a member of the ring is gone ({known}): {gist(cause)}; "
             "start the job again"
         )
-
-
-def ring_store(
-    rank: int,
-    host: str,
-    publish: Callable[[str], None],
-    lookup: Callable[[], str],
-    timeout: float,
-) -> dist.TCPStore:
-    """Opens rank 0's store on a free port and connects the others to it.
-
-    Args:
-        rank: This process's.
-        host: Rank 0's address as the other ranks reach it; only rank 0's counts.
-        publish: Tells the others `host:port`; called on rank 0.
-        lookup: Returns what rank 0 published, waiting for it; called on the others.
-        timeout: Seconds that connecting may take.
-
-    Raises:
-        RingBroken: The store does not answer.
-    """
-    limit = timedelta(seconds=timeout)
-    try:
-        if rank == 0:
-            store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=limit)
-            publish(f"{host}:{store.port}")
-            return store
-        host, _, port = lookup().rpartition(":")
-        return dist.TCPStore(host, int(port), is_master=False, timeout=limit)
-    except RuntimeError as cause:
-        raise RingBroken(
-            f"rank {rank} could not reach the ring's meeting point at {host}: {str(cause).splitlines()[0]}; "
-            "rank 0's host must be reachable from here, on any port"
-        ) from cause
-
-
-def _open_group(
-    rank: int,
-    size: int,
-    store: dist.Store,
-    backend: str,
-    device: torch.device,
-    host: str | None,
-    timeout: float,
-) -> Any:
-    try:
-        if backend == "gloo":
-            return dist.ProcessGroupGloo(
-                store, rank, size, _gloo_options(host or _own_address(store), timeout)
-            )
-        if backend == "nccl":
-            return _open_nccl(rank, size, store, device, timeout)
-    except RuntimeError as cause:
-        raise RingBroken(
-            f"rank {rank} of {size} did not find the other ranks within {timeout:g} s: "
-            f"{str(cause).splitlines()[0]}"
-        ) from cause
-    raise ConfigError(f"the ring's backend is {backend!r}; allowed: gloo, nccl")
-
-
-def _gloo_options(host: str, timeout: float) -> Any:
-    # Gloo's own choice is the address of the host's name, which on many systems is a loopback one.
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout)
-    return options
-
-
-def _open_nccl(rank: int, size: int, store: dist.Store, device: torch.device, timeout: float) -> Any:
-    if not dist.is_nccl_available():
-        raise ConfigError("backend nccl: this torch was built without it; use gloo")
-    if device.type != "cuda":
-        raise ConfigError(f"backend nccl reduces on a GPU, but the device is {device}; use gloo")
-    torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=timeout)
-    return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def _own_address(store: dist.Store) -> str:
-    """The address from which this host reaches the store's; the ranks meet on the same network."""
-    if not isinstance(store, dist.TCPStore):
-        raise ConfigError("a store that is no TCPStore says nothing of the network: give the host's address")
-    family, kind, _, _, place = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)  # a datagram socket sends nothing by it
-        return str(probe.getsockname()[0])

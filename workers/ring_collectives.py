@@ -95,10 +95,7 @@ def run(
 
 def _agree(ring: Ring, call: Call) -> list[Call]:
     """Every rank's call, once they are known to fit."""
-    told = [
-        json.loads(bytes(one.tolist())) for one in ring.gather(str(call), _text(json.dumps(asdict(call))))
-    ]
-    calls = [Call(**{**one, "shape": tuple(one["shape"])}) for one in told]
+    calls = [_decode(told) for told in ring.gather(str(call), _encode(call))]
     if len({one.must_agree for one in calls}) > 1:
         all_of_them = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(calls))
         raise ConfigError(
@@ -107,8 +104,13 @@ def _agree(ring: Ring, call: Call) -> list[Call]:
     return calls
 
 
-def _text(text: str) -> torch.Tensor:
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+def _encode(call: Call) -> torch.Tensor:
+    return torch.frombuffer(bytearray(json.dumps(asdict(call)).encode()), dtype=torch.uint8)
+
+
+def _decode(told: torch.Tensor) -> Call:
+    fields = json.loads(bytes(told.tolist()))
+    return Call(**{**fields, "shape": tuple(fields["shape"])})
 
 
 def _allreduce(ring: Ring, mine: torch.Tensor | None, call: Call) -> torch.Tensor:
@@ -124,7 +126,7 @@ def _allreduce(ring: Ring, mine: torch.Tensor | None, call: Call) -> torch.Tenso
 def reduce_into(ring: Ring, total: torch.Tensor, op: ReduceOp, what: str) -> None:
     """Reduces in place over all ranks, and waits."""
     options = dist.AllreduceOptions()
-    options.reduceOp = REDUCTIONS[op]
+    options.reduceOp = REDUCTIONS[op]  # type: ignore[assignment]
     ring.run(what, lambda group: group.allreduce([total], options))
     if op is ReduceOp.AVERAGE:
         total.div_(ring.size)
@@ -134,9 +136,8 @@ def _allgather(ring: Ring, mine: torch.Tensor | None, calls: list[Call]) -> torc
     if mine is None:
         raise ConfigError(f"{calls[0]}: every rank must give a tensor")
     pieces = ring.gather(str(calls[0]), mine.reshape(-1).view(torch.uint8))
-    return torch.cat(
-        [piece.view(mine.dtype).view(call.shape) for piece, call in zip(pieces, calls, strict=True)]
-    )
+    parts = zip(pieces, calls, strict=True)
+    return torch.cat([piece.view(mine.dtype).view(call.shape) for piece, call in parts])
 
 
 def _broadcast(ring: Ring, mine: torch.Tensor | None, given: Call) -> torch.Tensor:

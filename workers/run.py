@@ -80,7 +80,7 @@ def _watched(action: Callable[[], object]) -> Outcome:
         outcome, reason = Outcome(error.exit_code, {}, error=str(error)), Reason.FAILED
     except BaseException as error:
         last = traceback.format_exception_only(error)[-1].strip()
-        outcome = Outcome(1, {}, error=last, traceback=traceback.format_exc())
+        outcome = Outcome(1, {}, error=last, traceback=_traceback(error))
         reason = Reason.FAILED
     return _leave(outcome, reason)
 
@@ -97,6 +97,18 @@ def _leave(outcome: Outcome, reason: Reason) -> Outcome:
     else:
         context.shutdown(reason, outcome.error)
     return outcome
+
+
+def _traceback(error: BaseException) -> str:
+    """As the script alone would have printed it: our frames and runpy's left out."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename) and frames.tb_next is not None:
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def _is_ours(filename: str) -> bool:
+    return filename in (__file__, runpy.__file__) or filename.startswith("<frozen")
 
 
 def _code(end: SystemExit) -> int:

@@ -25,7 +25,7 @@ class Mirror(Protocol):
 
     @property
     def host(self) -> torch.Tensor:
-        """The flat CPU tensor; lives as long as the mirror."""
+        """The flat CPU tensor; it begins with the device's contents and lives as long as the mirror."""
 
     def download(self) -> None:
         """Copies device to host, behind the work queued so far; returns when the host has it."""
@@ -69,13 +69,13 @@ class PinnedMirror:
         self._tensor = tensor
         self._allocate = allocate
         # A blocking event lets the waiting thread sleep where others would spin.
-        self._copied = torch.cuda.Event(blocking=True)
+        self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
     @cached_property
     def host(self) -> torch.Tensor:
         host = self._allocate(self._tensor.numel(), self._tensor.dtype)
         _pin(host, self)
-        return host
+        return host.copy_(self._tensor)
 
     def download(self) -> None:
         self._copy(self._tensor, self.host)
@@ -96,7 +96,7 @@ class PinnedMirror:
 
 def _pin(host: torch.Tensor, owner: PinnedMirror) -> None:
     """Page-locks memory that CUDA did not allocate, for as long as `owner` lives."""
-    cudart = torch.cuda.cudart()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     code = int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
     if code != 0:
         raise ConfigError(

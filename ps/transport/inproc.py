@@ -167,7 +167,7 @@ class InprocTransport:
     def listen(self, host: str) -> InprocListener:
         return self._network.add(host)
 
-    def dial(self, address: str, timeout: float) -> InprocConnection:  # noqa: ARG002 - it takes none
+    def dial(self, address: str, timeout: float) -> InprocConnection:
         return self._network.connect(address)
 
     def allocate(self, nbytes: int) -> memoryview:

@@ -19,6 +19,7 @@ import secrets
 import select
 import socket
 import struct
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -81,7 +82,7 @@ class ShmTransport:
     def __init__(self) -> None:
         self._arena = Arena()
 
-    def listen(self, host: str) -> ShmListener:  # noqa: ARG002: it is this one
+    def listen(self, host: str) -> ShmListener:
         return ShmListener()
 
     def dial(self, address: str, timeout: float) -> ShmConnection:
@@ -109,7 +110,7 @@ class ShmConnection:
         self._tags = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._announced: set[int] = set()
-        self._bounces: list[memoryview] = []
+        self._bounces: defaultdict[int, list[memoryview]] = defaultdict(list)
         line = _connect(address, timeout)
         self._epoll = select.epoll()
         self._waitable = self._epoll.fileno()
@@ -166,10 +167,9 @@ class ShmConnection:
 
     def _borrow(self, nbytes: int) -> memoryview:
         """Memory of ours that no request uses; powers of two, so that it is soon of use again."""
-        for index, bounce in enumerate(self._bounces):
-            if bounce.nbytes >= nbytes:
-                return self._bounces.pop(index)
-        return self._arena.allocate(1 << (nbytes - 1).bit_length())
+        room = 1 << (nbytes - 1).bit_length()
+        free = self._bounces[room]
+        return free.pop() if free else self._arena.allocate(room)
 
     def receive(self) -> list[Message]:
         messages: list[Message] = []
@@ -190,7 +190,7 @@ class ShmConnection:
         if pending is None:
             raise ValueError(f"a reply to request {descriptor.tag}, which was never sent")
         if pending.bounce is not None:
-            self._bounces.append(pending.bounce)
+            self._bounces[pending.bounce.nbytes].append(pending.bounce)
         if descriptor.kind == _Kind.ENCLOSED:
             return Message(header, enclosed)
         length = descriptor.payload.length
@@ -272,10 +272,9 @@ class ShmListener:
     def _accept(self) -> None:
         with contextlib.suppress(BlockingIOError):
             line, _ = self._door.accept()
-            if peer_user(line) != os.getuid():
-                log.warning(
-                    "turned away user %d: shared memory is for user %d alone", peer_user(line), os.getuid()
-                )
+            user = peer_user(line)
+            if user != os.getuid():
+                log.warning("turned away user %d: shared memory is for user %d alone", user, os.getuid())
                 line.close()
                 return
             peer = _Peer(Doorbell(line, self._epoll))
@@ -308,12 +307,11 @@ class ShmListener:
         elif kind == _Kind.FORGET:
             peer.segments.pop(tag, None)
         else:
-            raise ValueError(
-                f"a packet of kind {kind} that makes no sense with {len(peer.segments)} segments"
-            )
+            raise ValueError(f"a packet of kind {kind} that makes no sense, or one segment too many")
         return []
 
-    def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:  # noqa: ARG002: copied here
+    def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
+        assert isinstance(reply_to, _ReturnPath)
         peer, tag, into = reply_to
         if self._peers.get(peer.doorbell.number) is not peer:
             return

@@ -113,7 +113,7 @@ class ZmqConnection:
         self._monitor = self._dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._bell = Bell()
         self._epoll = select.epoll()
-        for waitable in (self._dealer.fd, self._monitor.fd, self._bell.waitable):
+        for waitable in (_descriptor(self._dealer), _descriptor(self._monitor), self._bell.waitable):
             self._epoll.register(waitable, select.EPOLLIN)
         self._waitable = self._epoll.fileno()
 
@@ -139,12 +139,12 @@ class ZmqConnection:
             raise ServerUnreachable(f"nobody listens at {self._address} ({zmq.Event(event).name})")
         raise ServerUnreachable(f"nothing at {self._address} spoke ZeroMQ within {timeout:g} s")
 
-    def send(self, message: Message, into: memoryview | None = None) -> None:  # noqa: ARG002: out of our reach
+    def send(self, message: Message, into: memoryview | None = None) -> None:
         if self._lost:
             raise ConnectionLost(f"{self._address} {self._lost}; dial again")
-        parts = [message.header] if message.payload is None else [message.header, message.payload]
-        self._dealer.send_multipart(parts, zmq.NOBLOCK, copy=False)
-        if self._dealer.events & zmq.POLLIN:
+        payload = [] if message.payload is None else [message.payload]
+        self._dealer.send_multipart([message.header, *payload], zmq.NOBLOCK, copy=False)
+        if _has_message(self._dealer):
             self._bell.ring()
 
     def receive(self) -> list[Message]:
@@ -167,7 +167,7 @@ class ZmqConnection:
 
     def _look_for_loss(self) -> str:
         lost = ""
-        while self._monitor.events & zmq.POLLIN:
+        while _has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if event & _BROKEN:
                 lost = f"broke off ({zmq.Event(event).name})"
@@ -195,9 +195,7 @@ class ZmqListener:
             self._router.bind(f"tcp://{bracketed(here)}:*")
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(
-                f"cannot listen on {host} by ZeroMQ: {error}; is it this machine's address?"
-            ) from error
+            raise ConfigError(f"cannot listen on {host} by ZeroMQ ({error}); is it ours?") from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         self._address = f"tcp://{bracketed(reachable(here))}:{port}"
 
@@ -220,9 +218,7 @@ class ZmqListener:
                 payload = frames[2].buffer if len(frames) == 3 else None
                 envelopes.append(Envelope(Message(frames[1].bytes, payload), frames[0].bytes))
             else:
-                log.warning(
-                    "dropped a message of %d parts: a header and one payload make a request", len(frames) - 1
-                )
+                log.warning("dropped a message of %d parts: a request has one or two", len(frames) - 1)
         return envelopes
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
@@ -233,3 +229,11 @@ class ZmqListener:
 
     def close(self) -> None:
         self._transport.close_socket(self._router)
+
+
+def _descriptor(socket: zmq.Socket[bytes]) -> int:
+    return int(socket.getsockopt(zmq.FD))
+
+
+def _has_message(socket: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""A training script that is quick to run and easy to stop: linear regression, one step a line.
+"""A training script that is quick to run and easy to stop: a small regression.
 
     small.py STEPS [WIDTH] [hold FILE STEP]
 
@@ -17,6 +17,21 @@ import torch
 import workers
 
 
+def network(width: int) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def loss_of(model: torch.nn.Module, step: int, rank: int, width: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(8, width, generator=generator)
+    return ((model(x) - x.mean(1, keepdim=True)) ** 2).mean()
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
 def main() -> None:
     arguments = sys.argv[1:]
     hold, hold_at = None, -1
@@ -27,19 +42,14 @@ def main() -> None:
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     workers.init()
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(width, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    optimizer = workers.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model
-    )
+    model = network(width)
+    optimizer = workers.DistributedOptimizer(sgd(model), model)
     for step in range(optimizer.completed_steps, steps):
         if hold is not None and step == hold_at:
             print(f"holding at {step}", file=sys.stderr, flush=True)
             while not hold.exists():
                 time.sleep(0.02)
-        generator = torch.Generator().manual_seed(1000 * step + workers.rank())
-        x = torch.randn(8, width, generator=generator)
-        loss = ((model(x) - x.sum(1, keepdim=True)) ** 2).mean()
+        loss = loss_of(model, step, workers.rank(), width)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

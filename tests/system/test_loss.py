@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from tests.system import small
 from tests.system.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
@@ -42,6 +46,33 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
         assert {(run["first"], run["last"], tuple(run["ranks"])) for run in runs} == {(20, 59, (0, 2))}
 
 
+def test_after_a_loss_the_parameters_are_those_of_the_recorded_contributors(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    final = tmp_path / "final.safetensors"
+    workers, go = three(cluster, address, tmp_path, "--save-parameters", str(final))
+    workers[1].process.kill()
+    go.touch()
+    for rank in (0, 2):
+        workers[rank].done()
+    (shard,) = server.done()["shards"]
+    partial = {
+        step: run["ranks"] for run in shard["partial_rounds"] for step in range(run["first"], run["last"] + 1)
+    }
+    assert partial, "no round was recorded without the killed worker"
+    model = small.network(16)
+    optimizer = small.sgd(model)
+    for step in range(60):
+        ranks = partial.get(step, [0, 1, 2])
+        optimizer.zero_grad()
+        torch.stack([small.loss_of(model, step, rank, 16) for rank in ranks]).mean().backward()
+        optimizer.step()
+    trained = load_file(final)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
 def test_on_loss_wait_ends_the_job_with_the_reason(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "1", "--on-loss", "wait")
     workers, go = three(cluster, address, tmp_path)
@@ -66,7 +97,7 @@ def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> N
 
 
 def test_the_ring_does_not_wait_for_a_stopped_member(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
+    _, address = cluster.server("--workers", "3", "--once", "--lease", "2")
     workers, go = three(cluster, address, tmp_path, "--topology", "ring")
     workers[1].process.send_signal(signal.SIGSTOP)
     go.touch()
@@ -89,8 +120,6 @@ def test_a_killed_shard_ends_workers_and_server_with_69(cluster: Cluster, tmp_pa
     workers, go = three(cluster, address, tmp_path)
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
     shard = next(pid for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    import os
-
     os.kill(int(shard), signal.SIGKILL)
     go.touch()
     for worker in workers:

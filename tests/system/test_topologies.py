@@ -41,7 +41,7 @@ def test_a_job_ends_with_a_result_and_leaves_nothing_behind(
     summary = server.done()
     assert sorted(result["rank"] for result in results) == [0, 1]
     assert all(result["steps"] == 40 for result in results)
-    assert all(result["metrics"]["loss"] < 5 for result in results)
+    assert all(result["metrics"]["loss"] < 0.5 for result in results)
     assert all(result["exchange"]["bytes_sent"] > 0 for result in results)
     assert summary["finished"] == [0, 1]
     assert shared_memory() == before

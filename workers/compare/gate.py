@@ -55,7 +55,8 @@ class Pair:
 
     def __str__(self) -> str:
         allowed = f"at most {self.limit:g}" if self.limit else "no difference at all"
-        return f"{self.second} differs from {self.first} by {self.difference:.2g} in {self.tensor}; {allowed} is allowed"
+        found = f"{self.difference:.2g} in {self.tensor}"
+        return f"{self.second} differs from {self.first} by {found}; {allowed} is allowed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,22 @@
 """From the reports of a run to numbers, each defined here and measured, never assumed.
 
-    step time         seconds from the report before a step to the step's own: what a rank does
-                      between (measuring the model after an epoch) is left out
-    warm-up           the first tenth of a rank's steps, at least five
-    samples/s         sum over ranks of samples of a step / median step time after warm-up
-    seconds to target rank 0's seconds, measurements included, at the first one that reached the target
-    bytes a step      sent and received by a worker from its start to its end / its steps; mean over workers
-    exposed ms        time that a step waited for the exchange and computed nothing; mean over workers
-    staleness         updates by others between a worker's read and its own update; mean, and maximum
-    final loss, measure  rank 0's, after all gradients are in
+- step time: seconds from the report before a step to the step's own, so that what a
+  rank does between (measuring the model after an epoch) is left out.
+- warm-up: the first tenth of a rank's steps, at least five.
+- samples/s: sum over ranks of samples of a step / median step time after warm-up.
+- seconds: on rank 0's clock since the end of its first step, which waits for everyone's start
+  and pays for what is done once; measuring the model counts.
+- bytes a step: sent and received by a worker from its start to its end / its steps;
+  mean over workers.
+- exposed: time that a step waited for the exchange and computed nothing; mean over workers.
+- staleness: updates by others between a worker's read and its own update.
+- final loss and metric: rank 0's on the test data, after all gradients are in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any
@@ -50,12 +52,24 @@ class Measure:
     def on_hub(self) -> bool:
         return self.row.startswith("hub-")
 
+    def without_speeds(self, reason: str) -> Measure:
+        """What may be shown of a row that computed something else than it should have."""
+        return replace(
+            self,
+            samples_per_second=None,
+            step_ms=None,
+            seconds_to_target=None,
+            seconds=None,
+            exposed_ms_per_step=None,
+            withheld=reason,
+        )
+
     def as_json(self) -> dict[str, Any]:
         """The measure as a JSON object."""
         return asdict(self)
 
 
-def measure(row: Row, outcome: Outcome, job: Job, target: float, withheld: str | None) -> Measure:
+def measure(row: Row, outcome: Outcome, job: Job, target: float) -> Measure:
     """Measures one run.
 
     Args:
@@ -63,44 +77,33 @@ def measure(row: Row, outcome: Outcome, job: Job, target: float, withheld: str |
         outcome: What the run left.
         job: Names the measure.
         target: Value of the measure that counts as reached.
-        withheld: Why no speed may be shown; None: it may.
 
     Raises:
         HubringError: A record holds no steps, or rank 0's no measurement.
     """
-    steps = [steps_of(record) for record in outcome.records]
     finals = [line for line in outcome.records[0] if job.metric in line]
-    if not finals or not all(steps):
+    if not finals or not all(map(steps_of, outcome.records)):
         raise HubringError(f"{row.name}: a worker's record is empty; the job ended without training")
-    reached = [line["seconds"] for line in finals if job.reached(line[job.metric], target)]
+    reached = [line for line in finals if job.reached(line[job.metric], target)]
+    began = _began(outcome)
     paces = [_pace(record) for record in outcome.records]
     exchanges = [result["exchange"] for result in outcome.results]
-    shown = withheld is None
     return Measure(
         row=row.name,
         synchronous=row.synchronous,
         workers=len(outcome.records),
-        steps=len(steps[0]),
-        samples_per_second=sum(samples / seconds for samples, seconds in paces) if shown else None,
-        step_ms=1e3 * fmean(seconds for _, seconds in paces) if shown else None,
-        seconds_to_target=reached[0] if reached and shown else None,
-        seconds=outcome.records[0][-1]["seconds"] if shown else None,
+        steps=len(steps_of(outcome.records[0])),
+        samples_per_second=sum(samples / seconds for samples, seconds in paces),
+        step_ms=1e3 * fmean(seconds for _, seconds in paces),
+        seconds_to_target=reached[0]["seconds"] - began if reached else None,
+        seconds=finals[-1]["seconds"] - began,
         final_loss=finals[-1]["test_loss"],
         final_metric=finals[-1][job.metric],
         reached=bool(reached),
-        bytes_per_step=fmean(
-            (exchange["bytes_sent"] + exchange["bytes_received"]) / len(mine)
-            for exchange, mine in zip(exchanges, steps, strict=True)
-        ),
+        bytes_per_step=_per_step(outcome, "bytes_sent") + _per_step(outcome, "bytes_received"),
         staleness_mean=fmean(exchange["staleness_mean"] for exchange in exchanges),
         staleness_max=max(exchange["staleness_max"] for exchange in exchanges),
-        exposed_ms_per_step=1e3
-        * fmean(
-            exchange["exposed_seconds"] / len(mine) for exchange, mine in zip(exchanges, steps, strict=True)
-        )
-        if shown
-        else None,
-        withheld=withheld,
+        exposed_ms_per_step=1e3 * _per_step(outcome, "exposed_seconds"),
     )
 
 
@@ -111,9 +114,13 @@ def steps_of(record: Iterable[Line]) -> list[Line]:
 
 def step_seconds(record: Sequence[Line]) -> list[float]:
     """Time of every step but one that begins the record, in seconds."""
-    return [
-        line["seconds"] - before["seconds"] for before, line in pairwise(record) if "samples" in line
-    ]
+    return [line["seconds"] - before["seconds"] for before, line in pairwise(record) if "samples" in line]
+
+
+def _began(outcome: Outcome) -> float:
+    """Zero of all seconds, on the clock of rank 0's record."""
+    zero: float = steps_of(outcome.records[0])[0]["seconds"]
+    return zero
 
 
 def _pace(record: Sequence[Line]) -> tuple[float, float]:
@@ -123,25 +130,30 @@ def _pace(record: Sequence[Line]) -> tuple[float, float]:
     return median(line["samples"] for line in steps_of(record)), median(warm)
 
 
+def _per_step(outcome: Outcome, name: str) -> float:
+    """A number of the workers' last lines by step, as the mean over workers."""
+    pairs = zip(outcome.results, outcome.records, strict=True)
+    return fmean(result["exchange"][name] / len(steps_of(record)) for result, record in pairs)
+
+
 def curves(outcome: Outcome, metric: str) -> dict[str, list[dict[str, float]]]:
     """How loss and measure fell or rose: points of `seconds`, `samples` and `value`.
 
     `loss` is the mean over ranks of each step's training loss, `metric` is rank
     0's measure. Samples are those of all workers, taken as rank 0's share times
-    their number; seconds are rank 0's.
+    their number; what comes before the zero of all seconds is drawn there.
     """
-    size, first = len(outcome.records), outcome.records[0]
-    seen = list(accumulate(line.get("samples", 0) * size for line in first))
-    losses = zip(*(steps_of(record) for record in outcome.records), strict=False)
-    points = [(line, samples) for line, samples in zip(first, seen, strict=True) if "samples" in line]
+    began, first = _began(outcome), outcome.records[0]
+    seen = accumulate(line.get("samples", 0) * len(outcome.records) for line in first)
+    points = [
+        (line, {"seconds": max(0.0, line["seconds"] - began), "samples": samples})
+        for line, samples in zip(first, seen, strict=True)
+    ]
+    # Ranks may have taken different numbers of steps where one was lost on the way.
+    together = zip(*(steps_of(record) for record in outcome.records), strict=False)
+    losses = [fmean(line["loss"] for line in ranks) for ranks in together]
+    steps = [point for line, point in points if "samples" in line]
     return {
-        "loss": [
-            {"seconds": line["seconds"], "samples": samples, "value": fmean(each["loss"] for each in ranks)}
-            for (line, samples), ranks in zip(points, losses, strict=False)
-        ],
-        "metric": [
-            {"seconds": line["seconds"], "samples": samples, "value": line[metric]}
-            for line, samples in zip(first, seen, strict=True)
-            if metric in line
-        ],
+        "loss": [{**point, "value": loss} for point, loss in zip(steps, losses, strict=False)],
+        "metric": [{**point, "value": line[metric]} for line, point in points if metric in line],
     }

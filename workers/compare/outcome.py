@@ -30,8 +30,12 @@ class Outcome:
 
 
 def read_record(path: Path) -> list[Line]:
-    """The reports in a record file; a line that is still being written is left for later."""
-    if not path.exists():
-        return []
-    text = path.read_text()
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    """All reports in a record file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def latest(path: Path) -> Line | None:
+    """The newest whole report in a file that is still written; None before the first."""
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
+    line: Line | None = json.loads(whole[whole.rfind("\n") + 1 :]) if whole else None
+    return line

@@ -37,6 +37,7 @@ class Process:
         self, name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
     ) -> None:
         self.name = name
+        self.command = tuple(command)
         self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self._child = subprocess.Popen(
@@ -88,17 +89,20 @@ class Process:
 
 
 class Processes:
-    """All children of one row; leaving the `with` block ends them.
+    """All children of one run; leaving the `with` block ends them.
 
     Args:
         directory: Where their output goes; exists.
         environment: All of their variables.
+        timeout: Seconds that all of them together may take.
     """
 
-    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, directory: Path, environment: Mapping[str, str], timeout: float) -> None:
+        self.started: list[Process] = []
         self._directory = directory
         self._environment = environment
-        self._started: list[Process] = []
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
 
     def __enter__(self) -> Processes:
         return self
@@ -106,34 +110,39 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in self._started:
+        for process in self.started:
             process.ask_to_stop()
         deadline = time.monotonic() + GRACE_SECONDS
-        for process in self._started:
+        for process in self.started:
             process.end(max(0.0, deadline - time.monotonic()))
 
     def start(self, name: str, command: Sequence[str]) -> Process:
         """Starts one more."""
         process = Process(name, command, self._directory, self._environment)
-        self._started.append(process)
+        self.started.append(process)
         return process
 
-    def pause(self, deadline: float, awaited: str) -> None:
-        """Lets a moment pass while something is awaited from the children.
+    def running(self) -> list[Process]:
+        """Those that have not ended.
 
-        Args:
-            deadline: On the monotonic clock.
-            awaited: What for, to be named in the error.
+        Raises:
+            ProcessFailed: One of them has failed.
+        """
+        codes = {process: process.code for process in self.started}
+        for process, code in codes.items():
+            if code:
+                raise ProcessFailed(f"{process.name} ended with exit code {code}; {process.tail()}")
+        return [process for process, code in codes.items() if code is None]
+
+    def pause(self, awaited: str) -> None:
+        """Lets a moment pass while something is awaited from the children.
 
         Raises:
             ProcessFailed: One of them has failed, so that waiting is in vain.
-            DeadlineExceeded: The deadline has passed.
+            DeadlineExceeded: The time for all of them is up.
         """
-        for process in self._started:
-            if process.code:
-                raise ProcessFailed(f"{process.name} ended with exit code {process.code}; {process.tail()}")
-        if time.monotonic() > deadline:
-            late = [process for process in self._started if process.code is None]
+        late = self.running()
+        if time.monotonic() > self._deadline:
             said = "\n".join(f"{process.name} still runs; {process.tail(5)}" for process in late)
-            raise DeadlineExceeded(f"{awaited} did not come in time: allow more with --timeout\n{said}")
+            raise DeadlineExceeded(f"{awaited} did not come within {self._timeout:g} s (--timeout)\n{said}")
         time.sleep(POLL_SECONDS)

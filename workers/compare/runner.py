@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ps.config import environment
-from workers.compare.outcome import Line, Outcome, read_record
-from workers.compare.process import Process, Processes
+from workers.compare.outcome import Line, Outcome, latest, read_record
+from workers.compare.process import Processes
 from workers.compare.row import Row
 
 _OF_LAUNCHERS = ("PS_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
@@ -56,31 +55,27 @@ class Runner:
         """
         place = self.directory / label
         place.mkdir(parents=True, exist_ok=True)
-        deadline = time.monotonic() + self.timeout
-        commands: list[list[str]] = []
-        with Processes(place, self._environment()) as processes:
-            server, address = None, None
+        size = row.workers(self.workers)
+        records = [place / f"record {rank}.jsonl" for rank in range(size)]
+        with Processes(place, self._environment(), self.timeout) as processes:
+            address = None
             if row.server is not None:
-                commands.append(self._server_command(row, place))
-                server = processes.start("server", commands[-1])
-                address = _await_address(processes, place / "address", deadline)
-            commands += [self._worker_command(row, place, rank, address) for rank in range(self._size(row))]
+                processes.start("server", self._server_command(row, place))
+                address = _await_address(processes, place / "address")
             team = [
-                processes.start(f"worker {rank}", command)
-                for rank, command in enumerate(commands[-self._size(row) :])
+                processes.start(f"worker {rank}", self._worker_command(row, place, rank, address))
+                for rank in range(size)
             ]
-            _await_end(processes, team, place / "record 0.jsonl", deadline, progress)
-            if server is not None:
-                _await_end(processes, [server], place / "record 0.jsonl", deadline, progress)
+            while running := processes.running():
+                processes.pause(f"the end of {', '.join(process.name for process in running)}")
+                if (line := latest(records[0])) is not None:
+                    progress(line)
         return Outcome(
-            records=[read_record(place / f"record {rank}.jsonl") for rank in range(len(team))],
+            records=[read_record(record) for record in records],
             results=[worker.result() for worker in team],
             parameters=place / "parameters.safetensors",
-            commands=[shlex.join(command) for command in commands],
+            commands=[shlex.join(process.command) for process in processes.started],
         )
-
-    def _size(self, row: Row) -> int:
-        return row.workers(self.workers)
 
     def _server_command(self, row: Row, place: Path) -> list[str]:
         assert row.server is not None
@@ -113,17 +108,7 @@ def _spell(flags: Mapping[str, object]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def _await_address(processes: Processes, file: Path, deadline: float) -> str:
+def _await_address(processes: Processes, file: Path) -> str:
     while not file.exists() or not (address := file.read_text().strip()):
-        processes.pause(deadline, "the server's address")
+        processes.pause("the server's address")
     return address
-
-
-def _await_end(
-    processes: Processes, awaited: list[Process], record: Path, deadline: float, progress: Callable[[Line], None]
-) -> None:
-    what = f"the end of {', '.join(process.name for process in awaited)}"
-    while any(process.code != 0 for process in awaited):
-        processes.pause(deadline, what)
-        for line in read_record(record)[-1:]:
-            progress(line)

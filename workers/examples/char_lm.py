@@ -97,7 +97,7 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     workers.init()
     share, rest = divmod(options.batch_size, workers.size())
     if rest or not share:
-        parser.error(f"--batch-size {options.batch_size} cannot be shared equally by {workers.size()} workers")
+        parser.error(f"--batch-size {options.batch_size} is not divisible by {workers.size()} workers")
     return options, share
 
 

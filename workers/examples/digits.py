@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """1437 images to train with and 360 to test with; float32 [n, 1, 8, 8] of mean 0 and deviation 1, int64 [n]."""
+    """1437 images to train with and 360 to test with: float32 [n, 1, 8, 8], about normal; int64 [n]."""
     digits = load_digits()
     images = (torch.from_numpy(digits.images).float().unsqueeze(1) - 5) / 6  # from 0..16
     labels = torch.from_numpy(digits.target)
@@ -92,7 +92,7 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     workers.init()
     share, rest = divmod(options.batch_size, workers.size())
     if rest or not share:
-        parser.error(f"--batch-size {options.batch_size} cannot be shared equally by {workers.size()} workers")
+        parser.error(f"--batch-size {options.batch_size} is not divisible by {workers.size()} workers")
     return options, share
 
 

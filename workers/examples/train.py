@@ -15,8 +15,8 @@ sampler = workers.ShardedSampler(dataset)  # 3: each worker reads its own share
 loader = DataLoader(dataset, batch_size=32, sampler=sampler, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-optimizer = workers.DistributedOptimizer(optimizer, model)  # 4: steps with everyone's gradients
+sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = workers.DistributedOptimizer(sgd, model)  # 4: steps with everyone's gradients
 
 for epoch in range(10):
     sampler.set_epoch(epoch)  # 5: another order, the same for all

@@ -1,0 +1,391 @@
+"""What every transport must do: one check each, run on all of them by the tests.
+
+    @pytest.mark.parametrize("check", CHECKS)
+    def test_zmq(check): check(ZmqTransport)
+
+A check gets a function that makes a transport, takes one transport for both
+ends, and waits for nothing longer than PATIENCE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+
+import zmq
+
+from protos import data_pb2 as pb
+from ps.errors import ConnectionLost, ServerUnreachable
+from ps.transport.base import MAX_HEADER, Connection, Envelope, Listener, Message, Transport
+from ps.transport.bell import Bell
+
+PATIENCE = 10.0
+"""Seconds after which a check gives up."""
+
+SIZES = (0, 1, 7, 64 << 10, (5 << 20) + 3)
+"""Bytes: nothing, less than a word, a chunk, and more than a chunk that ends askew."""
+
+MakeTransport = Callable[[], Transport]
+Answer = Callable[[Listener, Envelope], None]
+
+
+def request(number: int, payload: memoryview | None = None, text: str = "") -> Message:
+    """A message that every transport carries."""
+    nbytes = payload.nbytes if payload is not None else 0
+    header = pb.Header(request=number, payload_bytes=nbytes, contribute=pb.Contribute(name=text))
+    return Message(header.SerializeToString(), payload)
+
+
+def number_of(message: Message) -> int:
+    """The number that was given to `request`."""
+    return pb.Header.FromString(message.header).request
+
+
+def content(message: Message) -> bytes:
+    """The payload; none and an empty one are the same."""
+    return b"" if message.payload is None else bytes(message.payload)
+
+
+def noise(nbytes: int, seed: int = 0) -> memoryview:
+    """Bytes from nowhere a transport knows, the same for the same seed."""
+    return memoryview(bytearray(random.Random(seed).randbytes(nbytes)))
+
+
+def echo(listener: Listener, envelope: Envelope) -> None:
+    """Answers with what came."""
+    listener.send(envelope.reply_to, envelope.message, stable=True)
+
+
+class Serving:
+    """A thread that opens a listener, polls it as a shard does, and hands each request to `answer`."""
+
+    def __init__(self, transport: Transport, answer: Answer = echo) -> None:
+        self._transport = transport
+        self._answer = answer
+        self._bell = Bell()
+        self._opened: Future[str] = Future()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="serving")
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        self.address = self._opened.result(PATIENCE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Closes the listener; raises what went wrong in the thread."""
+        self._bell.ring()
+        self._thread.join(PATIENCE)
+        self._ended.result(0)
+        self._bell.close()
+
+    def _run(self) -> None:
+        try:
+            listener = self._transport.listen("127.0.0.1")
+            self._opened.set_result(listener.address)
+            with contextlib.closing(listener):
+                self._serve(listener)
+            self._ended.set_result(None)
+        except BaseException as error:
+            self._ended.set_exception(error)
+
+    def _serve(self, listener: Listener) -> None:
+        poller = zmq.Poller()
+        poller.register(self._bell.waitable, zmq.POLLIN)
+        poller.register(listener.waitable, zmq.POLLIN)
+        while self._bell.waitable not in (ready := dict(poller.poll())):
+            assert listener.waitable in ready
+            for envelope in listener.receive():
+                self._answer(listener, envelope)
+
+
+def await_readable(connection: Connection) -> None:
+    """Returns once the connection has something to say."""
+    poller = zmq.Poller()
+    poller.register(connection.waitable, zmq.POLLIN)
+    assert poller.poll(1000 * PATIENCE), f"nothing to read within {PATIENCE:g} s"
+
+
+def replies(connection: Connection, count: int = 1) -> list[Message]:
+    """The next `count` replies."""
+    messages: list[Message] = []
+    while len(messages) < count:
+        await_readable(connection)
+        messages += connection.receive()
+    assert len(messages) == count, f"{len(messages)} replies where {count} were due"
+    return messages
+
+
+def ask(connection: Connection, message: Message, into: memoryview | None = None) -> Message:
+    """Sends one request and returns its reply."""
+    connection.send(message, into)
+    (reply,) = replies(connection)
+    return reply
+
+
+# The checks.
+
+
+def echoes_every_size(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        for number, size in enumerate(SIZES):
+            sent = request(number, noise(size), "a name")
+            reply = ask(line, sent)
+            assert reply.header == sent.header
+            assert content(reply) == content(sent), f"{size} bytes came back otherwise"
+        assert content(ask(line, request(9))) == b""
+
+
+def carries_headers_up_to_the_bound(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        sent = request(1, None, "n" * (MAX_HEADER - 16))
+        assert MAX_HEADER - 16 < len(sent.header) <= MAX_HEADER
+        assert ask(line, sent).header == sent.header
+
+
+def allocates_memory_to_send_from(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        for number, size in enumerate(SIZES):
+            memory = transport.allocate(size)
+            assert memory.nbytes == size
+            assert not any(memory[:4096]), "memory is not zeroed"
+            memory[:] = noise(size, number)
+            assert content(ask(line, request(number, memory))) == bytes(memory)
+            assert content(ask(line, request(number, memory[1:-1]))) == bytes(memory[1:-1])
+
+
+def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        payload = noise((3 << 20) + 1)
+        exact, roomy, small = (transport.allocate(payload.nbytes + more) for more in (0, 64, -1))
+        for number, into in enumerate((exact, roomy, small, memoryview(bytearray(payload.nbytes)))):
+            reply = ask(line, request(number, payload), into)
+            assert content(reply) == bytes(payload)
+            if reply.landed:
+                assert bytes(into[: payload.nbytes]) == bytes(payload)
+        assert bytes(roomy[payload.nbytes :]) == bytes(64), "wrote beyond the payload"
+        assert not ask(line, request(8, payload), small).landed
+        assert not ask(line, request(9), exact).landed
+
+
+def lands_replies_over_their_own_request(make_transport: MakeTransport) -> None:
+    def reverse(listener: Listener, envelope: Envelope) -> None:
+        payload = memoryview(content(envelope.message)[::-1])
+        listener.send(envelope.reply_to, Message(envelope.message.header, payload), stable=False)
+
+    transport = make_transport()
+    with (
+        Serving(transport, reverse) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        memory = transport.allocate(100_000)
+        memory[:] = noise(100_000)
+        due = bytes(memory)[::-1]
+        reply = ask(line, request(1, memory), memory)
+        assert content(reply) == due
+
+
+def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
+    count, held = 1500, list[Envelope]()
+
+    def answer_backward(listener: Listener, envelope: Envelope) -> None:
+        held.append(envelope)
+        if len(held) == count:
+            for one in reversed(held):
+                echo(listener, one)
+
+    transport = make_transport()
+    with (
+        Serving(transport, answer_backward) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        for number in range(count):
+            line.send(request(number, noise(number % 100, number)))
+        came = replies(line, count)
+    assert [number_of(reply) for reply in came] == list(reversed(range(count)))
+    for reply in came:
+        assert content(reply) == bytes(noise(number_of(reply) % 100, number_of(reply)))
+
+
+def serves_several_clients_at_once(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    faults: list[BaseException] = []
+
+    def talk(address: str, client: int) -> None:
+        try:
+            with contextlib.closing(transport.dial(address, PATIENCE)) as line:
+                for number in range(10):
+                    sent = request(number, noise(100_000, 100 * client + number), f"client {client}")
+                    assert content(ask(line, sent)) == content(sent)
+        except BaseException as error:
+            faults.append(error)
+
+    with Serving(transport) as server:
+        clients = [threading.Thread(target=talk, args=(server.address, client)) for client in range(4)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join(PATIENCE)
+    assert not faults, faults
+
+
+def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> None:
+    scratch = noise(2 << 20)
+    due = bytes(scratch)
+
+    def answer_and_overwrite(listener: Listener, envelope: Envelope) -> None:
+        scratch[:] = due
+        header = pb.Header(request=number_of(envelope.message), payload_bytes=scratch.nbytes)
+        listener.send(envelope.reply_to, Message(header.SerializeToString(), scratch), stable=False)
+        scratch[:] = bytes(scratch.nbytes)
+
+    transport = make_transport()
+    with (
+        Serving(transport, answer_and_overwrite) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        into = transport.allocate(scratch.nbytes)
+        for number in range(4):
+            line.send(request(number), into if number == 0 else None)
+        assert all(content(reply) == due for reply in replies(line, 4))
+
+
+def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
+    held: list[Envelope] = []
+    came = threading.Event()
+
+    def hold_the_first(listener: Listener, envelope: Envelope) -> None:
+        held.append(envelope)
+        came.set()
+        if number_of(envelope.message) > 1:
+            for one in held:
+                echo(listener, one)
+            held.clear()
+
+    transport = make_transport()
+    with (
+        Serving(transport, hold_the_first) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as stayer,
+    ):
+        with contextlib.closing(transport.dial(server.address, PATIENCE)) as leaver:
+            payload = transport.allocate(100_000)
+            leaver.send(request(1, payload), payload)
+            assert came.wait(PATIENCE)
+        for number in (2, 3):
+            assert number_of(ask(stayer, request(number, noise(100_000)))) == number
+
+
+def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    answered = threading.Event()
+
+    def echo_and_tell(listener: Listener, envelope: Envelope) -> None:
+        echo(listener, envelope)
+        answered.set()
+
+    with Serving(transport, echo_and_tell) as server:
+        idle, busy = (transport.dial(server.address, PATIENCE) for _ in range(2))
+        busy.send(request(1, noise(10)))
+        assert answered.wait(PATIENCE)
+    assert number_of(replies(busy)[0]) == 1
+    for line in (idle, busy):
+        for _ in range(2):  # it stays lost
+            _await_loss(line)
+        with contextlib.suppress(ConnectionLost):
+            line.send(request(2))
+        _await_loss(line)
+        line.close()
+
+
+def _await_loss(connection: Connection) -> None:
+    while True:
+        await_readable(connection)
+        try:
+            assert not connection.receive(), "a reply out of nowhere"
+        except ConnectionLost:
+            return
+
+
+def closes_twice(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server:
+        line = transport.dial(server.address, PATIENCE)
+        line.close()
+        line.close()
+    listener = transport.listen("127.0.0.1")
+    listener.close()
+    listener.close()
+
+
+def refuses_a_dead_address_in_time(make_transport: MakeTransport) -> None:
+    transport = make_transport()
+    with Serving(transport) as server:
+        address = server.address
+    began = time.monotonic()
+    try:
+        transport.dial(address, PATIENCE / 2)
+    except ServerUnreachable as error:
+        assert address in str(error), f"does not name {address}: {error}"
+    else:
+        raise AssertionError(f"dialled {address}, where nobody listens any more")
+    assert time.monotonic() - began < PATIENCE
+
+
+def leaves_nothing_behind(make_transport: MakeTransport) -> None:
+    def use() -> None:
+        transport = make_transport()
+        with (
+            Serving(transport) as server,
+            contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+        ):
+            into = transport.allocate(1 << 20)
+            ask(line, request(1, noise(1 << 20)), into)
+            ask(line, request(2, into))
+            line.send(request(3, noise(1 << 20)))
+
+    use()  # what a library keeps for the whole process, it has by now
+    before = _held()
+    for _ in range(3):
+        use()
+    gc.collect()
+    deadline = time.monotonic() + PATIENCE
+    while (left := _held()) > before and time.monotonic() < deadline:
+        threading.Event().wait(0.01)  # libraries' own threads close their files in their own time
+    assert left <= before, f"{left} descriptors and threads, {before} before"
+
+
+def _held() -> int:
+    return len(os.listdir("/proc/self/fd")) + threading.active_count()
+
+
+CHECKS: tuple[Callable[[MakeTransport], None], ...] = (
+    echoes_every_size,
+    carries_headers_up_to_the_bound,
+    allocates_memory_to_send_from,
+    lands_replies_where_asked_or_brings_them,
+    lands_replies_over_their_own_request,
+    answers_many_requests_in_any_order,
+    serves_several_clients_at_once,
+    keeps_replies_that_change_after_sending,
+    outlives_a_client_that_leaves,
+    hands_out_last_replies_then_tells_of_the_loss,
+    closes_twice,
+    refuses_a_dead_address_in_time,
+    leaves_nothing_behind,
+)

@@ -1,0 +1,128 @@
+"""Which transports there are, and which one to take to which shard.
+
+Fastest first: shared memory on one host, ZeroMQ between hosts, gRPC wherever
+the others are cut off. ZeroMQ and gRPC send from any memory, so a worker whose
+shards are near and far keeps all its buffers in shared memory and loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ps.errors import ConfigError, ServerUnreachable
+from ps.transport.base import Connection, Listener, Transport
+from ps.transport.grpc import GrpcTransport
+from ps.transport.host import host_id
+from ps.transport.shm import ShmTransport
+from ps.transport.zmq import ZmqTransport
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["FASTEST_FIRST", "Line", "choose", "host_id", "open_listeners", "transport"]
+
+log = logging.getLogger(__name__)
+
+Dial = Callable[[int], Connection]
+"""Connects to the shard of this number; raises ServerUnreachable."""
+
+FASTEST_FIRST = ("shm", "zmq", "grpc")
+DIAL_SECONDS = 5.0
+
+
+class Line(NamedTuple):
+    """Where a shard listens: the host it is on (`host_id`), and its address by each transport."""
+
+    host_id: str
+    addresses: Mapping[str, str]
+
+
+def transport(name: str) -> Transport:
+    """A new transport of this name.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    kinds: dict[str, Callable[[], Transport]] = {
+        "shm": ShmTransport,
+        "zmq": ZmqTransport,
+        "grpc": GrpcTransport,
+    }
+    if name not in kinds:
+        raise ConfigError(f"no transport is called {name!r}; there are auto, {', '.join(FASTEST_FIRST)}")
+    return kinds[name]()
+
+
+def open_listeners(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> dict[str, Listener]:
+    """Listens on free ports of `host` by every transport; the services in `register` share gRPC's port."""
+    kinds: list[Transport] = [ShmTransport(), ZmqTransport(), GrpcTransport(register)]
+    listeners: dict[str, Listener] = {}
+    try:
+        for kind in kinds:
+            listeners[kind.name] = kind.listen(host)
+    except BaseException:
+        for listener in listeners.values():
+            listener.close()
+        raise
+    return listeners
+
+
+def choose(
+    lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECONDS
+) -> tuple[Transport, Dial]:
+    """Finds the best way to each shard by trying.
+
+    Args:
+        lines: One for each shard, in order of their numbers.
+        want: A transport's name, to take no other; or "auto".
+        timeout: Seconds for one attempt.
+
+    Returns:
+        The transport whose memory suits all lines, and a function that dials a
+        shard by the transport that worked. One thread may dial while another allocates.
+
+    Raises:
+        ServerUnreachable: Some shard cannot be reached; names every address tried, and why it failed.
+    """
+    kinds = {name: transport(name) for name in (FASTEST_FIRST if want == "auto" else (want,))}
+    ways: list[Transport] = []
+    for line in lines:
+        way, connection = _reach(line, kinds, timeout)
+        connection.close()
+        ways.append(way)
+    best = next(kind for kind in kinds.values() if kind in ways)
+    return best, lambda shard: ways[shard].dial(lines[shard].addresses[ways[shard].name], timeout)
+
+
+def _reach(
+    line: Line, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
+) -> tuple[Transport, Connection]:
+    """Connects by the first of `kinds` that works.
+
+    Raises:
+        ServerUnreachable: None does.
+    """
+    failures = []
+    for kind in kinds.values():
+        try:
+            return kind, _dial_by(kind, line, timeout)
+        except ServerUnreachable as error:
+            log.info("no way by %s: %s", kind.name, error)
+            failures.append(f"{kind.name}: {error}")
+    mend = "is the shard alive, and does a firewall let its ports through?"
+    if len(kinds) == 1:
+        mend = "take --transport auto to let the others be tried"
+    raise ServerUnreachable(f"cannot reach a shard; {mend} Tried {'; '.join(failures)}")
+
+
+def _dial_by(kind: Transport, line: Line, timeout: float) -> Connection:
+    address = line.addresses.get(kind.name)
+    if address is None:
+        raise ServerUnreachable(f"it listens only by {', '.join(line.addresses) or 'nothing'}")
+    if kind.name == "shm" and line.host_id != host_id():
+        raise ServerUnreachable(
+            f"{address} is on another host, or of another user: {line.host_id}, we {host_id()}"
+        )
+    return kind.dial(address, timeout)

@@ -1,0 +1,142 @@
+"""A hub in this process, and ranks on threads: what an optimizer needs to be tested against."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal, TypeVar
+
+import torch
+
+from ps.messages import Collective, ReduceOp
+from ps.traffic import Traffic
+from ps.types import Hyper
+from ps.work import Work
+from workers.bucketing import Bucket
+from workers.communicator import CollectiveWork, Communicator, Start
+
+T = TypeVar("T")
+
+LIMIT = 20.0
+"""Seconds after which a rank that waits for another has found a bug."""
+
+
+class FakeHub:
+    """Averages each bucket's gradients over all ranks, then applies plain SGD with the lr that came along."""
+
+    def __init__(self, size: int, steps_on: Literal["server", "worker"] = "server") -> None:
+        self.size = size
+        self.steps_on = steps_on
+        self.start = Start()
+        self.lock = threading.Lock()
+        self.values: dict[int, torch.Tensor] = {}
+        self.parts: dict[object, dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]]] = {}
+
+    def meet(self, key: object, rank: int, tensor: torch.Tensor, done: Callable[[torch.Tensor], None]) -> list:
+        """Collects one tensor a rank; the last to come gets all of them, in rank order, with their callbacks."""
+        with self.lock:
+            parts = self.parts.setdefault(key, {})
+            parts[rank] = (tensor.clone(), done)
+            if len(parts) < self.size:
+                return []
+            del self.parts[key]
+            return [parts[rank] for rank in sorted(parts)]
+
+    def run(self, action: Callable[[FakeRank], T]) -> list[T]:
+        """Runs `action` once a rank, each on a thread; the results in rank order."""
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(action, FakeRank(self, rank)) for rank in range(self.size)]
+            return [future.result(LIMIT) for future in futures]
+
+
+class FakeRank(Communicator):
+    """One rank's communicator; `log` tells what it was asked to do, in order."""
+
+    topology = "hub"
+
+    def __init__(self, hub: FakeHub, rank: int = 0) -> None:
+        self.hub = hub
+        self.rank = rank
+        self.size = hub.size
+        self.steps_on = hub.steps_on
+        self.timeout = LIMIT
+        self.traffic = Traffic()
+        self.log: list[str] = []
+        self.hypers: list[Hyper] = []
+        self.pushed: list[torch.Tensor] = []
+        self._rounds = 0
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(numel, dtype=dtype)
+
+    def attach(self, buckets: list[Bucket]) -> Start:
+        for bucket in buckets:
+            whole = self._wait_for(Collective.BROADCAST, bucket.values, f"values {bucket.spec.index}")
+            self.hub.values[bucket.spec.index] = whole.clone()
+            bucket.values.copy_(whole)
+        self.log.clear()
+        return self.hub.start
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        self.log.append(f"push {bucket.spec.index}")
+        self.hypers.append(hyper)
+        self.pushed.append(bucket.gradients.clone())
+        work = Work(f"bucket {bucket.spec.index}")
+
+        def take(result: torch.Tensor) -> None:
+            target = bucket.values if self.steps_on == "server" else bucket.gradients
+            target.copy_(result)
+            work.complete_part()
+
+        parts = self.hub.meet(("push", bucket.spec.index), self.rank, bucket.gradients, take)
+        if parts:
+            mean = sum(gradient for gradient, _ in parts) / self.size
+            if self.steps_on == "server":
+                mean = self.hub.values[bucket.spec.index].sub_(hyper["lr"] * mean)
+            for _, done in parts:
+                done(mean)
+        return work
+
+    def pull(self, bucket: Bucket) -> Work:
+        self.log.append(f"pull {bucket.spec.index}")
+        bucket.host_values.copy_(self.hub.values[bucket.spec.index])
+        return Work("pull", 0)
+
+    def collective(
+        self,
+        collective: Collective,
+        tensor: torch.Tensor | None,
+        *,
+        name: str,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        root: int = 0,
+    ) -> CollectiveWork:
+        self.log.append(f"{collective.name.lower()} {name}")
+        work = CollectiveWork(name)
+        assert tensor is not None
+
+        def take(result: torch.Tensor) -> None:
+            work.result = result.clone()
+            work.complete_part()
+
+        parts = self.hub.meet(("collective", name), self.rank, tensor, take)
+        tensors = [given for given, _ in parts]
+        if parts:
+            if collective is Collective.BROADCAST:
+                result = tensors[root]
+            else:
+                assert op is ReduceOp.MAX
+                result = torch.stack(tensors).amax(0)
+            for _, done in parts:
+                done(result)
+        return work
+
+    def close(self, *, finished: bool) -> None:
+        """Nothing is open."""
+
+    def _wait_for(self, collective: Collective, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        work = self.collective(collective, tensor, name=name)
+        work.wait(LIMIT)
+        assert work.result is not None
+        return work.result

@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ps.errors import ConfigError
+from workers.bucketing import Bucket, make_buckets
+
+
+def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+def buckets_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None = None, bucket_bytes: int = 1 << 20
+) -> list[Bucket]:
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_buckets(optimizer, model.named_parameters(), allocate, bucket_bytes, "SGD")
+
+
+def names(bucket: Bucket) -> list[str]:
+    return [tensor.name for tensor in bucket.spec.tensors]
+
+
+def three_layers() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2), nn.Linear(2, 1))
+
+
+def test_parameters_lie_in_reverse_order_of_registration() -> None:
+    (bucket,) = buckets_of(three_layers())
+    assert names(bucket) == ["2.bias", "2.weight", "1.bias", "1.weight", "0.bias", "0.weight"]
+    assert (bucket.spec.index, bucket.spec.dtype, bucket.spec.optimizer) == (0, "float32", "SGD")
+
+
+def test_every_parameter_and_gradient_is_a_view_of_its_bucket() -> None:
+    model = three_layers()
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    (bucket,) = buckets_of(model)
+    offset = 0
+    for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
+        piece = slice(offset, offset + tensor.numel)
+        assert torch.equal(parameter, before[tensor.name])
+        assert torch.equal(bucket.values[piece].view(tensor.shape), parameter)
+        assert parameter.data_ptr() == bucket.values[piece].data_ptr()
+        assert parameter.grad is not None
+        assert parameter.grad.data_ptr() == bucket.gradients[piece].data_ptr()
+        offset += tensor.numel
+    assert offset == bucket.values.numel() == bucket.gradients.numel()
+
+
+def test_backward_accumulates_into_the_flat_gradients() -> None:
+    model = three_layers()
+    (bucket,) = buckets_of(model)
+    model(torch.ones(5, 4)).sum().backward()
+    assert bucket.gradients[0] == 5  # the last layer's bias
+    assert bucket.holds_gradients()
+
+
+def test_a_parameter_above_the_limit_gets_a_bucket_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 100), nn.Linear(100, 1))
+    found = [names(bucket) for bucket in buckets_of(model, bucket_bytes=404)]
+    assert found == [["2.bias", "2.weight"], ["1.bias"], ["1.weight"], ["0.bias", "0.weight"]]
+
+
+def test_groups_and_dtypes_are_never_mixed() -> None:
+    model = three_layers()
+    model[1].double()
+    biases = [layer.bias for layer in model]
+    weights = [layer.weight for layer in model]
+    optimizer = torch.optim.SGD([{"params": biases}, {"params": weights, "lr": 0.5}], lr=0.1)
+    found = {
+        (bucket.spec.group, bucket.spec.dtype): set(names(bucket)) for bucket in buckets_of(model, optimizer)
+    }
+    assert found == {
+        (0, "float32"): {"0.bias", "2.bias"},
+        (0, "float64"): {"1.bias"},
+        (1, "float32"): {"0.weight", "2.weight"},
+        (1, "float64"): {"1.weight"},
+    }
+
+
+@given(
+    shapes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    groups=st.lists(st.booleans(), min_size=12, max_size=12),
+    bucket_bytes=st.integers(1, 200),
+)
+def test_buckets_hold_each_parameter_once_and_are_ordered_by_their_last(
+    shapes: list[int], groups: list[bool], bucket_bytes: int
+) -> None:
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    chosen = [[p for p, first in zip(parameters, groups, strict=False) if first is side] for side in (True, False)]
+    optimizer = torch.optim.SGD([{"params": group} for group in chosen if group], lr=0.1)
+    named = [(str(index), parameter) for index, parameter in enumerate(parameters)]
+    buckets = make_buckets(optimizer, named, allocate, bucket_bytes, "")
+    places = [[len(parameters) - 1 - int(name) for name in names(bucket)] for bucket in buckets]
+    assert sorted(sum(places, [])) == list(range(len(parameters)))
+    assert [place[-1] for place in places] == sorted(place[-1] for place in places)
+    assert [bucket.spec.index for bucket in buckets] == list(range(len(buckets)))
+    for bucket, place in zip(buckets, places, strict=True):
+        assert place == sorted(place)
+        assert len(place) == 1 or bucket.gradients.nbytes <= bucket_bytes
+
+
+def test_tied_weights_appear_once() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    (bucket,) = buckets_of(model)
+    assert sorted(names(bucket)) == ["0.bias", "0.weight", "1.bias"]
+
+
+def test_tied_weights_appear_once_where_both_names_are_given() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = model.named_parameters(remove_duplicate=False)
+    (bucket,) = make_buckets(optimizer, named, allocate, 1 << 20, "")
+    assert sorted(names(bucket)) == ["0.bias", "0.weight", "1.bias"]
+
+
+def test_frozen_parameters_are_left_alone() -> None:
+    model = three_layers()
+    model[0].requires_grad_(False)
+    before = model[0].weight.data_ptr()
+    (bucket,) = buckets_of(model)
+    assert not any(name.startswith("0.") for name in names(bucket))
+    assert model[0].weight.data_ptr() == before
+    assert model[0].weight.grad is None
+
+
+def test_a_parameter_unknown_to_the_model_is_named() -> None:
+    model, stranger = three_layers(), nn.Parameter(torch.zeros(7, 2))
+    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [stranger]}], lr=0.1)
+    with pytest.raises(ConfigError, match=r"shape \(7, 2\) in param_groups\[1\]"):
+        buckets_of(model, optimizer)
+
+
+def test_one_name_for_two_parameters_is_refused() -> None:
+    first, second = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([first, second], lr=0.1)
+    with pytest.raises(ConfigError, match="'w'"):
+        make_buckets(optimizer, [("w", first), ("w", second)], allocate, 100, "")
+
+
+def test_without_a_model_parameters_are_named_by_group_and_place() -> None:
+    optimizer = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(2))]}], lr=0.1)
+    (bucket,) = make_buckets(optimizer, None, allocate, 100, "")
+    assert names(bucket) == ["group0.0"]
+
+
+def test_what_cannot_be_exchanged_is_refused() -> None:
+    complex_weight = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    lazy = nn.LazyLinear(2)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    for parameters, match in (
+        ([complex_weight], "complex64"),
+        (list(lazy.parameters()), "no shape yet"),
+        (list(frozen.parameters()), "no trainable parameter"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            make_buckets(torch.optim.SGD(parameters, lr=0.1), None, allocate, 100, "")
+    with pytest.raises(ConfigError, match="bucket_bytes is 0"):
+        buckets_of(nn.Linear(2, 2), bucket_bytes=0)
+
+
+def test_channels_last_becomes_contiguous_with_the_same_values_and_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    before = model.weight.detach().clone()
+    with caplog.at_level(logging.WARNING):
+        buckets_of(model)
+    assert model.weight.is_contiguous()
+    assert torch.equal(model.weight, before)
+    assert "weight" in caplog.text
+
+
+def test_scalars_and_empty_parameters_are_dealt_with() -> None:
+    scalar, empty = nn.Parameter(torch.tensor(3.0)), nn.Parameter(torch.zeros(0, 4))
+    (bucket,) = make_buckets(torch.optim.SGD([scalar, empty], lr=0.1), None, allocate, 100, "")
+    (scalar * 2).backward()
+    assert bucket.gradients.tolist() == [2.0]
+    assert bucket.spec.tensors[0].shape == ()
+
+
+def test_collect_brings_strayed_gradients_back_and_zeroes_missing_ones() -> None:
+    model = nn.Linear(2, 1)
+    (bucket,) = buckets_of(model)
+    bucket.gradients.fill_(7)
+    model.weight.grad = torch.tensor([[1.0, 2.0]])
+    model.bias.grad = None
+    assert not bucket.holds_gradients()
+    bucket.collect()
+    assert bucket.holds_gradients()
+    assert bucket.gradients.tolist() == [0, 1, 2]
+
+
+def test_zeroing_drops_a_strayed_gradient() -> None:
+    model = nn.Linear(2, 1)
+    (bucket,) = buckets_of(model)
+    model.weight.grad = torch.ones(1, 2)
+    bucket.zero_gradients()
+    bucket.collect()
+    assert bucket.gradients.tolist() == [0, 0, 0]
+
+
+def test_gradients_from_before_are_kept() -> None:
+    model = nn.Linear(2, 1)
+    model(torch.ones(1, 2)).sum().backward()
+    (bucket,) = buckets_of(model)
+    assert bucket.gradients.tolist() == [1, 1, 1]
+
+
+def test_a_model_that_is_converted_afterwards_is_found_out() -> None:
+    model = nn.Linear(2, 1)
+    (bucket,) = buckets_of(model)
+    bucket.check_values()
+    model.double()
+    with pytest.raises(ConfigError, match="bias was given other memory"):
+        bucket.check_values()
+
+
+def test_on_the_cpu_host_memory_is_the_bucket_itself() -> None:
+    (bucket,) = buckets_of(nn.Linear(2, 1))
+    bucket.to_host()
+    bucket.to_device()
+    bucket.settle()
+    assert bucket.host_gradients is bucket.gradients
+    assert bucket.host_values is bucket.values
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
+def test_on_cuda_gradients_and_values_pass_through_pinned_host_memory() -> None:
+    model = nn.Linear(2, 1, device="cuda")
+    (bucket,) = buckets_of(model)
+    assert torch.equal(bucket.host_values, bucket.values.cpu())
+    bucket.gradients.fill_(3)
+    bucket.to_host()
+    assert bucket.host_gradients.tolist() == [3, 3, 3]
+    assert bucket.host_gradients.is_pinned()
+    bucket.settle()
+    bucket.host_values.fill_(5)
+    bucket.to_device()
+    assert model.bias.item() == 5
+    bucket.host_gradients.fill_(4)
+    bucket.to_device("worker")
+    assert bucket.gradients.tolist() == [4, 4, 4]

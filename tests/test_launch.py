@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from ps.errors import ConfigError
+from workers.launch import Placement, detect
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "none",
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+SRUN = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "6",
+    "SLURM_NTASKS": "7",
+    "SLURM_LOCALID": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "4,3",
+}
+
+
+def place(placement: Placement) -> tuple[int | None, int | None, int, int, int, str]:
+    return (
+        placement.rank,
+        placement.size,
+        placement.local_rank,
+        placement.local_size,
+        placement.node_rank,
+        placement.launcher,
+    )
+
+
+def test_a_plain_shell_says_nothing() -> None:
+    assert detect({"PATH": "/bin", "HOME": "/"}) == Placement()
+
+
+def test_flags_alone_place_a_worker() -> None:
+    found = detect({}, rank=2, world_size=4, local_rank=1)
+    assert (found.rank, found.size, found.local_rank, found.launcher) == (2, 4, 1, "shell")
+    assert found.sources == ("--rank 2", "--world-size 4", "--local-rank 1")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (TORCHRUN, (5, 8, 1, 4, 1, "torchrun")),
+        (OPEN_MPI, (3, 4, 1, 2, 1, "openmpi")),
+        (SRUN, (6, 7, 2, 3, 1, "slurm")),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 0, 1, 1, "environment")),
+    ],
+)
+def test_launchers_are_read(environment: dict[str, str], expected: tuple[object, ...]) -> None:
+    assert place(detect(environment)) == expected
+
+
+def test_a_batch_script_is_no_srun_task() -> None:
+    batch = {name: value for name, value in SRUN.items() if name != "SLURM_STEP_ID"}
+    assert detect(batch) == Placement()
+
+
+def test_the_steps_number_of_tasks_comes_before_the_jobs() -> None:
+    assert detect({**SRUN, "SLURM_STEP_NUM_TASKS": "7", "SLURM_NTASKS": "99"}).size == 7
+
+
+@pytest.mark.parametrize(("node", "tasks"), [(0, 4), (1, 4), (2, 3), (3, 1)])
+def test_slurms_short_form_of_tasks_per_node_is_read(node: int, tasks: int) -> None:
+    layout = {"SLURM_NODEID": str(node), "SLURM_STEP_TASKS_PER_NODE": "4(x2),3,1", "SLURM_LOCALID": "0"}
+    assert detect({**SRUN, **layout}).local_size == tasks
+
+
+def test_torchrun_inside_srun_or_mpirun_counts_alone() -> None:
+    outer = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+    assert place(detect({**outer, **TORCHRUN})) == place(detect(TORCHRUN))
+    assert place(detect({**OPEN_MPI, **TORCHRUN})) == place(detect(TORCHRUN))
+
+
+def test_mpirun_whose_daemons_srun_started_counts_alone() -> None:
+    assert place(detect({**SRUN, **OPEN_MPI})) == place(detect(OPEN_MPI))
+
+
+def test_sources_that_agree_are_all_named() -> None:
+    found = detect({"RANK": "3", **OPEN_MPI}, rank=3)
+    assert {"--rank 3", "RANK=3", "OMPI_COMM_WORLD_RANK=3"} <= set(found.sources)
+
+
+@pytest.mark.parametrize(
+    ("environment", "flags", "one", "other"),
+    [
+        (TORCHRUN, {"rank": 4}, "--rank 4", "RANK=5"),
+        (TORCHRUN, {"world_size": 2}, "--world-size 2", "WORLD_SIZE=8"),
+        (SRUN, {"local_rank": 0}, "--local-rank 0", "SLURM_LOCALID=2"),
+        ({"RANK": "1", **SRUN}, {}, "RANK=1", "SLURM_PROCID=6"),
+        ({"WORLD_SIZE": "9", **OPEN_MPI}, {}, "WORLD_SIZE=9", "OMPI_COMM_WORLD_SIZE=4"),
+    ],
+)
+def test_sources_that_disagree_are_both_named_with_their_values(
+    environment: dict[str, str], flags: dict[str, int], one: str, other: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        detect(environment, **flags)
+    assert one in str(caught.value)
+    assert other in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "two", "-1", "1.5", "0x1"])
+def test_what_is_no_number_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE='.*' is no whole number"):
+        detect({"RANK": "0", "WORLD_SIZE": text})
+
+
+@pytest.mark.parametrize(
+    ("flags", "match"),
+    [
+        ({"rank": 4, "world_size": 4}, "must be 0 to 3"),
+        ({"rank": -1}, "at least 0"),
+        ({"world_size": 0}, "at least 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(flags: dict[str, int], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        detect({}, **flags)
+
+
+def test_a_local_rank_beyond_the_hosts_workers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"LOCAL_RANK=4.*LOCAL_WORLD_SIZE=4"):
+        detect({**TORCHRUN, "LOCAL_RANK": "4"})
+
+
+@pytest.mark.parametrize("layout", ["4(x)", "four", "4"])
+def test_a_tasks_per_node_that_makes_no_sense_is_refused(layout: str) -> None:
+    with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE"):
+        detect({**SRUN, "SLURM_STEP_TASKS_PER_NODE": layout})

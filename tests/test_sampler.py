@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from ps.errors import UsageError
+from workers.sampler import ShardedSampler
+
+lengths = st.integers(1, 60)
+sizes = st.integers(1, 6)
+
+
+def samples(length: int, rank: int, size: int, epoch: int = 0, **kwargs: object) -> list[int]:
+    sampler = ShardedSampler(range(length), rank=rank, size=size, **kwargs)  # type: ignore[arg-type]
+    sampler.set_epoch(epoch)
+    return list(sampler)
+
+
+@given(length=lengths, size=sizes, seed=st.integers(0, 5), shuffle=st.booleans())
+def test_ranks_get_equally_many_distinct_samples(length: int, size: int, seed: int, shuffle: bool) -> None:
+    size = min(size, length)
+    parts = [samples(length, rank, size, seed=seed, shuffle=shuffle) for rank in range(size)]
+    assert {len(part) for part in parts} == {length // size}
+    together = [sample for part in parts for sample in part]
+    assert len(set(together)) == len(together)
+    assert set(together) <= set(range(length))
+
+
+@given(length=lengths, size=sizes, share=st.integers(1, 5), seed=st.integers(0, 5), epoch=st.integers(0, 3))
+def test_the_ranks_batches_of_a_step_are_one_process_batch(
+    length: int, size: int, share: int, seed: int, epoch: int
+) -> None:
+    size = min(size, length)
+    alone = samples(length, 0, 1, epoch, seed=seed)
+    parts = [samples(length, rank, size, epoch, seed=seed) for rank in range(size)]
+    for step in range(length // size // share):
+        union = [sample for part in parts for sample in part[step * share : (step + 1) * share]]
+        batch = share * size
+        assert sorted(union) == sorted(alone[step * batch : (step + 1) * batch])
+
+
+@given(length=lengths, size=sizes, data=st.data())
+def test_a_resumed_epoch_goes_on_where_it_stopped(length: int, size: int, data: st.DataObject) -> None:
+    size = min(size, length)
+    done = data.draw(st.integers(0, length // size))
+    whole = samples(length, size - 1, size, epoch=2)
+    sampler = ShardedSampler(range(length), rank=size - 1, size=size)
+    sampler.set_epoch(2)
+    sampler.resume(done)
+    assert len(sampler) == len(whole) - done
+    assert list(sampler) == whole[done:]
+    assert list(sampler) == whole
+
+
+def test_each_epoch_has_its_own_order_and_seeds_differ() -> None:
+    orders = [samples(50, 0, 1, epoch, seed=seed) for seed in (0, 100) for epoch in (0, 1)]
+    assert len({tuple(order) for order in orders}) == 4
+    assert samples(50, 0, 1, 1) == samples(50, 0, 1, 1)
+
+
+def test_without_shuffling_samples_come_in_order() -> None:
+    assert samples(7, 1, 2, shuffle=False) == [1, 3, 5]
+
+
+def test_a_data_loader_takes_it() -> None:
+    loader = DataLoader(list(range(8)), batch_size=2, sampler=ShardedSampler(range(8), False, rank=1, size=2))
+    assert [batch.tolist() for batch in loader] == [[1, 3], [5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "length", "match"),
+    [(2, 2, 9, "0 to 1"), (-1, 2, 9, "0 to 1"), (0, 5, 4, "start fewer workers")],
+)
+def test_impossible_places_are_refused(rank: int, size: int, length: int, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        ShardedSampler(range(length), rank=rank, size=size)
+
+
+@pytest.mark.parametrize("done", [-1, 5])
+def test_more_samples_done_than_there_are_is_refused(done: int) -> None:
+    with pytest.raises(UsageError, match="a rank has 4 an epoch"):
+        ShardedSampler(range(8), rank=0, size=2).resume(done)

@@ -1,0 +1,158 @@
+"""Which parameter goes into which bucket; decided alike on all ranks, before anything is allocated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch.nn.parameter import is_lazy
+
+from ps.errors import ConfigError
+from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
+
+log = logging.getLogger(__name__)
+
+NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
+
+
+class Layout(NamedTuple):
+    """A bucket to be: its spec and the parameters in the spec's order."""
+
+    spec: BucketSpec
+    parameters: list[torch.nn.Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A parameter on its way into a bucket; position counts in the order of backward."""
+
+    position: int
+    group: int
+    name: str
+    parameter: torch.nn.Parameter
+
+    @property
+    def kind(self) -> tuple[int, torch.dtype, torch.device]:
+        return self.group, self.parameter.dtype, self.parameter.device
+
+    @property
+    def nbytes(self) -> int:
+        return self.parameter.numel() * self.parameter.element_size()
+
+
+def lay_out(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: NamedParameters | None,
+    bucket_bytes: int,
+    optimizer_name: str,
+) -> list[Layout]:
+    """Sorts the optimizer's trainable parameters into buckets; the arguments are `make_buckets`'s.
+
+    They are taken in reverse order of registration, in which backward reaches
+    them, each once; groups, dtypes and devices are kept apart. Buckets are
+    numbered in the order in which the last of their parameters is reached.
+    """
+    if bucket_bytes <= 0:
+        raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be at least 1")
+    entries = _entries(optimizer, named_parameters)
+    if not entries:
+        raise ConfigError("the optimizer holds no trainable parameter: nothing can be exchanged")
+    _warn_of_strides(entries)
+    return [
+        Layout(_spec(index, run, optimizer_name), [entry.parameter for entry in run])
+        for index, run in enumerate(_runs(entries, bucket_bytes))
+    ]
+
+
+def _entries(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> list[_Entry]:
+    """The trainable parameters in reverse order of registration, each once."""
+    groups = _group_of_each(optimizer)
+    names = _default_names(optimizer) if named_parameters is None else dict(_unique(named_parameters))
+    known = set(names.values())
+    strangers = [_describe(parameter, groups) for parameter in groups if parameter not in known]
+    if strangers:
+        raise ConfigError(
+            f"the optimizer holds parameters that the model does not: {', '.join(strangers)}; "
+            "give both the same model"
+        )
+    chosen = [(name, parameter) for name, parameter in names.items() if parameter in groups]
+    trainable = [(name, parameter) for name, parameter in chosen if _is_trainable(name, parameter)]
+    return [
+        _Entry(position, groups[parameter], name, parameter)
+        for position, (name, parameter) in enumerate(reversed(trainable))
+    ]
+
+
+def _group_of_each(optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, int]:
+    return {
+        parameter: index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+
+
+def _default_names(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
+    return {
+        f"group{index}.{place}": parameter
+        for index, group in enumerate(optimizer.param_groups)
+        for place, parameter in enumerate(group["params"])
+    }
+
+
+def _unique(named_parameters: NamedParameters) -> NamedParameters:
+    """Drops the second name of a tied parameter; refuses one name for two."""
+    owner: dict[str, torch.nn.Parameter] = {}
+    seen: set[torch.nn.Parameter] = set()
+    for name, parameter in named_parameters:
+        if owner.setdefault(name, parameter) is not parameter:
+            raise ConfigError(f"two parameters are named {name!r}; names must tell them apart")
+        if parameter not in seen:
+            seen.add(parameter)
+            yield name, parameter
+
+
+def _describe(parameter: torch.nn.Parameter, groups: dict[torch.nn.Parameter, int]) -> str:
+    group = groups[parameter]
+    return f"one of shape {tuple(parameter.shape)} in param_groups[{group}]"
+
+
+def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
+    if is_lazy(parameter):
+        raise ConfigError(f"parameter {name} has no shape yet; run one forward pass first")
+    if not parameter.requires_grad or parameter.numel() == 0:
+        return False
+    if _dtype_name(parameter) not in DTYPE_BYTES:
+        raise ConfigError(f"parameter {name} is {parameter.dtype}; allowed: {', '.join(DTYPE_BYTES)}")
+    return True
+
+
+def _runs(entries: list[_Entry], bucket_bytes: int) -> list[list[_Entry]]:
+    """Cuts entries of one kind into runs of at most `bucket_bytes`, ordered by when the last is ready."""
+    runs: list[list[_Entry]] = []
+    newest: dict[object, list[_Entry]] = {}
+    for entry in entries:
+        run = newest.get(entry.kind)
+        if run is None or sum(member.nbytes for member in run) + entry.nbytes > bucket_bytes:
+            run = newest[entry.kind] = []
+            runs.append(run)
+        run.append(entry)
+    return sorted(runs, key=lambda run: run[-1].position)
+
+
+def _spec(index: int, run: list[_Entry], optimizer_name: str) -> BucketSpec:
+    tensors = tuple(TensorSpec(entry.name, tuple(entry.parameter.shape)) for entry in run)
+    return BucketSpec(index, _dtype_name(run[0].parameter), run[0].group, optimizer_name, tensors)
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _warn_of_strides(entries: list[_Entry]) -> None:
+    """Shards and checkpoints know shapes, not strides, so every parameter becomes contiguous."""
+    strided = [entry.name for entry in entries if not entry.parameter.is_contiguous()]
+    if strided:
+        log.warning("made contiguous, a special memory format is lost: %s", ", ".join(strided))
