@@ -323,12 +323,19 @@ Global___LeaveRequest: _TypeAlias = LeaveRequest  # noqa: Y015
 class LeaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    NEWS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """as in HeartbeatReply"""
+
     def __init__(
         self,
+        *,
+        news: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

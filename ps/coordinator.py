@@ -107,10 +107,14 @@ class Coordinator(ControlServicer):
             if self.draining:
                 raise JobFailed("the server is being stopped; start it again, then the worker")
             member = self.job.admit(_joiner(request), self._clock.now())
-            await self._wait(lambda: self.job.started and self.fleet.ready)
+            # A worker that waits here sends no heartbeat: its lease must outlast the wait.
+            await self._wait(
+                lambda: self.job.started and self.fleet.ready, min(PATIENCE, self._config.lease / 2)
+            )
             if not (self.job.started and self.fleet.ready):
                 return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._waiting_for())
             await self._publish()
+            self.job.admit(_joiner(request), self._clock.now())
         except HubringError as error:
             log.warning("refused %s pid %d: %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
@@ -145,11 +149,12 @@ class Coordinator(ControlServicer):
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        if self.job.membership is not None:
-            self.job.leave(_sender(request), Reason(request.reason), request.text, request.step)
-            await self._publish_or_fail()
-            await self._announce()
-        return pb.LeaveReply()
+        if self.job.membership is None:
+            return pb.LeaveReply()
+        news = self.job.leave(_sender(request), Reason(request.reason), request.text, request.step)
+        await self._publish_or_fail()
+        await self._announce()
+        return pb.LeaveReply(news=news)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:

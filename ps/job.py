@@ -168,12 +168,12 @@ class Job:
             self.outcome.lost[member.rank] = f"silent for {silent:.1f} s at step {self._step(member)}"
         return lost
 
-    def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> None:
-        """Takes a worker out at its own wish, after `step` completed steps."""
+    def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
+        """Takes a worker out at its own wish, after `step` completed steps; returns its last news."""
         assert self.membership is not None
         member = self.membership.leave(sender)
         if member is None:
-            return
+            return []
         self.progress[member.rank].step = step
         if reason is Reason.FINISHED:
             self.outcome.finished.append(member.rank)
@@ -184,6 +184,7 @@ class Job:
         else:
             self.outcome.failed[member.rank] = text
             self._gone(member, f"failed: {text}")
+        return self._news.pop(member.rank, [])
 
     def fail(self, error: HubringError) -> None:
         """Ends the job for everyone; the first cause counts."""

@@ -131,6 +131,9 @@ class SliceOptimizer:
     def __init__(self, name: str) -> None:
         _check_name(name)
         self._name = name
+        self._kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
+        # A process's first optimizer makes torch load its compiler, for a second: now, not in a push.
+        self._kind([torch.zeros(1)])
         self._optimizer: torch.optim.Optimizer | None = None
         self._loaded: dict[str, Tensor] = {}
         self._hyper: Hyper | None = None
@@ -169,8 +172,7 @@ class SliceOptimizer:
         )
         if "initial_accumulator_value" in hyper:
             options["initial_accumulator_value"] = hyper["initial_accumulator_value"]
-        kind: type[torch.optim.Optimizer] = getattr(torch.optim, self._name)
-        optimizer = kind([values], **options)
+        optimizer = self._kind([values], **options)
         if self._loaded:
             optimizer.state[values] = self._loaded
             self._loaded = {}

@@ -63,5 +63,14 @@ def unusable(entry: Entry, push: Push) -> Refusal | None:
     return None
 
 
+def orphaned(key: int) -> Refusal:
+    """Nobody is left who could bring the key's first values."""
+    text = (
+        f"rank 0 left the job before it had given key {key} its first values;"
+        " see why it failed, then start the job again"
+    )
+    return Refusal(Code.JOB_FAILED, text)
+
+
 def _spell(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

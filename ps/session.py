@@ -249,7 +249,8 @@ class Session:
             step=self.step,
         )
         try:
-            self._stub.Leave(request, timeout=2.0)
+            for line in self._stub.Leave(request, timeout=2.0).news:
+                log.warning("%s", line)
         except grpc.RpcError as error:
             log.debug("the server did not hear that we left: %s", _sentence(error))
         self._channel.close()

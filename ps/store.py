@@ -45,6 +45,10 @@ from ps.types import BucketSpec, Sender, Slice, View
 __all__ = ["KVStore", "Snapshot"]
 
 
+GIVER = 0
+"""The rank that brings a job's first values."""
+
+
 class KVStore:
     """The keys of one shard.
 
@@ -117,7 +121,7 @@ class KVStore:
         ]
         self._seat(joined)
         for entry in self._entries.values():
-            deliveries += self._turn(entry)
+            deliveries += self._turn(entry) + self._release_orphans(entry)
         return deliveries + self._rounds.on_view(self._live)
 
     def drain(self) -> None:
@@ -213,7 +217,15 @@ class KVStore:
             return self._reply(entry, Reader(pull.sender, [ticket]))
         earlier = entry.pullers.get(rank)
         entry.pullers[rank] = Reader(pull.sender, [*earlier.tickets, ticket] if earlier else [ticket])
-        return []
+        return self._release_orphans(entry)
+
+    def _release_orphans(self, entry: Entry) -> list[Delivery]:
+        """Who waits for first values waits in vain once rank 0, which brings them, is gone."""
+        if entry.initialised or GIVER in self._live:
+            return []
+        tickets = [ticket for puller in entry.pullers.values() for ticket in puller.tickets]
+        entry.pullers.clear()
+        return [Delivery(ticket, refusals.orphaned(entry.key)) for ticket in tickets]
 
     def _on_push(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         match self._ledger.classify(push.sender, entry.key, push.clock):
@@ -241,7 +253,6 @@ class KVStore:
         if self._consistency.lockstep and push.clock < entry.version:
             # The round closed without this gradient; its sender goes on with the current one.
             self._stats.dropped += 1
-            self._ledger.advance(push.sender, entry.key, entry.version)
             self._settle(entry, push, [ticket], staleness=0)
             return self._answer(entry)
         self._stats.pushes += 1
@@ -253,7 +264,7 @@ class KVStore:
         """Answers a retry when the first try is answered."""
         rank = push.sender.rank
         settled = entry.settled.get(rank)
-        if settled is None or settled.clock != push.clock or rank in entry.contributions:
+        if settled is None or settled.clock != push.clock:
             # An echo from an old connection: its sender has gone on since, and what it
             # waits for now must not be mixed up with this.
             return self._reply(entry, Reader(push.sender, [ticket]))
@@ -303,6 +314,7 @@ class KVStore:
         rank = reader.sender.rank
         contributes = rank in entry.contributions
         if self._consistency.lockstep and not contributes:
+            # Rounds may have closed without this worker: it goes on with the open one.
             self._ledger.advance(reader.sender, entry.key, entry.version)
         entry.read[rank] = entry.version
         values = Values(

@@ -64,6 +64,11 @@ def test_the_cuts_do_not_depend_on_the_number_of_shards(buckets: list[BucketSpec
     assert cuts[0] == cuts[1] == cuts[2]
 
 
+def test_the_heaviest_slices_are_dealt_first() -> None:
+    slices = plan([bucket(0, 16), bucket(1, 16), bucket(2, 32)], 2).slices
+    assert [piece.shard for piece in slices] == [1, 1, 0]
+
+
 def test_no_tiny_rest_is_left_over() -> None:
     sizes = [piece.numel for piece in plan([bucket(0, 1025)], 1, slice_bytes=4096).slices]
     assert sizes == [528, 497]

@@ -329,6 +329,18 @@ def test_a_late_worker_skips_to_the_current_round_however_far_it_is() -> None:
     assert parameters(store).tolist() == [5.0] * 4
 
 
+def test_whoever_reads_in_lockstep_joins_the_open_round_whatever_it_missed() -> None:
+    store = hub(BackupWorkers(1), 2)
+    store.handle(push(1, 0), "its answer is lost")
+    store.handle(push(0, 0), "late")
+    store.handle(push(0, 1), "alone")
+    ((_, again),) = store.handle(push(1, 0), "asked again")
+    assert (values_of(again).clock, values_of(again).version) == (2, 2)
+    store.handle(push(1, 2), "alone too")
+    ((_, pulled),) = store.handle(Pull(sender(0), 0), "pull")
+    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
+
+
 def test_a_push_that_an_echoed_pull_overtook_is_dropped_and_not_refused() -> None:
     store = hub(BackupWorkers(1), 2)
     store.handle(push(0, 0), "a")
@@ -402,6 +414,15 @@ def test_a_joiner_after_everybody_left_goes_on_where_they_were() -> None:
     store.on_view(view(3, late))
     ((_, pulled),) = store.handle(Pull(late, 0), "pull")
     assert values_of(pulled).clock == 3
+
+
+def test_those_who_left_before_everybody_else_came_hold_nobody_up() -> None:
+    store = hub(SSP(0), 2)
+    store.on_view(view(2))
+    late = sender(0, life=2)
+    store.on_view(view(3, late))
+    for clock in range(3):
+        assert answered(store.handle(Push(late, 0, clock, torch.ones(4), ADD), clock)) == [clock]
 
 
 def test_an_older_view_that_comes_late_changes_nothing() -> None:
@@ -614,3 +635,17 @@ def test_a_snapshot_of_another_model_is_refused() -> None:
         hub(BSP(), 1, keys=2).restore(snapshot)
     with pytest.raises(CheckpointCorrupt, match="made by another job"):
         hub(BSP(), 1, numel=5).restore(snapshot)
+
+
+def test_who_waits_for_first_values_is_told_when_rank_0_is_gone() -> None:
+    store = KVStore(BSP())
+    store.assign([Slice(0, 0, 0, 4, 0)], [BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w", (4,)),))])
+    store.on_view(View(1, (Member(0, 1), Member(1, 2))))
+    assert store.handle(Pull(Sender(1, 2), 0), "early") == []
+    (early,) = store.on_view(View(2, (Member(1, 2),)))
+    (late,) = store.handle(Pull(Sender(1, 2), 0), "late")
+    assert [early.ticket, late.ticket] == ["early", "late"]
+    for delivery in (early, late):
+        assert isinstance(delivery.reply, Refusal)
+        assert delivery.reply.code is Code.JOB_FAILED
+        assert "rank 0" in delivery.reply.text

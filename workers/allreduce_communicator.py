@@ -16,8 +16,9 @@ from ps.work import Work
 from workers import ring_collectives
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
-from workers.ring import Ring, RingWork
+from workers.ring import Ring
 from workers.ring_group import ring_store
+from workers.ring_work import RingWork
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -75,12 +76,12 @@ class AllreduceCommunicator(Communicator):
         return Start()
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        gradients = bucket.gradients
+        gradients, size = bucket.gradients, self.size
         options = dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-        work = RingWork(f"the exchange of bucket {bucket.spec.index}", lambda: gradients.div_(self.size))
+        work = RingWork(f"the exchange of bucket {bucket.spec.index}", lambda: gradients.div_(size))
         self.ring.start(work, lambda group: group.allreduce([gradients], options))
-        travelled = 2 * (self.size - 1) * gradients.nbytes // self.size
+        travelled = 2 * (size - 1) * gradients.nbytes // size
         self.traffic.bytes_sent += travelled
         self.traffic.bytes_received += travelled
         return work

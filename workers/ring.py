@@ -1,17 +1,15 @@
 """A torch.distributed process group whose operations are Works.
 
-The law: the first failure ends the ring. Every pending operation fails with it,
-and every later one at once, so that nobody waits for a rank that is gone.
-
 Gloo notices a peer whose connection closed, within milliseconds. It does not
 notice one that is merely stopped or cut off, and cannot be made to give up: then
-whoever watches the ranks calls `fail`, and the process has to exit without
-destroying the group, which would wait for the operation under way.
+whoever watches the ranks calls `fail`. A group is destroyed in good order or
+never, since destroying one that has failed waits for the operation under way,
+or aborts the process, be it at its exit.
 """
 
 from __future__ import annotations
 
-import threading
+import ctypes
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,37 +18,15 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ps.errors import HubringError, RingBroken
-from ps.work import Work
-from workers.ring_group import gist, open_group
+from workers.ring_group import open_group
+from workers.ring_work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle of it."""
 
-
-class RingWork(Work):
-    """An operation of the ring.
-
-    On the CPU `then` runs in the group's thread, so that it hides behind backward
-    as the operation does. On CUDA an operation is over once its stream has it
-    queued: the waiter's stream is put behind it and `then` is queued there.
-    """
-
-    def __init__(self, what: str, then: Callable[[], object] | None = None) -> None:
-        super().__init__(what)
-        self.then = then
-        self.handle: Any = None
-
-    def wait(self, timeout: float | None = None) -> None:
-        super().wait(timeout)
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            handle.wait()
-            self.run_then()
-
-    def run_then(self) -> None:
-        then, self.then = self.then, None
-        if then is not None:
-            then()
+_python = ctypes.PyDLL(None)
+_python.Py_IncRef.argtypes = _python.Py_DecRef.argtypes = [ctypes.py_object]
+_python.Py_IncRef.restype = _python.Py_DecRef.restype = None
 
 
 class Ring:
@@ -64,9 +40,6 @@ class Ring:
         device: Where the tensors live that are reduced.
         host: This process's address as the other ranks reach it; None finds it by the store.
         timeout: Seconds that one operation, and the first meeting, may take.
-
-    Attributes:
-        lost: Ranks known to be gone; whoever learns of one adds it, and errors name it.
 
     Raises:
         ConfigError: The backend does not exist here, or does not fit the device.
@@ -88,29 +61,22 @@ class Ring:
         self.size = size
         self.device = device
         self.timeout = timeout
-        self.lost: set[int] = set()
-        self._lock = threading.Lock()
-        self._pending: set[Work] = set()
-        self._failure: HubringError | None = None
+        self.operations = Operations(rank)
         self._group = open_group(rank, size, store, backend, device, host, timeout)
+        _python.Py_IncRef(self._group)  # outlives the interpreter, unless `close` says otherwise
 
     def start(self, work: RingWork, launch: Launch) -> None:
         """Starts an operation, of which `work` will tell. All ranks start the same ones in the same order."""
-        with self._lock:
-            failure = self._failure
-            if failure is None:
-                self._pending.add(work)
-        if failure is not None:
-            work.fail(failure)
+        if not self.operations.begin(work):
             return
         try:
             handle = launch(self._group)
         except RuntimeError as cause:
-            self.fail(self._broken_in(work.what, cause))
+            self.operations.break_in(work, cause)
             return
         if self.device.type == "cuda":
             work.handle = handle
-        handle.get_future().add_done_callback(partial(self._ended, work))
+        handle.get_future().add_done_callback(partial(self.operations.ended, work))
 
     def run(self, what: str, launch: Launch) -> None:
         """Starts an operation and waits for it."""
@@ -129,42 +95,19 @@ class Ring:
         return [one[:length] for one, length in zip(self._gather_equal(what, padded), lengths, strict=True)]
 
     def fail(self, error: HubringError) -> None:
-        """Ends the ring from any thread: `error` is what every pending and later operation fails with."""
-        with self._lock:
-            self._failure = self._failure or error
-            pending, self._pending = self._pending, set()
-        for work in pending:
-            work.fail(self._failure)
+        """Ends the ring, from any thread: nothing on it will ever succeed again."""
+        self.operations.fail(error)
 
     def close(self) -> None:
-        """Gives the connections back; a ring that failed keeps them until the process exits."""
-        if self._failure is None:
-            self.fail(RingBroken("this worker has left the ring"))
-            self._group.shutdown()
+        """Gives the connections back, unless the ring has failed; may be called twice."""
+        group, self._group = self._group, None
+        if group is None:
+            return
+        if not self.operations.failed:
+            _python.Py_DecRef(group)
+        self.operations.fail(RingBroken("this worker has left the ring"))
 
     def _gather_equal(self, what: str, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         self.run(what, lambda group: group.allgather([parts], [tensor]))
         return parts
-
-    def _ended(self, work: RingWork, future: torch.futures.Future[Any]) -> None:
-        """Called in the group's thread when an operation is over, one way or the other."""
-        try:
-            future.value()
-            if work.handle is None:
-                work.run_then()
-        except RuntimeError as cause:
-            self.fail(self._broken_in(work.what, cause))
-            return
-        with self._lock:
-            self._pending.discard(work)
-        work.complete_part()
-
-    def _broken_in(self, what: str, cause: RuntimeError) -> RingBroken:
-        known = (
-            f"rank {', '.join(map(str, sorted(self.lost)))}" if self.lost else "which one is not known yet"
-        )
-        return RingBroken(
-            f"rank {self.rank}: {what} failed, a member of the ring is gone ({known}): {gist(cause)}; "
-            "start the job again"
-        )

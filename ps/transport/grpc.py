@@ -29,6 +29,7 @@ MAX_STREAMS = 1024
 """Workers that one listener can serve, control calls included: each takes a thread while it is open."""
 
 _SERVICE, _METHOD = "hubring.v1.Data", "Exchange"
+_PATH = f"/{_SERVICE}/{_METHOD}"
 _GREETING = ("hubring-data", "1")
 """Sent as a stream opens: a client that sees it knows who answers."""
 
@@ -92,9 +93,7 @@ class GrpcConnection:
         self._bell = Bell()
         self._opened = threading.Event()
         self._channel = grpc.insecure_channel(address, options=_CLIENT)
-        exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(
-            f"/{_SERVICE}/{_METHOD}"
-        )
+        exchange: grpc.StreamStreamMultiCallable[bytes, bytes] = self._channel.stream_stream(_PATH)
         self._call = exchange(_each_frame(self._outbox))
         self._reader = threading.Thread(target=self._read, name=f"grpc {address}", daemon=True)
         self._reader.start()

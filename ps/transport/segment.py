@@ -78,11 +78,13 @@ class Arena:
         mapping = mmap.mmap(descriptor, nbytes)
         number = next(self._numbers)
         self._segments[number] = Segment(number, descriptor, address(memoryview(mapping)), nbytes)
-        weakref.finalize(mapping, self._drop, number).atexit = False
+        # Not a method: it would keep the arena, and by `_rest` the mapping, from ever dying.
+        weakref.finalize(mapping, _drop, self._segments, number).atexit = False
         return memoryview(mapping)
 
-    def _drop(self, number: int) -> None:
-        os.close(self._segments.pop(number).descriptor)
+
+def _drop(segments: dict[int, Segment], number: int) -> None:
+    os.close(segments.pop(number).descriptor)
 
 
 def enclose(payload: memoryview) -> int:

@@ -95,7 +95,9 @@ def linear(rank: int, outputs: int = 2) -> nn.Linear:
     return model
 
 
-def attached(communicator: Communicator, model: nn.Module | None = None, bucket_bytes: int = 8) -> list[Bucket]:
+def attached(
+    communicator: Communicator, model: nn.Module | None = None, bucket_bytes: int = 8
+) -> list[Bucket]:
     model = model or linear(communicator.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     named = list(model.named_parameters())
@@ -347,7 +349,9 @@ def test_allgather_joins_rows_of_which_ranks_may_give_unequally_many(ranks: Rank
         return torch.full((rank * 2, 3), rank, dtype=torch.int16)
 
     expected = torch.cat([rows(rank) for rank in range(ranks.size)])
-    for result in ranks.run(lambda communicator: allgather(rows(communicator.rank), communicator=communicator)):
+    for result in ranks.run(
+        lambda communicator: allgather(rows(communicator.rank), communicator=communicator)
+    ):
         assert torch.equal(result, expected)
 
 
@@ -386,7 +390,9 @@ def calls(rank: int) -> dict[str, Callable[[Communicator], object]]:
         "op": lambda c: allreduce(torch.zeros(2), ReduceOp.MAX if odd else ReduceOp.MIN, communicator=c),
         "root": lambda c: broadcast(torch.zeros(2), 1 if odd else 0, communicator=c),
         "columns": lambda c: allgather(torch.zeros(2, 3 if odd else 2), communicator=c),
-        "collective": lambda c: barrier("b", communicator=c) if odd else allgather(torch.zeros(1), "b", communicator=c),
+        "collective": lambda c: (
+            barrier("b", communicator=c) if odd else allgather(torch.zeros(1), "b", communicator=c)
+        ),
     }
 
 
@@ -485,7 +491,7 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
         told.close()
         told.join_thread()
         os.kill(os.getpid(), signal.SIGKILL)
-    communicator.ring.lost.add(1)
+    communicator.ring.operations.lost.add(1)
     try:
         communicator.push_pull(bucket, {}).wait(LIMIT)
     except HubringError as error:
@@ -496,10 +502,10 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
 @pytest.fixture
 def two_processes() -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
     context = multiprocessing.get_context("spawn")
+    board, told = context.Queue(), context.Queue()
     started: list[Any] = []
 
     def start(how: str) -> tuple[list[Any], Any]:
-        board, told = context.Queue(), context.Queue()
         started.extend(context.Process(target=ring_rank, args=(rank, board, told, how)) for rank in (0, 1))
         for process in started:
             process.start()

@@ -2,18 +2,261 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
 
-from ps.transport.conformance import CHECKS
+import grpc
+import pytest
+import zmq
+
+from protos import data_pb2 as pb
+from protos.data_pb2_grpc import DataStub
+from ps.errors import ConnectionLost
+from ps.transport import registry
+from ps.transport.base import Message
+from ps.transport.conformance import (
+    CHECKS,
+    PATIENCE,
+    Serving,
+    answers_many_requests_in_any_order,
+    ask,
+    await_loss,
+    content,
+    noise,
+    request,
+)
+from ps.transport.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from ps.transport.grpc import GrpcTransport
 from ps.transport.inproc import InprocTransport
+from ps.transport.segment import enclose
 from ps.transport.shm import ShmTransport
 from ps.transport.zmq import ZmqTransport
 
 KINDS = [InprocTransport, ZmqTransport, ShmTransport, GrpcTransport]
+SLOW = {(answers_many_requests_in_any_order, GrpcTransport)}
+PAIRS = [
+    pytest.param(
+        check,
+        kind,
+        id=f"{kind.name}-{check.__name__}",
+        marks=pytest.mark.slow if (check, kind) in SLOW else (),
+    )
+    for kind in KINDS
+    for check in CHECKS
+]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize(("check", "kind"), PAIRS)
 def test_transport(check, kind):
     check(kind)
+
+
+# Between processes.
+
+SERVE = """
+import sys
+from ps.transport.conformance import Serving
+from ps.transport.registry import transport
+
+with Serving(transport(sys.argv[1])) as server:
+    print(server.address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def another_process(kind: str):
+    """A process that echoes, and its address."""
+    command = [sys.executable, "-c", SERVE, kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", registry.FASTEST_FIRST)
+def test_payloads_cross_processes_and_a_killed_one_is_missed_at_once(kind):
+    transport = registry.transport(kind)
+    with (
+        another_process(kind) as (process, address),
+        contextlib.closing(transport.dial(address, PATIENCE)) as line,
+    ):
+        payload, into = transport.allocate(3 << 20), transport.allocate(3 << 20)
+        payload[:] = noise(payload.nbytes)
+        reply = ask(line, request(1, payload), into)
+        assert content(reply) == bytes(payload)
+        assert reply.landed == (kind != "zmq")
+        process.kill()
+        await_loss(line)
+
+
+@pytest.mark.slow
+def test_shm_maps_nothing_that_has_a_name_on_the_host():
+    transport = ShmTransport()
+    with (
+        another_process("shm") as (process, address),
+        contextlib.closing(transport.dial(address, PATIENCE)) as line,
+    ):
+        ask(line, request(1, noise(1 << 20)), transport.allocate(1 << 20))
+        for pid in (process.pid, os.getpid()):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            assert "memfd:hubring" in maps
+            assert "/dev/shm" not in maps
+
+
+# Shared memory.
+
+LAYOUT = struct.Struct("<BB6xQQQQQQQ")
+NOWHERE = (0, 0, 0)
+REQUEST, SEGMENT = 3, 1
+
+
+@contextlib.contextmanager
+def stranger(address: str):
+    """A socket to a shm listener on which anything can be said."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(PATIENCE)
+        line.connect("\0" + address.removeprefix("shm://"))
+        yield line
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        pytest.param(b"?", id="shorter than a descriptor"),
+        pytest.param(LAYOUT.pack(2, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
+        pytest.param(LAYOUT.pack(1, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
+        pytest.param(LAYOUT.pack(1, REQUEST, 0, 1, 0, 8, *NOWHERE), id="a segment never passed on"),
+        pytest.param(LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE), id="a segment without a descriptor"),
+        pytest.param(bytes(60_000), id="a packet beyond all bounds"),
+    ],
+)
+def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet):
+    transport = ShmTransport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as honest:
+        with stranger(server.address) as line:
+            line.send(packet)
+            assert line.recv(1) == b""
+        assert content(ask(honest, request(1, noise(1000)))) == bytes(noise(1000))
+
+
+@pytest.mark.parametrize(("offset", "length"), [(4096, 1), (4095, 2), (0, 4097), (2**64 - 1, 2)])
+@pytest.mark.parametrize("place", ["payload", "into"])
+def test_shm_refuses_places_beyond_the_segment(place, offset, length):
+    places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
+    with Serving(ShmTransport()) as server, stranger(server.address) as line:
+        descriptor = enclose(noise(4096))
+        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        os.close(descriptor)
+        line.send(LAYOUT.pack(1, REQUEST, 0, *places))
+        assert line.recv(1) == b""
+
+
+def test_shm_refuses_a_segment_that_could_shrink():
+    with Serving(ShmTransport()) as server, stranger(server.address) as line:
+        descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 4096)
+        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        os.close(descriptor)
+        assert line.recv(1) == b""
+
+
+def test_shm_forgets_segments_that_nobody_uses():
+    transport = ShmTransport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(20):
+            memory = transport.allocate(200 << 20)  # too large to share a segment with others
+            ask(line, request(number, memory[:10]))
+        del memory
+        # This process plays both ends: two descriptors for the worker's segment, one for the shard's.
+        assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3
+
+
+# gRPC.
+
+
+def test_grpc_serves_a_client_generated_from_the_proto():
+    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
+        payload = bytes(noise(CHUNK_BYTES + 10))
+        header = pb.Header(request=7, payload_bytes=len(payload), pull=pb.Pull(key=3))
+        frames = [pb.Frame(header=header, payload=payload[:100]), pb.Frame(payload=payload[100:])]
+        came = list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
+        assert came[0].header == header
+        assert b"".join(frame.payload for frame in came) == payload
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param([pb.Frame(payload=b"x")], id="no header"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=1), payload=b"xx")], id="too much payload"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=2**62))], id="a size beyond all bounds"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=9), payload=b"x")] * 2, id="two at once"),
+    ],
+)
+def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames):
+    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details()
+
+
+def test_frames_are_what_protobuf_makes_of_them():
+    message = request(300, noise(2 * CHUNK_BYTES + 1))
+    first, second, third = (pb.Frame.FromString(frame) for frame in to_frames(message))
+    assert first.header.SerializeToString() == message.header
+    assert first.payload + second.payload + third.payload == bytes(message.payload)
+    assert not second.HasField("header")
+    assert first.SerializeToString() == next(to_frames(message))
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\x0a", b"\x0a\x05ab", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x1a\x00"]
+)
+def test_bytes_that_are_no_frame_are_refused(frame):
+    with pytest.raises(MalformedFrame):
+        Assembly().add(frame)
+
+
+def test_a_service_registered_with_grpc_shares_the_port():
+    def add(server: grpc.Server) -> None:
+        answer = grpc.unary_unary_rpc_method_handler(lambda asked, context: asked + b"!")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": answer}),))
+
+    transport = GrpcTransport([add])
+    with Serving(transport) as server, grpc.insecure_channel(server.address) as channel:
+        assert channel.unary_unary("/test/Ask")(b"here", timeout=PATIENCE) == b"here!"
+        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
+
+
+# ZeroMQ.
+
+
+def test_zmq_ignores_messages_of_the_wrong_form():
+    transport = ZmqTransport()
+    with Serving(transport) as server, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(server.address)
+        dealer.send_multipart([b"a", b"b", b"c", b"d"])
+        dealer.send_multipart([b"header", b"payload"])
+        assert dealer.poll(int(1000 * PATIENCE))
+        assert dealer.recv_multipart() == [b"header", b"payload"]
+
+
+def test_a_connection_is_lost_to_the_last_call():
+    transport = InprocTransport()
+    with Serving(transport) as server:
+        line = transport.dial(server.address, PATIENCE)
+    with pytest.raises(ConnectionLost, match="dial again"):
+        line.send(Message(b"header"))
+    line.close()

@@ -28,13 +28,16 @@ def three(cluster: Cluster, address: str, tmp_path: Path, *flags: str) -> tuple[
     return workers, go
 
 
-@pytest.mark.parametrize(
-    "mode", [["--mode", "bsp"], ["--mode", "asp"], ["--mode", "ssp", "--staleness", "1"]]
-)
+MODES = [["--mode", "bsp"], ["--mode", "asp"], ["--mode", "ssp", "--staleness", "1"]]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode[1])
 def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: Path, mode: list[str]) -> None:
     server, address = cluster.server("--workers", "3", "--once", "--lease", "2", *mode)
     workers, go = three(cluster, address, tmp_path)
     workers[1].process.kill()
+    if mode[1] == "asp":  # there nobody waits for anybody, and the others might be done before the lease
+        workers[0].until_said("going on with 2 of 3 workers")
     go.touch()
     results = [workers[rank].done() for rank in (0, 2)]
     assert [result["steps"] for result in results] == [60, 60]
@@ -132,22 +135,9 @@ def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_pat
     workers, go = three(cluster, address, tmp_path)
     workers[1].process.send_signal(signal.SIGSTOP)
     workers[0].until_said("going on with 2 of 3 workers")
-    go.touch()
-    for rank in (0, 2):
-        assert workers[rank].done()["steps"] == 60
-    server_result_is_ready = server.done()
-    assert list(server_result_is_ready["lost"]) == ["1"]
-
-
-def test_a_fenced_worker_is_told_to_start_again(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
-    workers, go = three(cluster, address, tmp_path)
-    workers[1].process.send_signal(signal.SIGSTOP)
-    workers[0].until_said("going on with 2 of 3 workers")
     workers[1].process.send_signal(signal.SIGCONT)
-    result = workers[1].done(75, timeout=15)
-    assert "start it again" in result["error"]
     go.touch()
+    assert "Start the worker again" in workers[1].done(75, timeout=15)["error"]
     for rank in (0, 2):
         workers[rank].done()
     server.done()

@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> None:
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
     done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
+    if done == 0:
+        workers.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
             optimizer.step()
             workers.report(loss=loss.item(), samples=len(labels))
 
-    workers.barrier()  # everyone's last gradient is in ...
+    workers.barrier("end")  # everyone's last gradient is in ...
     optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
 

@@ -1,0 +1,94 @@
+"""Each shard is reached by the fastest transport that works, and who cannot be reached is told why."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from ps.errors import ConfigError, ServerUnreachable
+from ps.transport.conformance import PATIENCE, Serving, ask, content, noise, request
+from ps.transport.registry import FASTEST_FIRST, Line, choose, host_id, open_listeners, transport
+
+
+@pytest.fixture
+def line():
+    """A shard on this host that echoes by every transport."""
+    with contextlib.ExitStack() as stack:
+        servers = {name: stack.enter_context(Serving(transport(name))) for name in FASTEST_FIRST}
+        yield Line(host_id(), {name: server.address for name, server in servers.items()})
+
+
+def talks(dial, shard: int) -> bool:
+    with contextlib.closing(dial(shard)) as connection:
+        return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
+
+
+def test_a_shard_on_this_host_is_reached_by_shared_memory(line):
+    kind, dial = choose([line])
+    assert kind.name == "shm"
+    assert talks(dial, 0)
+
+
+def test_a_shard_on_another_host_is_reached_by_zeromq(line):
+    kind, dial = choose([line._replace(host_id="elsewhere")])
+    assert kind.name == "zmq"
+    assert talks(dial, 0)
+
+
+def test_what_is_cut_off_is_passed_over_with_a_log_line(line, caplog):
+    caplog.set_level("INFO")
+    kind, dial = choose(
+        [line._replace(addresses={**line.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
+    )
+    assert kind.name == "grpc"
+    assert talks(dial, 0)
+    assert [record.message.split(":")[0] for record in caplog.records] == ["no way by shm", "no way by zmq"]
+
+
+def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
+    kind, dial = choose([line._replace(host_id="elsewhere"), line])
+    assert kind.name == "shm"
+    memory = kind.allocate(1000)
+    memory[:] = noise(1000)
+    for shard in (0, 1):
+        with contextlib.closing(dial(shard)) as connection:
+            assert content(ask(connection, request(1, memory))) == bytes(memory)
+
+
+@pytest.mark.parametrize("want", FASTEST_FIRST)
+def test_a_pinned_transport_is_taken(line, want):
+    kind, dial = choose([line], want)
+    assert kind.name == want
+    assert talks(dial, 0)
+
+
+def test_a_pinned_transport_that_fails_names_the_mend(line):
+    with pytest.raises(ServerUnreachable, match=r"--transport auto.*shm: .* another host"):
+        choose([line._replace(host_id="elsewhere")], "shm")
+
+
+def test_a_shard_that_nobody_reaches_is_told_with_every_address(line):
+    dead = {"shm": "shm://nobody", "zmq": "tcp://127.0.0.1:1", "grpc": "127.0.0.1:1"}
+    with pytest.raises(ServerUnreachable) as caught:
+        choose([line, Line(host_id(), dead)])
+    assert all(address in str(caught.value) for address in dead.values())
+    assert "shard 1" in str(caught.value)
+
+
+def test_an_unknown_transport_is_a_setting_gone_wrong():
+    with pytest.raises(ConfigError, match="'rdma'.*auto, shm, zmq, grpc"):
+        transport("rdma")
+
+
+def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
+    listeners = open_listeners("127.0.0.1")
+    assert tuple(listeners) == FASTEST_FIRST
+    kind, dial = choose(
+        [Line(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
+    )
+    assert kind.name == "shm"
+    for listener in listeners.values():
+        listener.close()
+    with pytest.raises(ConfigError, match="no.such.host"):
+        open_listeners("no.such.host.invalid")

@@ -1,0 +1,219 @@
+"""Messages survive the wire; what does not add up is refused, and nothing is copied without need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protos import data_pb2 as pb
+from ps.errors import UsageError
+from ps.messages import (
+    Code,
+    Collective,
+    Contribute,
+    Init,
+    Pull,
+    Push,
+    ReduceOp,
+    Refusal,
+    Result,
+    Values,
+)
+from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from ps.transport.wire import (
+    MAX_TEXT,
+    MalformedMessage,
+    bytes_of,
+    decode_reply,
+    decode_request,
+    encode_reply,
+    encode_request,
+)
+from ps.types import DTYPE_BYTES, Sender
+
+SENDER = Sender(3, 2**40)
+FLAT = torch.arange(5.0)
+
+
+def same(one, other) -> bool:
+    """Whether two messages say the same, their tensors compared by value, shape and dtype."""
+
+    def plain(value):
+        return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+
+    fields = type(one).__dataclass_fields__
+    return type(one) is type(other) and all(
+        plain(getattr(one, name)) == plain(getattr(other, name)) for name in fields
+    )
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Init(SENDER, 0, FLAT),
+        Push(SENDER, 0, 0, FLAT),
+        Push(SENDER, 2**31, 2**40, FLAT, {"lr": 0.1, "momentum": 0.9}),
+        Pull(SENDER, 0),
+        Contribute(SENDER, "barrier", Collective.BARRIER, 7),
+        Contribute(SENDER, "größe", Collective.ALLREDUCE, 1, torch.ones(2, 3), ReduceOp.MAX),
+        Contribute(SENDER, "loss", Collective.BROADCAST, 1, torch.tensor(2.5), ReduceOp.SUM, 2),
+        Contribute(SENDER, "none", Collective.ALLGATHER, 1, torch.empty(0, 4)),
+    ],
+)
+def test_requests_come_back_as_they_went(request_):
+    number, came = decode_request(encode_request(request_, 2**63))
+    assert number == 2**63
+    assert same(came, request_)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Values(0, FLAT, 0, 0),
+        Values(9, FLAT, clock=4, version=17, staleness=3, drain=True),
+        Result(),
+        Result(torch.tensor([[True], [False]])),
+        Refusal(Code.FENCED, "rank 3 lost its place"),
+    ],
+)
+def test_replies_come_back_as_they_went(reply):
+    number, came = decode_reply(encode_reply(reply, 0))
+    assert number == 0
+    assert same(came, reply)
+
+
+@pytest.mark.parametrize("name", DTYPE_BYTES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 2), (2, 3)])
+def test_every_dtype_travels_in_every_shape(name, shape):
+    tensor = torch.ones(shape, dtype=getattr(torch, name))
+    _, came = decode_reply(encode_reply(Result(tensor), 1))
+    assert came.tensor.dtype == tensor.dtype
+    assert torch.equal(came.tensor, tensor)
+    assert came.tensor.shape == tensor.shape
+
+
+def test_a_contiguous_tensor_is_never_copied():
+    tensor = torch.zeros(1000, dtype=torch.bfloat16, requires_grad=True)
+    message = encode_request(Push(SENDER, 1, 1, tensor), 1)
+    _, came = decode_request(message)
+    assert came.gradient.data_ptr() == tensor.data_ptr()
+
+
+def test_a_strided_tensor_travels_as_its_values():
+    tensor = torch.arange(6).view(2, 3).t()
+    _, came = decode_reply(encode_reply(Result(tensor), 1))
+    assert torch.equal(came.tensor, tensor)
+
+
+def test_bytes_of_a_tensor_are_its_memory():
+    tensor = torch.zeros(4, dtype=torch.bfloat16)
+    bytes_of(tensor)[:] = bytes_of(torch.ones(4, dtype=torch.bfloat16))
+    assert tensor.tolist() == [1.0] * 4
+
+
+def test_a_read_only_payload_is_borrowed_without_a_warning_or_a_copy():
+    message = encode_reply(Result(FLAT), 1)
+    payload = memoryview(bytes(message.payload))
+    _, came = decode_reply(Message(message.header, payload))
+    assert torch.equal(came.tensor, FLAT)
+    assert came.tensor.data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
+
+
+def _writable(payload):
+    from ps.transport.memory import address
+
+    class Face:
+        __array_interface__ = {  # noqa: RUF012
+            "shape": (payload.nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+            "data": (address(payload), False),
+        }
+
+    import numpy as np
+
+    return np.asarray(Face())
+
+
+def test_a_payload_keeps_its_memory_alive():
+    _, came = decode_reply(Message(encode_reply(Result(FLAT), 1).header, memoryview(bytes(bytes_of(FLAT)))))
+    bytearray(10_000)
+    assert torch.equal(came.tensor, FLAT)
+
+
+def test_a_payload_that_lies_askew_is_read_right():
+    askew = bytearray(1) + bytearray(bytes_of(FLAT))
+    message = Message(encode_reply(Result(FLAT), 1).header, memoryview(askew)[1:])
+    _, came = decode_reply(message)
+    assert torch.equal(came.tensor, FLAT)
+
+
+def test_what_is_too_large_to_travel_is_the_callers_mistake():
+    with pytest.raises(UsageError, match="shorten"):
+        encode_request(Contribute(SENDER, "n" * MAX_HEADER, Collective.BARRIER, 1), 1)
+    with pytest.raises(UsageError, match="split"):
+        encode_reply(Result(torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8)), 1)
+
+
+def test_a_long_refusal_is_cut_not_refused():
+    _, came = decode_reply(encode_reply(Refusal(Code.MISMATCH, "ü" * 2 * MAX_HEADER), 1))
+    assert came.text == "ü" * MAX_TEXT
+
+
+FLOATS = {"dtype": pb.FLOAT32, "payload_bytes": 8}
+PUSH = {"push": pb.Push(key=1)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "without a body"),
+        ({"values": pb.Values()}, "cannot be values"),
+        ({**PUSH}, "flat tensor"),
+        ({**PUSH, **FLOATS, "shape": [1, 2]}, "flat tensor"),
+        ({**PUSH, **FLOATS, "shape": [3]}, "do not fill"),
+        ({**PUSH, **FLOATS, "shape": [-1, -2]}, "shape"),
+        ({**PUSH, **FLOATS, "shape": [2**62, 2**62, 0]}, "shape"),
+        ({**PUSH, **FLOATS, "shape": [1] * 33}, "shape"),
+        ({**PUSH, **FLOATS, "shape": [2], "dtype": 99}, "dtype 99"),
+        ({**PUSH, **FLOATS, "shape": [2], "dtype": 0}, "dtype 0"),
+        ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "8 bytes came"),
+        ({"contribute": pb.Contribute(collective=9, op=1)}, "9 is no Collective"),
+        ({"contribute": pb.Contribute(collective=1, op=9)}, "9 is no ReduceOp"),
+    ],
+)
+def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(fields, says):
+    payload = memoryview(bytes(8)) if "payload_bytes" in fields else None
+    header = pb.Header(request=5, **fields)
+    with pytest.raises(MalformedMessage, match=says) as caught:
+        decode_request(Message(header.SerializeToString(), payload))
+    assert caught.value.request == 5
+
+
+def test_a_refusal_for_no_reason_is_malformed():
+    header = pb.Header(request=5, refusal=pb.Refusal(text="because"))
+    with pytest.raises(MalformedMessage, match="0 is no Code"):
+        decode_reply(Message(header.SerializeToString()))
+
+
+@given(st.binary(max_size=200), st.binary(max_size=32))
+def test_any_bytes_are_a_message_or_malformed(header, payload):
+    for decode in (decode_request, decode_reply):
+        try:
+            decode(Message(header, memoryview(payload)))
+        except MalformedMessage:
+            continue
+
+
+@given(st.data())
+def test_a_header_with_a_byte_turned_is_a_message_or_malformed(data):
+    message = encode_request(Contribute(SENDER, "x", Collective.ALLREDUCE, 1, torch.ones(2, 3)), 1)
+    header = bytearray(message.header)
+    header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+    for decode in (decode_request, decode_reply):
+        try:
+            decode(Message(bytes(header), message.payload))
+        except MalformedMessage:
+            continue
