@@ -245,9 +245,7 @@ class Coordinator(ControlServicer):
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
         if self.job.expire(now):
             await self._publish_or_fail()
-        if self.job.failure is not None and not self._failure_told:
-            self._failure_told = True
-            await self.fleet.fail(str(self.job.failure))
+        await self._tell_failure()
         if self.job.over and not self._ending:
             await self._end()
         elif self._due(now):
@@ -400,7 +398,15 @@ class Coordinator(ControlServicer):
                 await self.fleet.set_view(view)
                 self._published = view.epoch
 
+    async def _tell_failure(self) -> None:
+        """Lets everybody who waits for a shard know that the job has failed, once."""
+        if self.job.failure is not None and not self._failure_told:
+            self._failure_told = True
+            await self.fleet.fail(str(self.job.failure))
+
     async def _publish_or_fail(self) -> None:
+        """Brings a loss to the shards; the reason first, if the job fails by it."""
+        await self._tell_failure()
         try:
             if self.job.started:
                 await self._publish()

@@ -17,6 +17,7 @@ from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
 
 T = TypeVar("T")
+Done = Callable[[torch.Tensor], None]
 
 LIMIT = 20.0
 """Seconds after which a rank that waits for another has found a bug."""
@@ -31,10 +32,12 @@ class FakeHub:
         self.start = Start()
         self.lock = threading.Lock()
         self.values: dict[int, torch.Tensor] = {}
-        self.parts: dict[object, dict[int, tuple[torch.Tensor, Callable[[torch.Tensor], None]]]] = {}
+        self.parts: dict[object, dict[int, tuple[torch.Tensor, Done]]] = {}
 
-    def meet(self, key: object, rank: int, tensor: torch.Tensor, done: Callable[[torch.Tensor], None]) -> list:
-        """Collects one tensor a rank; the last to come gets all of them, in rank order, with their callbacks."""
+    def meet(
+        self, key: object, rank: int, tensor: torch.Tensor, done: Done
+    ) -> list[tuple[torch.Tensor, Done]]:
+        """Collects one tensor a rank; the last to come gets all, in rank order, with their callbacks."""
         with self.lock:
             parts = self.parts.setdefault(key, {})
             parts[rank] = (tensor.clone(), done)

@@ -93,12 +93,13 @@ def test_buckets_hold_each_parameter_once_and_are_ordered_by_their_last(
     shapes: list[int], groups: list[bool], bucket_bytes: int
 ) -> None:
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    chosen = [[p for p, first in zip(parameters, groups, strict=False) if first is side] for side in (True, False)]
+    sides = list(zip(parameters, groups, strict=False))
+    chosen = [[parameter for parameter, side in sides if side is wanted] for wanted in (True, False)]
     optimizer = torch.optim.SGD([{"params": group} for group in chosen if group], lr=0.1)
     named = [(str(index), parameter) for index, parameter in enumerate(parameters)]
     buckets = make_buckets(optimizer, named, allocate, bucket_bytes, "")
     places = [[len(parameters) - 1 - int(name) for name in names(bucket)] for bucket in buckets]
-    assert sorted(sum(places, [])) == list(range(len(parameters)))
+    assert sorted(place for run in places for place in run) == list(range(len(parameters)))
     assert [place[-1] for place in places] == sorted(place[-1] for place in places)
     assert [bucket.spec.index for bucket in buckets] == list(range(len(buckets)))
     for bucket, place in zip(buckets, places, strict=True):

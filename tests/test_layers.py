@@ -37,7 +37,7 @@ FLOORS = {
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
-        workers.local_communicator workers.ring_group workers.ring workers.ring_collectives
+        workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.exchange workers.watch workers.backward workers.scaling workers.wrapping workers.optimizer

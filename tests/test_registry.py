@@ -43,7 +43,8 @@ def test_what_is_cut_off_is_passed_over_with_a_log_line(line, caplog):
     )
     assert kind.name == "grpc"
     assert talks(dial, 0)
-    assert [record.message.split(":")[0] for record in caplog.records] == ["no way by shm", "no way by zmq"]
+    said = [record.message.split(":")[0] for record in caplog.records]
+    assert said == ["no way to shard 0 by shm", "no way to shard 0 by zmq"]
 
 
 def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
@@ -77,18 +78,18 @@ def test_a_shard_that_nobody_reaches_is_told_with_every_address(line):
 
 
 def test_an_unknown_transport_is_a_setting_gone_wrong():
-    with pytest.raises(ConfigError, match="'rdma'.*auto, shm, zmq, grpc"):
+    with pytest.raises(ConfigError, match=r"'rdma'.*auto, shm, zmq, grpc"):
         transport("rdma")
 
 
 def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
     listeners = open_listeners("127.0.0.1")
     assert tuple(listeners) == FASTEST_FIRST
-    kind, dial = choose(
+    kind, _ = choose(
         [Line(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
     )
     assert kind.name == "shm"
     for listener in listeners.values():
         listener.close()
-    with pytest.raises(ConfigError, match="no.such.host"):
+    with pytest.raises(ConfigError, match=r"no\.such\.host"):
         open_listeners("no.such.host.invalid")

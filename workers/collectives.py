@@ -15,6 +15,7 @@ import torch
 
 from ps.errors import UsageError
 from ps.messages import Collective, ReduceOp
+from workers import context
 from workers.communicator import CollectiveWork, Communicator
 
 _calls: WeakKeyDictionary[Communicator, Counter[Collective]] = WeakKeyDictionary()
@@ -68,7 +69,7 @@ def allgather(
 
 def barrier(name: str | None = None, *, communicator: Communicator | None = None) -> None:
     """Returns once every rank has called it; raises as `allreduce`."""
-    communicator = communicator or _current()
+    communicator = communicator or context.current().communicator
     _start(Collective.BARRIER, None, name, communicator).wait(communicator.timeout)
 
 
@@ -103,7 +104,7 @@ def _run(
     op: ReduceOp = ReduceOp.AVERAGE,
     root: int = 0,
 ) -> torch.Tensor:
-    communicator = communicator or _current()
+    communicator = communicator or context.current().communicator
     work = _start(collective, tensor.detach(), name, communicator, op=op, root=root)
     work.wait(communicator.timeout)
     assert work.result is not None, f"{collective.name} gave nothing"
@@ -126,9 +127,3 @@ def _start(
         name = f"{collective.name.lower()}.{calls[collective]}"
         calls[collective] += 1
     return communicator.collective(collective, tensor, name=name, op=op, root=root)
-
-
-def _current() -> Communicator:
-    from workers import context  # builds every communicator: only for scripts that called init()
-
-    return context.current().communicator

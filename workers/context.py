@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 class Trainer(Protocol):
     """What the context wants to know of an optimizer that trains a model here."""
 
-    exchange_seconds: float
+    @property
+    def exchange_seconds(self) -> float:
+        """Time it spent waiting for exchanges so far."""
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from ps.errors import ConfigError
 from ps.optim import hyper_of
 from ps.types import Hyper
-from workers import scaling
+from workers import context, scaling
 from workers.backward import BackwardPasses
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import broadcast_into
@@ -267,8 +267,6 @@ def _place(
     """Fills in what the caller left to `workers.init()`."""
     if communicator is not None:
         return _Place(communicator, bucket_bytes or BUCKET_BYTES, after_step or _ignore, _ignore)
-    from workers import context  # only where it is needed: it builds every kind of communicator
-
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)

@@ -83,8 +83,7 @@ def open_group(
             return _open_nccl(rank, size, store, device, timeout)
     except RuntimeError as cause:
         raise RingBroken(
-            f"rank {rank} of {size} did not find the other ranks within {timeout:g} s: "
-            f"{gist(cause)}"
+            f"rank {rank} of {size} did not find the other ranks within {timeout:g} s: {gist(cause)}"
         ) from cause
     raise ConfigError(f"the ring's backend is {backend!r}; allowed: gloo, nccl")
 

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ps.errors import UsageError
+from workers import context
 
 
 class ShardedSampler(Sampler[int]):
@@ -40,8 +41,8 @@ class ShardedSampler(Sampler[int]):
         size: int | None = None,
     ) -> None:
         self._length = len(dataset)
-        self._rank = _current_rank() if rank is None else rank
-        self._size = _current_size() if size is None else size
+        self._rank = context.current().communicator.rank if rank is None else rank
+        self._size = context.current().communicator.size if size is None else size
         if not 0 <= self._rank < self._size:
             raise UsageError(f"rank is {self._rank}; with size {self._size} it is 0 to {self._size - 1}")
         if self._length < self._size:
@@ -87,15 +88,3 @@ class ShardedSampler(Sampler[int]):
             return torch.arange(self._length)
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         return torch.randperm(self._length, generator=generator)
-
-
-def _current_rank() -> int:
-    from workers import context
-
-    return context.current().communicator.rank
-
-
-def _current_size() -> int:
-    from workers import context
-
-    return context.current().communicator.size

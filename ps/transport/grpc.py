@@ -196,6 +196,7 @@ class GrpcListener:
     """A shard's end. Each stream has two threads: gRPC's sends the replies, ours reads the requests."""
 
     def __init__(self, host: str, register: Sequence[Callable[[grpc.Server], None]]) -> None:
+        here = numeric(host)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
         self._streams: set[_Stream] = set()
@@ -208,12 +209,12 @@ class GrpcListener:
         for add in register:
             add(self._server)
         try:
-            port = self._server.add_insecure_port(f"{bracketed(numeric(host))}:0")
+            port = self._server.add_insecure_port(f"{bracketed(here)}:0")
         except RuntimeError as error:
             self.close()
             raise ConfigError(f"cannot listen on {host} by gRPC ({error}); is it this machine's?") from error
         self._server.start()
-        self._address = f"{bracketed(reachable(host))}:{port}"
+        self._address = f"{bracketed(reachable(here))}:{port}"
 
     @property
     def address(self) -> str:

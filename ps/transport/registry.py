@@ -88,8 +88,8 @@ def choose(
     """
     kinds = {name: transport(name) for name in (FASTEST_FIRST if want == "auto" else (want,))}
     ways: list[Transport] = []
-    for line in lines:
-        way, connection = _reach(line, kinds, timeout)
+    for shard, line in enumerate(lines):
+        way, connection = _reach(shard, line, kinds, timeout)
         connection.close()
         ways.append(way)
     best = next(kind for kind in kinds.values() if kind in ways)
@@ -97,7 +97,7 @@ def choose(
 
 
 def _reach(
-    line: Line, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
+    shard: int, line: Line, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
 ) -> tuple[Transport, Connection]:
     """Connects by the first of `kinds` that works.
 
@@ -109,12 +109,12 @@ def _reach(
         try:
             return kind, _dial_by(kind, line, timeout)
         except ServerUnreachable as error:
-            log.info("no way by %s: %s", kind.name, error)
+            log.info("no way to shard %d by %s: %s", shard, kind.name, error)
             failures.append(f"{kind.name}: {error}")
-    mend = "is the shard alive, and does a firewall let its ports through?"
+    mend = "check that it runs and that no firewall is between"
     if len(kinds) == 1:
-        mend = "take --transport auto to let the others be tried"
-    raise ServerUnreachable(f"cannot reach a shard; {mend} Tried {'; '.join(failures)}")
+        mend = "take --transport auto to let others be tried"
+    raise ServerUnreachable(f"cannot reach shard {shard}; {mend}. Tried {'; '.join(failures)}")
 
 
 def _dial_by(kind: Transport, line: Line, timeout: float) -> Connection:
@@ -122,7 +122,5 @@ def _dial_by(kind: Transport, line: Line, timeout: float) -> Connection:
     if address is None:
         raise ServerUnreachable(f"it listens only by {', '.join(line.addresses) or 'nothing'}")
     if kind.name == "shm" and line.host_id != host_id():
-        raise ServerUnreachable(
-            f"{address} is on another host, or of another user: {line.host_id}, we {host_id()}"
-        )
+        raise ServerUnreachable(f"{address} is on another host or another user's ({line.host_id})")
     return kind.dial(address, timeout)

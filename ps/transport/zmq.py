@@ -187,9 +187,9 @@ class ZmqListener:
 
     def __init__(self, transport: ZmqTransport, host: str) -> None:
         self._transport = transport
+        here = numeric(host)
         self._router = transport.open_socket(zmq.ROUTER)
         self._router.linger = LAST_WORDS_MS
-        here = numeric(host)
         self._router.ipv6 = ":" in here
         try:
             self._router.bind(f"tcp://{bracketed(here)}:*")

@@ -1,9 +1,10 @@
 """From the reports of a run to numbers, each defined here and measured, never assumed.
 
-- step time: seconds from the report before a step to the step's own, so that what a
-  rank does between (measuring the model after an epoch) is left out.
-- warm-up: the first tenth of a rank's steps, at least five.
-- samples/s: sum over ranks of samples of a step / median step time after warm-up.
+- steady steps: those after warm-up (the first tenth, at least five) that do not follow a
+  measurement of the model, for which others may have waited.
+- step ms: median time from the report before a steady step to its own, over all ranks.
+- samples/s: samples of a rank's steady steps / the time that they took, summed over ranks;
+  a mean, not a median: where nobody waits for anybody, the median step hides who stood still.
 - seconds: on rank 0's clock since the end of its first step, which waits for everyone's start
   and pays for what is done once; measuring the model counts.
 - bytes a step: sent and received by a worker from its start to its end / its steps;
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ps.errors import HubringError
 from workers.compare.job import Job
@@ -79,22 +80,25 @@ def measure(row: Row, outcome: Outcome, job: Job, target: float) -> Measure:
         target: Value of the measure that counts as reached.
 
     Raises:
-        HubringError: A record holds no steps, or rank 0's no measurement.
+        HubringError: A record holds fewer than two steps, or rank 0's no measurement.
     """
     finals = [line for line in outcome.records[0] if job.metric in line]
-    if not finals or not all(map(steps_of, outcome.records)):
-        raise HubringError(f"{row.name}: a worker's record is empty; the job ended without training")
+    if not finals or any(len(steps_of(record)) < 2 for record in outcome.records):
+        raise HubringError(
+            f"{row.name}: a worker recorded fewer than two steps, so there is nothing to measure"
+        )
     reached = [line for line in finals if job.reached(line[job.metric], target)]
     began = _began(outcome)
-    paces = [_pace(record) for record in outcome.records]
+    measured = {line["step"] for line in finals}
+    paces = [_steady(record, measured) for record in outcome.records]
     exchanges = [result["exchange"] for result in outcome.results]
     return Measure(
         row=row.name,
         synchronous=row.synchronous,
         workers=len(outcome.records),
         steps=len(steps_of(outcome.records[0])),
-        samples_per_second=sum(samples / seconds for samples, seconds in paces),
-        step_ms=1e3 * fmean(seconds for _, seconds in paces),
+        samples_per_second=sum(pace.samples / sum(pace.seconds) for pace in paces),
+        step_ms=1e3 * median(seconds for pace in paces for seconds in pace.seconds),
         seconds_to_target=reached[0]["seconds"] - began if reached else None,
         seconds=finals[-1]["seconds"] - began,
         final_loss=finals[-1]["test_loss"],
@@ -112,22 +116,28 @@ def steps_of(record: Iterable[Line]) -> list[Line]:
     return [line for line in record if "samples" in line]
 
 
-def step_seconds(record: Sequence[Line]) -> list[float]:
-    """Time of every step but one that begins the record, in seconds."""
-    return [line["seconds"] - before["seconds"] for before, line in pairwise(record) if "samples" in line]
-
-
 def _began(outcome: Outcome) -> float:
     """Zero of all seconds, on the clock of rank 0's record."""
     zero: float = steps_of(outcome.records[0])[0]["seconds"]
     return zero
 
 
-def _pace(record: Sequence[Line]) -> tuple[float, float]:
-    """Samples of this rank's step, and its median time in seconds after warm-up."""
-    times = step_seconds(record)
-    warm = times[min(max(5, len(times) // 10), len(times) - 1) :]
-    return median(line["samples"] for line in steps_of(record)), median(warm)
+class _Pace(NamedTuple):
+    """A rank's steady steps: how many samples they were, and how long each took."""
+
+    samples: int
+    seconds: list[float]
+
+
+def _steady(record: Sequence[Line], measured: set[int]) -> _Pace:
+    """What counts for speed; `measured` holds the steps after which rank 0 measured the model."""
+    steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
+    warm = steps[min(max(5, len(steps) // 10), len(steps) - 1) :]
+    kept = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
+    return _Pace(
+        samples=sum(line["samples"] for _, line in kept),
+        seconds=[line["seconds"] - before["seconds"] for before, line in kept],
+    )
 
 
 def _per_step(outcome: Outcome, name: str) -> float:

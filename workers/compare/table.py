@@ -11,7 +11,7 @@ NOTHING = "-"
 
 FOOTNOTES = (
     "local is one process with the whole batch.",
-    "Speeds are medians over the steps after warm-up; every row ran once.",
+    "Samples per second are means, step times medians, after warm-up; every row ran once.",
     "Bytes of the ring are computed, 2(n-1)/n of the model sent and as much received; the hub's are counted.",
     "Exposed: the part of the exchange that a step waited for, hidden behind no computation.",
     "Staleness: updates by others between a worker's read and its own update.",
