@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -40,8 +39,7 @@ class ShardProcesses:
     """The shard processes of this host; none outlives this process."""
 
     def __init__(self, count: int, control: str, host: str, log_format: str) -> None:
-        threads = max(1, (os.cpu_count() or 1) // count)
-        settings = {"control": control, "host": host, "log_format": log_format, "threads": threads}
+        settings = {"control": control, "host": host, "log_format": log_format}
         self._argument = msgspec.json.encode(settings).decode()
         self._count = count
         self._processes: list[asyncio.subprocess.Process] = []

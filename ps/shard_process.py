@@ -36,7 +36,6 @@ class Settings(msgspec.Struct, frozen=True):
     control: str
     host: str = "127.0.0.1"
     log_format: LogFormat = "text"
-    threads: int = 1
 
 
 class Registration:
@@ -91,7 +90,9 @@ class Registration:
 def main(argument: str) -> None:
     """Runs one shard until the coordinator or the parent process is gone."""
     settings = msgspec.json.decode(argument, type=Settings)
-    torch.set_num_threads(settings.threads)
+    # torch's fused optimizers wake their thread pool however small the slice, and on a host that
+    # the workers keep busy that costs milliseconds. More cores are used by more shards.
+    torch.set_num_threads(1)
     place = logs.configure(settings.log_format)
     place.role = "shard"
     control = ShardControl()

@@ -18,6 +18,7 @@ from workers.communicator import CollectiveWork, Communicator, Start
 
 T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]
+Part = tuple[torch.Tensor, Done]
 
 LIMIT = 20.0
 """Seconds after which a rank that waits for another has found a bug."""
@@ -32,7 +33,7 @@ class FakeHub:
         self.start = Start()
         self.lock = threading.Lock()
         self.values: dict[int, torch.Tensor] = {}
-        self.parts: dict[object, dict[int, tuple[torch.Tensor, Done]]] = {}
+        self.parts: dict[object, dict[int, Part]] = {}
 
     def meet(
         self, key: object, rank: int, tensor: torch.Tensor, done: Done

@@ -110,6 +110,12 @@ def never_zeroing_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch
     optimizer.step()
 
 
+def graph_keeping_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    loss_of(model, batch).backward(create_graph=True)
+    optimizer.step()
+
+
 def retrying_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor) -> None:
     loss_of(model, batch * 2).backward()
     optimizer.zero_grad()
@@ -139,6 +145,7 @@ SCRIPTS = [
     never_zeroing_step,
     retrying_step,
     closure_step,
+    graph_keeping_step,
 ]
 
 
@@ -157,6 +164,7 @@ def single_server() -> FakeRank:
 # Alone
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("step", SCRIPTS)
 @pytest.mark.parametrize(
     "make",
@@ -175,6 +183,7 @@ def test_alone_training_is_bitwise_that_of_torch(step: Step, make: Any) -> None:
     assert optimizer.completed_steps == STEPS
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 @pytest.mark.parametrize("step", SCRIPTS)
 def test_a_hub_of_one_applies_what_the_script_meant(step: Step) -> None:
     model = build()

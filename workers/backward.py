@@ -62,7 +62,7 @@ class BackwardPasses:
         return [set(range(len(bucket.parameters))) for bucket in self._buckets]
 
     def _accumulated(self, bucket: Bucket, position: int, _parameter: torch.Tensor) -> None:
-        with self._lock, torch.no_grad():
+        with self._lock:
             self._enter_pass()
             bucket.collect_one(position)
             self._watch.note_gradients(bucket)

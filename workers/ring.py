@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -75,8 +74,9 @@ class Ring:
             self.operations.break_in(work, cause)
             return
         if self.device.type == "cuda":
-            work.handle = handle
-        handle.get_future().add_done_callback(partial(self.operations.ended, work))
+            self.operations.queued(work, handle)
+        else:
+            self.operations.follow(work, handle)
 
     def run(self, what: str, launch: Launch) -> None:
         """Starts an operation and waits for it."""
@@ -103,6 +103,7 @@ class Ring:
         group, self._group = self._group, None
         if group is None:
             return
+        self.operations.close()
         if not self.operations.failed:
             _python.Py_DecRef(group)
         self.operations.fail(RingBroken("this worker has left the ring"))

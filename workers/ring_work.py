@@ -1,12 +1,11 @@
-"""The operations under way on a ring."""
+"""The operations under way on a ring, and the thread that follows them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
-
-import torch
 
 from ps.errors import HubringError, RingBroken
 from ps.work import Work
@@ -16,26 +15,34 @@ from workers.ring_group import gist
 class RingWork(Work):
     """One operation.
 
-    On the CPU `then` runs in the group's thread, so that it hides behind backward
-    as the operation does. On CUDA an operation is over once its stream has it
-    queued: the waiter's stream is put behind it and `then` is queued there.
+    On the CPU `then` runs in the following thread, so that it hides behind
+    backward as the operation does. On CUDA an operation is over once its stream
+    has it queued: the waiter's stream is put behind it and `then` is queued there.
     """
 
     def __init__(self, what: str, then: Callable[[], object] | None = None) -> None:
         super().__init__(what)
-        self.then = then
-        self.handle: Any = None
+        self._then = then
+        self._handle: Any = None
 
     def wait(self, timeout: float | None = None) -> None:
         super().wait(timeout)
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            handle.wait()
-            self.run_then()
+        if self._handle is not None:
+            try:
+                self.settle(self._handle)
+            except RuntimeError as cause:
+                raise RingBroken(f"{self.what} failed: {gist(cause)}; start the job again") from cause
 
-    def run_then(self) -> None:
-        """Runs `then`, once."""
-        then, self.then = self.then, None
+    def queued(self, handle: Any) -> None:
+        """The operation is in a stream's queue, behind which whoever waits must put itself."""
+        self._handle = handle
+        self.complete_part()
+
+    def settle(self, handle: Any) -> None:
+        """Waits for torch's handle of the operation, then does what is left to do, once."""
+        self._handle = None
+        handle.wait()
+        then, self._then = self._then, None
         if then is not None:
             then()
 
@@ -43,8 +50,10 @@ class RingWork(Work):
 class Operations:
     """Those of one group. The law: the first failure is everybody's, now and later.
 
-    It does not know the group. `ended` runs in the group's own threads, and a
-    group whose last reference is dropped there joins itself and aborts the process.
+    A thread waits for them in the order in which they began. Callbacks of torch's
+    futures would spare it, but they run in the group's own threads: one that still
+    runs when the interpreter ends aborts the process, and one that drops the last
+    reference to its group makes the group wait for itself.
 
     Attributes:
         lost: Ranks known to be gone; whoever learns of one adds it, and errors name it.
@@ -56,9 +65,13 @@ class Operations:
         self._lock = threading.Lock()
         self._pending: set[RingWork] = set()
         self._failure: HubringError | None = None
+        self._begun: SimpleQueue[tuple[RingWork, Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._follow_all, name="ring", daemon=True)
+        self._thread.start()
 
     @property
     def failed(self) -> bool:
+        """Whether nothing on this ring will ever succeed again."""
         return self._failure is not None
 
     def begin(self, work: RingWork) -> bool:
@@ -70,18 +83,15 @@ class Operations:
         work.fail(self._failure)
         return False
 
-    def ended(self, work: RingWork, future: torch.futures.Future[Any]) -> None:
-        """Called when an operation is over, one way or the other."""
-        try:
-            future.value()
-            if work.handle is None:
-                work.run_then()
-        except RuntimeError as cause:
-            self.break_in(work, cause)
-            return
+    def follow(self, work: RingWork, handle: Any) -> None:
+        """Completes `work`, or fails all, when torch's handle of it says so."""
+        self._begun.put((work, handle))
+
+    def queued(self, work: RingWork, handle: Any) -> None:
+        """Completes `work` as far as the host is concerned: a stream has it."""
         with self._lock:
             self._pending.discard(work)
-        work.complete_part()
+        work.queued(handle)
 
     def break_in(self, work: RingWork, cause: RuntimeError) -> None:
         """Fails all with what the backend said of one."""
@@ -100,3 +110,21 @@ class Operations:
             pending, self._pending = self._pending, set()
         for work in pending:
             work.fail(failure)
+
+    def close(self) -> None:
+        """Ends the thread, once it has followed what began; not after a failure, where that may never end."""
+        self._begun.put(None)
+        if not self.failed:
+            self._thread.join()
+
+    def _follow_all(self) -> None:
+        while (begun := self._begun.get()) is not None:
+            work, handle = begun
+            try:
+                work.settle(handle)
+            except RuntimeError as cause:
+                self.break_in(work, cause)
+                continue
+            with self._lock:
+                self._pending.discard(work)
+            work.complete_part()

@@ -45,7 +45,7 @@ def run(
         float | None, typer.Option(help="value to reach [digits: 0.93 accuracy; char-lm: 2.5 bits]")
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="how far synchronous rows may be apart [0.001]")
+        float | None, typer.Option(help="how far synchronous rows may be apart [0.0001]")
     ] = None,
     transport: Annotated[str, typer.Option(help="to the hub: auto, shm, zmq or grpc")] = "auto",
     timeout: Annotated[float, typer.Option(help="seconds that one row may take")] = 600.0,

@@ -84,9 +84,7 @@ def measure(row: Row, outcome: Outcome, job: Job, target: float) -> Measure:
     """
     finals = [line for line in outcome.records[0] if job.metric in line]
     if not finals or any(len(steps_of(record)) < 2 for record in outcome.records):
-        raise HubringError(
-            f"{row.name}: a worker recorded fewer than two steps, so there is nothing to measure"
-        )
+        raise HubringError(f"{row.name}: a worker recorded fewer than two steps: nothing to measure")
     reached = [line for line in finals if job.reached(line[job.metric], target)]
     began = _began(outcome)
     measured = {line["step"] for line in finals}

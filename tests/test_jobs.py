@@ -1,0 +1,164 @@
+"""The jobs that ship learn, repeat themselves, and go on where an earlier run stopped."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workers
+from workers.examples import char_lm, digits
+
+EXAMPLES = Path(str(files("workers.examples")))
+SCRIPTS = ["digits.py", "char_lm.py", "train.py"]
+
+
+class Alone:
+    """A worker whose reports are kept, and whose earlier run a test may pretend."""
+
+    def __init__(self) -> None:
+        self.reports: list[dict[str, Any]] = []
+        self.models: list[torch.nn.Module] = []
+        self.done = 0
+        self.order: list[str] = []
+
+    def optimizer(self, wrapped: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
+        self.models.append(model)
+        made = workers.api.DistributedOptimizer(wrapped, model)
+        made.completed_steps = self.done
+        refresh = made.refresh
+
+        def noted() -> None:
+            self.order.append("refresh")
+            refresh()
+
+        made.refresh = noted
+        return made
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
+    job = Alone()
+    monkeypatch.setattr(workers, "report", lambda **metrics: job.reports.append(metrics), raising=False)
+    monkeypatch.setattr(workers, "DistributedOptimizer", job.optimizer, raising=False)
+    monkeypatch.setattr(workers, "barrier", lambda name: job.order.append(name), raising=False)
+    threads = torch.get_num_threads()
+    yield job
+    torch.set_num_threads(threads)
+    workers.shutdown()
+
+
+def parameters(model: torch.nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_job_uses_the_public_names_alone_and_none_of_a_topology(script: str) -> None:
+    text = (EXAMPLES / script).read_text()
+    tree = ast.parse(text)
+    imported = {
+        alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
+    } | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    inner = {name for name in imported if name.startswith(("ps", "protos", "workers."))}
+    assert not inner, inner
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "workers"
+    }
+    assert used <= set(workers.__all__) - {"topology"}
+
+
+def test_the_readmes_script_is_short_and_marks_its_five_lines() -> None:
+    lines = (EXAMPLES / "train.py").read_text().splitlines()
+    assert 25 <= len(lines) <= 35
+    assert [line.partition("  # ")[2][0] for line in lines if "  # " in line] == list("12345")
+
+
+def test_batches_that_cannot_be_shared_are_a_usage_error(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "size", lambda: 3, raising=False)
+    with pytest.raises(SystemExit) as ended:
+        digits.main([])
+    assert ended.value.code == 2
+    assert "--batch-size 64 is not divisible by 3 workers" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_digits_learns_to_95_percent(alone: Alone, seed: int) -> None:
+    digits.main(["--seed", str(seed), "--threads", "1"])
+    measured = [report for report in alone.reports if "test_accuracy" in report]
+    assert [report["epoch"] for report in measured] == list(range(21))
+    assert measured[0]["test_accuracy"] < 0.3
+    assert measured[-1]["test_accuracy"] >= 0.95
+    assert len([report for report in alone.reports if "loss" in report]) == 20 * (1437 // 64)
+
+
+@pytest.mark.slow
+def test_char_lm_gets_below_what_letters_alone_would_tell(alone: Alone) -> None:
+    char_lm.main(["--epochs", "1", "--threads", "1"])
+    measured = [report["bits_per_char"] for report in alone.reports if "bits_per_char" in report]
+    assert measured[0] > 6
+    assert measured[-1] < 3.2
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_parameters_and_another_seed_others(alone: Alone) -> None:
+    for seed in ("5", "5", "6"):
+        digits.main(["--epochs", "1", "--seed", seed, "--threads", "1"])
+    first, again, other = map(parameters, alone.models)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.slow
+def test_steps_of_an_earlier_run_are_skipped_not_repeated(alone: Alone) -> None:
+    alone.done = 30
+    digits.main(["--epochs", "2", "--threads", "1"])
+    assert len([report for report in alone.reports if "loss" in report]) == 44 - 30
+    assert [report["epoch"] for report in alone.reports if "epoch" in report] == [2]
+    assert alone.order == ["end", "refresh"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", [digits.main, char_lm.main])
+def test_the_last_measurement_comes_after_everyones_last_gradient(
+    alone: Alone, job: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "report", lambda **metrics: alone.order.append(*sorted(metrics)[:1]))
+    job(["--epochs", "1", "--batch-size", "1024", "--threads", "1"])
+    assert alone.order[0] == "start"
+    assert alone.order[-3:-1] == ["end", "refresh"]
+    assert alone.order[-1] in ("epoch", "bits_per_char")
+
+
+@pytest.mark.slow
+def test_the_readmes_script_runs_by_itself_and_its_loss_falls() -> None:
+    ended = subprocess.run(
+        [sys.executable, str(EXAMPLES / "train.py")], capture_output=True, text=True, timeout=90, check=True
+    )
+    losses = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "loss" in line]
+    assert len(losses) == 10
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.slow
+def test_digits_under_ps_worker_ends_in_one_json_object(tmp_path: Path) -> None:
+    record = tmp_path / "record.jsonl"
+    command = ["-m", "workers.cli", "--job", "digits", "--record", str(record), "--", "--epochs", "1"]
+    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90, check=True)
+    result = json.loads(ended.stdout.splitlines()[-1])
+    assert result["steps"] == 22
+    lines = [json.loads(line) for line in record.read_text().splitlines()]
+    assert lines[-1]["test_accuracy"] == result["metrics"]["test_accuracy"]
+    assert "epoch 1/1  test loss" in ended.stderr
