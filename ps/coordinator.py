@@ -127,6 +127,7 @@ class Coordinator(ControlServicer):
             lease_seconds=self._config.lease,
             late=member not in self.job.membership.view.members,
             mode=self._config.mode,
+            lockstep=self._consistency.lockstep,
             shards=[
                 pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)
                 for shard in self.fleet.shards

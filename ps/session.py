@@ -82,6 +82,7 @@ class Session:
         self.draining = False
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
+        self._failed = threading.Event()
         self._left = threading.Event()
         self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
         self._stub = ControlStub(self._channel)
@@ -104,6 +105,7 @@ class Session:
         self.size = joined.world_size
         self.late = joined.late
         self.mode = joined.mode
+        self.lockstep = joined.lockstep
         self.shards = [Line(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
         self._lease = joined.lease_seconds
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
@@ -149,6 +151,15 @@ class Session:
         if self.failure is not None:
             callback(self.failure)
 
+    def verdict(self) -> HubringError | None:
+        """What the server has to say of a loss that this worker noticed first; None if nothing.
+
+        A broken line tells at once that somebody is gone, but the server only
+        knows who when that worker's lease has run out.
+        """
+        self._failed.wait(self._lease + SILENT_SECONDS)
+        return self.failure
+
     def _keep_alive(self) -> None:
         interval = min(1.0, self._lease / 5)
         heard = time.monotonic()
@@ -189,6 +200,7 @@ class Session:
 
     def _fail(self, error: HubringError) -> None:
         self.failure = error
+        self._failed.set()
         for callback in self._on_failure:
             callback(error)
 

@@ -1,15 +1,13 @@
 """Collectives for scripts: every rank takes part, and each gets the result.
 
-Ranks are matched by name. Without one, a name is made from the operation and
-how often it was called on this communicator, so ranks must then call in the
-same order; a rank that joined late must name what it calls.
+Ranks are matched by name, and the calls under one name in the order in which
+each rank makes them. Without a name it is the operation's: ranks must then make
+the same calls in the same order.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,8 +15,6 @@ from ps.errors import UsageError
 from ps.messages import Collective, ReduceOp
 from workers import context
 from workers.communicator import CollectiveWork, Communicator
-
-_calls: WeakKeyDictionary[Communicator, Counter[Collective]] = WeakKeyDictionary()
 
 
 def allreduce(
@@ -122,8 +118,4 @@ def _start(
 ) -> CollectiveWork:
     if not 0 <= root < communicator.size:
         raise UsageError(f"root is {root}; ranks are 0 to {communicator.size - 1}")
-    if name is None:
-        calls = _calls.setdefault(communicator, Counter())
-        name = f"{collective.name.lower()}.{calls[collective]}"
-        calls[collective] += 1
-    return communicator.collective(collective, tensor, name=name, op=op, root=root)
+    return communicator.collective(collective, tensor, name=name or collective.name.lower(), op=op, root=root)

@@ -40,6 +40,7 @@ class PSCommunicator(Communicator):
         self.rank = session.sender.rank
         self.size = session.size
         self.late = session.late
+        self.lockstep = session.lockstep
         self.timeout = timeout
         self.steps_on: Literal["server", "worker"] = "worker" if aggregate else "server"
         self.traffic = client.traffic

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from ps.config import WorkerConfig
-from ps.errors import HubringError, Preempted, UsageError
+from ps.errors import HubringError, Preempted, RingBroken, UsageError
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
@@ -77,12 +77,21 @@ def _watched(action: Callable[[], object]) -> Outcome:
     except KeyboardInterrupt:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
-        outcome, reason = Outcome(error.exit_code, {}, error=str(error)), Reason.FAILED
+        cause = _cause(error)
+        outcome, reason = Outcome(cause.exit_code, {}, error=str(cause)), Reason.FAILED
     except BaseException as error:
         last = traceback.format_exception_only(error)[-1].strip()
         outcome = Outcome(1, {}, error=last, traceback=_traceback(error))
         reason = Reason.FAILED
     return _leave(outcome, reason)
+
+
+def _cause(error: HubringError) -> HubringError:
+    """Who broke the ring is the server's to say."""
+    worker = context.started()
+    if isinstance(error, RingBroken) and worker is not None and worker.session is not None:
+        return worker.session.verdict() or error
+    return error
 
 
 def _leave(outcome: Outcome, reason: Reason) -> Outcome:

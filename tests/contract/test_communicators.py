@@ -465,6 +465,7 @@ def test_nccl_without_a_gpu_is_refused() -> None:
         AllreduceCommunicator(0, 1, dist.HashStore(), backend="nccl")  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_store_nobody_serves_is_an_error_that_names_it() -> None:
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 SMALL = str(Path(__file__).with_name("small.py"))
+TRAIN = str(Path(__file__).parents[2] / "workers" / "examples" / "train.py")
 PATIENCE = 90.0
 
 

@@ -94,8 +94,9 @@ def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> N
     workers[1].process.kill()
     go.touch()
     for rank in (0, 2):
-        assert workers[rank].wait(20) in (1, 69)
-        assert "ring" in workers[rank].result()["error"]
+        error = workers[rank].done(69, timeout=20)["error"]
+        assert "rank 1" in error
+        assert "a ring cannot go on without it" in error
     server.done(1)
 
 

@@ -6,9 +6,12 @@ import os
 import socket
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.system.cluster import SMALL, Cluster
+from tests.system.cluster import SMALL, TRAIN, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
@@ -30,30 +33,76 @@ def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
 
+def falling(program: Program) -> bool:
+    losses = [float(line.split()[-1]) for line in program.out.read_text().splitlines() if "loss" in line[:20]]
+    return len(losses) == 10 and losses[-1] < losses[0] / 2
+
+
 @pytest.mark.parametrize(("server_flags", "worker_flags"), HUBS)
-def test_a_job_ends_with_a_result_and_leaves_nothing_behind(
+def test_the_readmes_script_ends_with_a_result_and_leaves_nothing_behind(
     cluster: Cluster, server_flags: list[str], worker_flags: list[str]
 ) -> None:
     before = shared_memory()
     server, address = cluster.server("--workers", "2", "--once", *server_flags)
-    pair = [cluster.worker(address, *worker_flags, SMALL, "40") for _ in range(2)]
+    pair = [cluster.worker(address, *worker_flags, TRAIN) for _ in range(2)]
     results = [worker.done() for worker in pair]
     summary = server.done()
     assert sorted(result["rank"] for result in results) == [0, 1]
-    assert all(result["steps"] == 40 for result in results)
-    assert all(result["metrics"]["loss"] < 0.5 for result in results)
+    assert all(result["steps"] == 280 for result in results)
+    assert falling(next(worker for worker in pair if worker.result()["rank"] == 0))
     assert all(result["exchange"]["bytes_sent"] > 0 for result in results)
-    assert summary["finished"] == [0, 1]
+    assert (summary["finished"], summary["steps"]) == ([0, 1], 280)
     assert shared_memory() == before
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         assert probe.connect_ex((host, int(port))) != 0, "the server's port is still open"
 
 
+def test_the_readme_shows_the_script_that_these_tests_run() -> None:
+    readme = Path(TRAIN).parents[2] / "README.md"
+    assert f"```python\n{Path(TRAIN).read_text()}```" in readme.read_text()
+
+
 def test_a_worker_without_a_server_trains_alone(cluster: Cluster) -> None:
-    worker = cluster.run("alone", "workers.cli", SMALL, "40")
+    worker = cluster.run("alone", "workers.cli", TRAIN)
     result = worker.done()
-    assert (result["topology"], result["size"], result["steps"]) == ("local", 1, 40)
+    assert (result["topology"], result["size"], result["steps"]) == ("local", 1, 560)
+    assert falling(worker)
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_the_job_that_ships_needs_no_script(cluster: Cluster, topology: str) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    pair = [cluster.worker(address, "--topology", topology, "--", "--epochs", "4") for _ in range(2)]
+    results = [worker.done() for worker in pair]
+    assert server.done()["job"] == "digits"
+    first = next(result for result in results if result["rank"] == 0)
+    assert first["metrics"]["test_accuracy"] > 0.8
+
+
+def test_char_lm_trains_through_the_hub(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    flags = ["--job", "char-lm", "--", "--steps", "30"]
+    losses = [worker.done()["metrics"] for worker in [cluster.worker(address, *flags) for _ in range(2)]]
+    assert server.done()["steps"] == 30
+    assert any("bits_per_char" in metrics for metrics in losses)
+
+
+def test_health_and_reflection_are_served(cluster: Cluster) -> None:
+    _, address = cluster.server()
+    with grpc.insecure_channel(address) as channel:
+        asked = health_pb2.HealthCheckRequest(service="hubring.v1.Control")
+        answer = health_pb2_grpc.HealthStub(channel).Check(asked, timeout=5)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"hubring.v1.Control", "grpc.health.v1.Health"} <= set(services)
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_the_server_listens_where_it_is_told(cluster: Cluster, host: str) -> None:
+    server, address = cluster.server("--host", host, "--once")
+    assert cluster.worker(address, SMALL, "5").done()["steps"] == 5
+    server.done()
 
 
 def test_a_server_without_once_serves_one_job_after_the_other(cluster: Cluster) -> None:

@@ -57,11 +57,11 @@ class Runner:
         place.mkdir(parents=True, exist_ok=True)
         size = row.workers(self.workers)
         records = [place / f"record {rank}.jsonl" for rank in range(size)]
-        with Processes(place, self._environment(), self.timeout) as processes:
+        with Processes(place, clean_environment(self.threads), self.timeout) as processes:
             address = None
             if row.server is not None:
                 processes.start("server", self._server_command(row, place))
-                address = _await_address(processes, place / "address")
+                address = await_address(processes, place / "address")
             team = [
                 processes.start(f"worker {rank}", self._worker_command(row, place, rank, address))
                 for rank in range(size)
@@ -94,21 +94,27 @@ class Runner:
         command = [sys.executable, "-m", "workers.cli", *_spell(flags), *row.worker]
         return [*command, "--", *self.job_arguments]
 
-    def _environment(self) -> Mapping[str, str]:
-        """The rows say all by flags: no setting or launcher of the user's shell may speak as well."""
-        kept = {
-            name: value
-            for name, value in environment().items()
-            if name not in _OF_TORCHRUN and not name.startswith(_OF_LAUNCHERS)
-        }
-        return kept | {"OMP_NUM_THREADS": str(self.threads)}
+
+def clean_environment(threads: int) -> dict[str, str]:
+    """This process's variables without settings or launchers: the command lines say all of that.
+
+    Args:
+        threads: PyTorch's, in every process.
+    """
+    kept = {
+        name: value
+        for name, value in environment().items()
+        if name not in _OF_TORCHRUN and not name.startswith(_OF_LAUNCHERS)
+    }
+    return kept | {"OMP_NUM_THREADS": str(threads)}
+
+
+def await_address(processes: Processes, file: Path) -> str:
+    """The address that a starting server writes into `file`; raises as `Processes.pause`."""
+    while not file.exists() or not (address := file.read_text().strip()):
+        processes.pause("the server's address")
+    return address
 
 
 def _spell(flags: Mapping[str, object]) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-
-
-def _await_address(processes: Processes, file: Path) -> str:
-    while not file.exists() or not (address := file.read_text().strip()):
-        processes.pause("the server's address")
-    return address

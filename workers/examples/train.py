@@ -1,4 +1,4 @@
-"""Five changed lines make an ordinary training script run on a hub, on a ring, or alone."""
+"""An ordinary training script, made to run on a hub, on a ring or alone by five lines."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import workers  # 1
 
-workers.init()  # 2
+workers.init()  # 2: finds this worker its place
 torch.manual_seed(0)
 digits = load_digits()
 dataset = TensorDataset(torch.tensor(digits.data).float() / 16, torch.tensor(digits.target))
@@ -15,8 +15,8 @@ sampler = workers.ShardedSampler(dataset)  # 3: each worker reads its own share
 loader = DataLoader(dataset, batch_size=32, sampler=sampler, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-optimizer = workers.DistributedOptimizer(sgd, model)  # 4: steps with everyone's gradients
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+optimizer = workers.DistributedOptimizer(optimizer, model)  # 4: steps with everyone's gradients
 
 for epoch in range(10):
     sampler.set_epoch(epoch)  # 5: another order, the same for all

@@ -1,0 +1,1 @@
+"""How long one exchange takes, hub against ring: `python -m workers.bench`."""
