@@ -211,11 +211,14 @@ class HeartbeatRequest(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     step: _builtins.int
     """completed steps"""
     loss: _builtins.float
+    waiting: _builtins.float
+    """seconds for which it has been held up by now"""
     def __init__(
         self,
         *,
@@ -223,10 +226,11 @@ class HeartbeatRequest(_message.Message):
         incarnation: _builtins.int = ...,
         step: _builtins.int = ...,
         loss: _builtins.float = ...,
+        waiting: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,21 +242,17 @@ class HeartbeatReply(_message.Message):
 
     FENCED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
-    DRAIN_FIELD_NUMBER: _builtins.int
-    EPOCH_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     NEWS_FIELD_NUMBER: _builtins.int
     SLOWEST_FIELD_NUMBER: _builtins.int
-    EXIT_CODE_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease ran out: this incarnation has lost its place"""
     failed: _builtins.str
     """the job has failed: the sentence that says why"""
-    drain: _builtins.bool
-    epoch: _builtins.int
-    slowest: _builtins.str
-    """who is furthest behind, for whoever waits"""
     exit_code: _builtins.int
     """goes with failed"""
+    slowest: _builtins.str
+    """for whom the others wait; empty where that is nobody"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last beat"""
@@ -262,15 +262,13 @@ class HeartbeatReply(_message.Message):
         *,
         fenced: _builtins.bool = ...,
         failed: _builtins.str = ...,
-        drain: _builtins.bool = ...,
-        epoch: _builtins.int = ...,
+        exit_code: _builtins.int = ...,
         news: _abc.Iterable[_builtins.str] | None = ...,
         slowest: _builtins.str = ...,
-        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "epoch", b"epoch", "exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "news", b"news", "slowest", b"slowest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "news", b"news", "slowest", b"slowest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -374,13 +372,11 @@ class BucketSpec(_message.Message):
 
     INDEX_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
-    NUMEL_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     dtype: _builtins.str
-    numel: _builtins.int
     group: _builtins.int
     """index of the optimizer's parameter group"""
     optimizer: _builtins.str
@@ -392,14 +388,13 @@ class BucketSpec(_message.Message):
         *,
         index: _builtins.int = ...,
         dtype: _builtins.str = ...,
-        numel: _builtins.int = ...,
         group: _builtins.int = ...,
         optimizer: _builtins.str = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "index", b"index", "numel", b"numel", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,12 +515,15 @@ class PlanReply(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     INITIALISED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """completed steps to go on from; 0 for a fresh job"""
     initialised: _builtins.bool
     """parameters are on the shards already"""
     refused: _builtins.str
     """why these buckets cannot be served, and the mend"""
+    exit_code: _builtins.int
+    """goes with refused"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
     def __init__(
@@ -535,10 +533,11 @@ class PlanReply(_message.Message):
         step: _builtins.int = ...,
         initialised: _builtins.bool = ...,
         refused: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,7 +82,8 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     config = load_server(flags, config_file)
     logs.configure(config.log_format).role = "hub"
     if config.join is not None:
-        return asyncio.run(join(config)), {"joined": config.join, "shards": config.shards}
+        code = asyncio.run(join(config))
+        return code, {"joined": config.join, "shards": config.shards, "exit_code": code}
     return asyncio.run(_serve(Server(config)))
 
 

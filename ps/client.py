@@ -101,7 +101,7 @@ class KVClient:
         clock = self._clocks.get(key)
         if clock is None:
             raise HubringError(f"key {key} was pushed before it was ever pulled: its clock is unknown")
-        self._submit(shard, Push(self.sender, key, clock, gradient, hyper), into, work)
+        self._submit(shard, Push(self.sender, key, clock, gradient, hyper), into, work, self._note_staleness)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work) -> None:
         """Brings a key's parameters into `into` (flat), and its clock with them."""
@@ -118,6 +118,10 @@ class KVClient:
             on_result(reply.tensor)
 
         self._submit(shard, request, None, work, on_reply)
+
+    def _note_staleness(self, reply: Reply) -> None:
+        if isinstance(reply, Values):
+            self.traffic.staleness[reply.staleness] += 1
 
     def fail(self, error: BaseException) -> None:
         """Fails everything under way and everything still to come."""
@@ -253,7 +257,7 @@ class KVClient:
             self.traffic.bytes_received += message.payload.nbytes
         try:
             self._settle(shard, call, reply, message.landed)
-        except HubringError as error:
+        except Exception as error:  # whatever it is, somebody waits for this call
             call.work.fail(error)
         else:
             call.work.complete_part()
@@ -263,7 +267,6 @@ class KVClient:
             raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
         if isinstance(reply, Values):
             self._clocks[reply.key] = reply.clock
-            self.traffic.staleness[reply.staleness] += 1
             if reply.key == 0 and reply.drain:
                 # Only key 0 decides: other keys may see the drain a round earlier or later.
                 self.draining = True

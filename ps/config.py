@@ -98,13 +98,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
 
     def _check_join(self, coordinator: str) -> None:
-        address(coordinator)
+        there, _ = address(coordinator)
         for field in fields(self):
             if field.name not in _SHARD_HOST and getattr(self, field.name) != field.default:
                 raise ConfigError(
                     f"{flag(field.name)} is the coordinator's to say, and this host joins the one at "
                     f"{coordinator}: give it there, or drop --join"
                 )
+        if _is_loopback(self.host) and not _is_loopback(there):
+            raise ConfigError(
+                f"shards on --host {self.host} cannot be reached from {coordinator}:"
+                " give --host with this machine's address, and --insecure"
+            )
 
 
 _SHARD_HOST = {"join", "host", "shards", "insecure", "log_format"}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlServicer
+from ps import manifest as checkpoints
+from ps import status
 from ps.config import ServerConfig
 from ps.consistency import Consistency
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
@@ -78,6 +79,7 @@ class Coordinator(ControlServicer):
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
         self._saving = asyncio.Lock()
+        self._passing: asyncio.Task[None] | None = None
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin()
 
@@ -107,6 +109,7 @@ class Coordinator(ControlServicer):
             if self.draining:
                 raise JobFailed("the server is being stopped; start it again, then the worker")
             member = self.job.admit(_joiner(request), self._clock.now())
+            await self._announce()
             # A worker that waits here sends no heartbeat: its lease must outlast the wait.
             await self._wait(
                 lambda: self.job.started and self.fleet.ready, min(PATIENCE, self._config.lease / 2)
@@ -136,15 +139,15 @@ class Coordinator(ControlServicer):
 
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         try:
-            news = self._job_of(request).beat(_sender(request), request.step, request.loss, self._clock.now())
+            news = self._job_of(request).beat(
+                _sender(request), request.step, request.loss, self._clock.now(), request.waiting
+            )
         except Fenced as error:
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
         failure = self.job.failure
         return pb.HeartbeatReply(
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
-            drain=self.draining,
-            epoch=self._published,
             news=news,
             slowest=self.job.slowest(),
         )
@@ -167,20 +170,27 @@ class Coordinator(ControlServicer):
                 await self._agree(tuple(map(bucket_from_proto, request.buckets)), late)
             step = self._step
             if late:
-                step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=step)
+                seen = max(progress.step for progress in job.progress.values())
+                step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=seen)
                 job.membership.activate(_sender(request))
                 await self._publish()
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:
-            return pb.PlanReply(refused=str(error))
+            return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
         return pb.PlanReply(
             slices=[slice_to_proto(piece) for piece in self._plan.slices],
             step=step,
-            initialised=late or self._restored is not None,
+            initialised=self._restored is not None,
         )
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
+        try:
+            membership = self._job_of(request).membership
+            assert membership is not None
+            membership.member(_sender(request))
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         if request.value:
             self._board[request.key] = request.value
             await self._announce()
@@ -207,7 +217,7 @@ class Coordinator(ControlServicer):
             _check_protocol(request.protocol, "shard")
         except ConfigError as error:
             return pb.RegisterShardReply(refused=str(error))
-        if self.job.started:
+        if self.job.started and self.fleet.ready:
             return pb.RegisterShardReply()  # lease 0: a job is running, ask again when it is over
         shard = self.fleet.register(request, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
@@ -244,13 +254,14 @@ class Coordinator(ControlServicer):
         silent = self.fleet.silent(now)
         if silent is not None:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
-        if self.job.expire(now):
-            await self._publish_or_fail()
-        await self._tell_failure()
+        self.job.expire(now)
+        # Also what a Leave did not bring about whose caller hung up in the middle.
+        await self._publish_or_fail()
         if self.job.over and not self._ending:
             await self._end()
         elif self._due(now):
-            await self._save_in_passing()
+            # Not awaited: it may take many steps, and leases run meanwhile.
+            self._passing = asyncio.create_task(self._save_in_passing())
 
     def shard_lost(self, what: str) -> None:
         """A shard is gone and its parameters with it: neither job nor server can go on."""
@@ -302,8 +313,6 @@ class Coordinator(ControlServicer):
 
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
-        members = self.job.membership.members if self.job.membership else ()
-        now = self._clock.now()
         return {
             "job": self.job.name,
             "topology": self.job.topology,
@@ -311,23 +320,19 @@ class Coordinator(ControlServicer):
             "state": self._state(),
             "epoch": self._published,
             "draining": self.draining,
-            "workers": [
-                {
-                    "rank": member.rank,
-                    "host": member.host,
-                    "pid": member.pid,
-                    "step": self.job.progress[member.rank].step,
-                    "loss": _number(self.job.progress[member.rank].loss),
-                    "seconds_since_heartbeat": round(now - self.job.progress[member.rank].heard, 3),
-                }
-                for member in members
-            ],
-            "shards": [_stats_json(stats) for stats in await self.fleet.stats()],
+            "workers": status.workers(self.job, self._clock.now()),
+            "shards": await self._shards(),
             "slowest": self.job.slowest(),
             "checkpoint": str(self.last_checkpoint or ""),
         }
 
     # Inside.
+
+    async def _shards(self) -> list[dict[str, Any]]:
+        try:
+            return [status.shard(stats) for stats in await self.fleet.stats()]
+        except JobFailed as error:
+            return [{"error": str(error)}]
 
     def _state(self) -> str:
         if self.job.failure is not None:
@@ -358,6 +363,11 @@ class Coordinator(ControlServicer):
 
     async def _agree(self, offered: tuple[BucketSpec, ...], late: bool) -> None:
         """Takes the first worker's buckets as the job's, and holds the others' against them."""
+        if late and not all(bucket.optimizer for bucket in offered):
+            raise ConfigError(
+                "under --aggregate the hub holds no parameters to give to a worker that comes late:"
+                " start the job again with all of its workers"
+            )
         if self._buckets is not None:
             clause = difference(self._buckets, offered)
             if clause is None:
@@ -409,29 +419,45 @@ class Coordinator(ControlServicer):
         """Brings a loss to the shards; the reason first, if the job fails by it."""
         await self._tell_failure()
         try:
-            if self.job.started:
+            if self.job.started and self.fleet.ready:
                 await self._publish()
         except JobFailed as error:
             self.job.fail(error)
 
     async def _end(self) -> None:
         """The last worker has left: save, then stop or make room for the next job."""
+        if not self.job.started and not self.draining and self.failure is None:
+            log.info("all who waited for the job's start are gone; ready for the next")
+            self._next_incarnation = self._incarnation_after()
+            self._begin()
+            return
         self._ending = True
         self.outcome = self.job.outcome
+        await self._stop_passing()
         if self.saver is not None and self._holds_parameters and self.failure is None:
             await self._save_in_passing()
         self.last_job, self.last_step = self.job.name, self.job.step
-        log.info("job %s is over: %s", self.job.name, _words(self.outcome))
+        log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.failure is None:
-            self.last_stats = [_stats_json(stats) for stats in await self.fleet.stats()]
+            self.last_stats = [status.shard(stats) for stats in await self.fleet.stats()]
         if self._config.once or self.draining or self.failure is not None:
             self.done.set()
             return
         await self.fleet.reset()
-        self._restored = None
+        self._restored = None if self.outcome.ok else self._newest()
         self._begin()
         log.info("ready for the next job")
+
+    def _newest(self) -> tuple[Path, Manifest] | None:
+        """From where a job that broke off goes on."""
+        return checkpoints.newest(self._config.checkpoint_dir) if self._config.checkpoint_dir else None
+
+    async def _stop_passing(self) -> None:
+        """Gives up a checkpoint under way: its step will not be reached any more."""
+        if self._passing is not None and not self._passing.done():
+            self._passing.cancel()
+            await asyncio.wait([self._passing])
 
     async def _save_in_passing(self) -> None:
         try:
@@ -482,42 +508,11 @@ def _joiner(request: pb.JoinRequest) -> Joiner:
     )
 
 
-def _sender(request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest) -> Sender:
+def _sender(
+    request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest | pb.RendezvousRequest,
+) -> Sender:
     return Sender(request.rank, request.incarnation)
 
 
 def _cuts(slices: tuple[Any, ...]) -> list[tuple[int, int, int, int]]:
     return [(piece.key, piece.bucket, piece.offset, piece.numel) for piece in slices]
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _stats_json(stats: pb.ShardStats) -> dict[str, Any]:
-    return {
-        "shard": stats.shard,
-        "pushes": stats.pushes,
-        "duplicates": stats.duplicates,
-        "dropped": stats.dropped,
-        "bytes_in": stats.bytes_in,
-        "bytes_out": stats.bytes_out,
-        "oldest_version": stats.oldest,
-        "newest_version": stats.newest,
-        "staleness": {str(value): count for value, count in sorted(stats.staleness.items())},
-        "partial_rounds": [
-            {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}
-            for run in stats.partial
-        ],
-    }
-
-
-def _words(outcome: Outcome) -> str:
-    parts = [f"{len(outcome.finished)} finished"]
-    if outcome.preempted:
-        parts.append(f"{len(outcome.preempted)} stopped on request")
-    if outcome.failed:
-        parts.append(f"{len(outcome.failed)} failed")
-    if outcome.lost:
-        parts.append(f"{len(outcome.lost)} lost")
-    return ", ".join(parts)

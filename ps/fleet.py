@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
-SAVE_SECONDS = 60.0
+SAVE_SECONDS = 600.0
+"""How long a shard may take to reach the step that is saved, and to write or read its file."""
 
 
 @dataclass(slots=True)
@@ -148,6 +149,8 @@ class Fleet:
         try:
             return await call(ShardControlStub(shard.channel))
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise ConfigError(f"{shard}: {error.details()}") from error
             raise JobFailed(
                 f"{shard} does not answer ({error.code().name}: {error.details()}); its part of the"
                 " parameters is out of reach: start the server again with its --checkpoint-dir"

@@ -19,6 +19,9 @@ from ps.types import Member, Sender
 
 log = logging.getLogger(__name__)
 
+HELD_UP = 2.0
+"""Seconds of waiting from which on a worker is taken for held up by another, rather than slow itself."""
+
 
 class Reason(enum.IntEnum):
     """Why a worker left; numbers as in control.proto."""
@@ -48,6 +51,8 @@ class Progress:
     step: int = 0
     loss: float = float("nan")
     heard: float = 0.0
+    waiting: float = 0.0
+    """Seconds for which it had been held up by then."""
 
 
 @dataclass(slots=True)
@@ -120,6 +125,11 @@ class Job:
                 f"this server runs the job {self.name!r}, this worker wants {joiner.job!r}:"
                 " wait until it is done, or start another server"
             )
+        if self.topology == "ring" and self.started and not self.membership.holds(joiner.token):
+            raise ConfigError(
+                "the ring has begun and takes nobody in any more:"
+                " wait until its job is done, or start another server"
+            )
         if joiner.topology != self.topology:
             raise ConfigError(
                 f"the other workers use --topology {self.topology}, this one {joiner.topology}:"
@@ -146,7 +156,7 @@ class Job:
             f" (rank{'s' if count > 1 else ''} {', '.join(map(str, missing))} not started yet)"
         )
 
-    def beat(self, sender: Sender, step: int, loss: float, now: float) -> list[str]:
+    def beat(self, sender: Sender, step: int, loss: float, now: float, waiting: float = 0.0) -> list[str]:
         """Renews a lease; returns the news that this worker has not heard.
 
         Raises:
@@ -154,7 +164,7 @@ class Job:
         """
         assert self.membership is not None
         self.membership.beat(sender, now)
-        self.progress[sender.rank] = Progress(step, loss, now)
+        self.progress[sender.rank] = Progress(step, loss, now, waiting)
         return self._news.pop(sender.rank, [])
 
     def expire(self, now: float) -> list[Member]:
@@ -200,10 +210,15 @@ class Job:
         return max((progress.step for progress in self.progress.values()), default=0)
 
     def slowest(self) -> str:
-        """Who is furthest behind, as a clause for whoever waits."""
-        if self.membership is None or len(self.membership.members) < 2:
+        """For whom the others wait, as a clause; empty where there is nobody else, or all wait.
+
+        In lockstep all have completed the same steps: the slow one is the one that does not wait.
+        """
+        members = self.membership.members if self.membership else ()
+        busy = [member for member in members if self.progress[member.rank].waiting < HELD_UP]
+        if len(members) < 2 or not busy:
             return ""
-        member = min(self.membership.members, key=self._step)
+        member = min(busy, key=self._step)
         return f"{member} at step {self._step(member)}"
 
     def _gone(self, member: Member, why: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,7 @@ KEEP = 3
 """How many checkpoints stay; older ones are removed once a newer one is published."""
 
 _NAME = "manifest.json"
+_PUBLISHED = re.compile(r"[0-9]{6,}-step-[0-9]+")
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -79,12 +81,23 @@ def begin(directory: Path) -> Path:
 
 
 def publish(folder: Path, manifest: Manifest) -> Path:
-    """Gives a written folder its manifest and its name, and removes what is older than the last KEEP."""
+    """Gives a written folder its manifest and its name, and removes what is older than the last KEEP.
+
+    Raises:
+        ConfigError: The disk is full, or somebody else's hands are in the directory.
+    """
+    try:
+        return _publish(folder, manifest)
+    except OSError as error:
+        raise ConfigError(f"cannot publish a checkpoint in {folder.parent}: {error}") from error
+
+
+def _publish(folder: Path, manifest: Manifest) -> Path:
     (folder / _NAME).write_bytes(msgspec.json.format(msgspec.json.encode(manifest)))
     sync(folder / _NAME)
     directory = folder.parent
     existing = _folders(directory)
-    number = int(existing[0].name.partition("-")[0]) + 1 if existing else 1
+    number = _number(existing[0]) + 1 if existing else 1
     final = directory / f"{number:06d}-step-{manifest.step}"
     folder.rename(final)
     sync(directory)
@@ -98,8 +111,12 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
 
     Raises:
         CheckpointCorrupt: There are checkpoints, and every one is damaged.
+        ConfigError: The directory cannot be read.
     """
-    folders = _folders(directory)
+    try:
+        folders = _folders(directory)
+    except OSError as error:
+        raise ConfigError(f"cannot read checkpoints in {directory}: {error}") from error
     damage = []
     for folder in folders:
         try:
@@ -160,4 +177,13 @@ def _verify(path: Path, entry: FileEntry) -> None:
 
 def _folders(directory: Path) -> list[Path]:
     """Published checkpoints, newest first."""
-    return sorted(directory.glob("[0-9]*-step-*"), reverse=True)
+    names = (
+        os.listdir(directory) if directory.exists() else []
+    )  # glob would take a locked folder for an empty one
+    return sorted(
+        (directory / name for name in names if _PUBLISHED.fullmatch(name)), key=_number, reverse=True
+    )
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.partition("-")[0])

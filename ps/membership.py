@@ -65,6 +65,10 @@ class Membership:
         """
         return self._place_of(sender).member
 
+    def holds(self, token: str) -> bool:
+        """Whether this worker process was given a place, be it lost by now."""
+        return token in self._tokens
+
     def missing(self) -> list[int]:
         """Ranks that nobody holds."""
         return [rank for rank in range(self.world_size) if rank not in self._places]

@@ -13,7 +13,6 @@ def bucket_to_proto(bucket: BucketSpec) -> pb.BucketSpec:
     return pb.BucketSpec(
         index=bucket.index,
         dtype=bucket.dtype,
-        numel=bucket.numel,
         group=bucket.group,
         optimizer=bucket.optimizer,
         tensors=[pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors],

@@ -78,7 +78,10 @@ class Saver:
                 raise ConfigError(f"the job ran past {ATTEMPTS} steps at which it was to be saved")
             for reply in replies:
                 if reply.refused:
-                    raise ConfigError(f"a shard could not save: {reply.refused}")
+                    raise ConfigError(
+                        f"a shard could not save: {reply.refused}; every shard's host needs the checkpoint"
+                        " directory under this name, and room in it"
+                    )
             files = tuple(
                 FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
             )

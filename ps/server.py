@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import msgspec
@@ -23,6 +22,7 @@ from ps.consistency import by_name
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
 from ps.timing import SystemTime
+from ps.transport.host import bracketed, local, numeric, reachable
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +30,14 @@ TICK_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end, and shards to stop by themselves."""
 
-EVERYWHERE = ("0.0.0.0", "::", "[::]")  # noqa: S104 - named, not bound to
-
 CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
+
+
+class End(NamedTuple):
+    """How a shard process ended; `code` is negative for a signal."""
+
+    text: str
+    code: int
 
 
 class ShardProcesses:
@@ -52,8 +57,8 @@ class ShardProcesses:
             )
             self._processes.append(process)
 
-    async def first_end(self) -> str:
-        """Waits until one of them ends; says which and how."""
+    async def first_end(self) -> End:
+        """Waits until one of them ends."""
         ends = {asyncio.create_task(process.wait()): process for process in self._processes}
         done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
@@ -61,7 +66,7 @@ class ShardProcesses:
         process = ends[done.pop()]
         code = process.returncode or 0
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        return f"a shard process (pid {process.pid}) {how}"
+        return End(f"a shard process (pid {process.pid}) {how}", code)
 
     async def stop(self) -> None:
         """Ends them: by the closed pipe, and who does not heed it by force."""
@@ -95,15 +100,21 @@ class Server:
         """Serves until the end; returns the exit code and the result for the last line.
 
         Raises:
-            ConfigError: The port is taken, or the checkpoint is damaged.
+            ConfigError: The port is taken, or a file or folder named cannot be used.
+            CheckpointCorrupt: No checkpoint there is whole.
         """
         config = self._config
-        restored = checkpoints.newest(Path(config.checkpoint_dir)) if config.checkpoint_dir else None
+        restored = None
+        if config.checkpoint_dir:
+            restored = checkpoints.newest(config.checkpoint_dir)
+            checkpoints.begin(
+                config.checkpoint_dir
+            ).rmdir()  # one that cannot be written is told before training
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         server, port = await self._listen(coordinator)
-        address = f"{_reachable(config.host)}:{port}"
-        control = f"{'127.0.0.1' if config.host in EVERYWHERE else config.host}:{port}"
+        address = f"{bracketed(reachable(config.host))}:{port}"
+        control = f"{bracketed(local(config.host))}:{port}"
         shards = ShardProcesses(config.shards, control, config.host, config.log_format)
         self._heed_signals(coordinator)
         try:
@@ -124,13 +135,13 @@ class Server:
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        where = f"{self._config.host}:{self._config.port}"
+        where = f"{bracketed(numeric(self._config.host))}:{self._config.port}"
         try:
             port = server.add_insecure_port(where)
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {where}: the port is taken or the host is not this machine's;"
-                " try --port 0 for a free one"
+                f"cannot listen on {where}: the port is taken, or the host is not this machine's;"
+                " try --port 0 for a free one, or another --host"
             ) from error
         await server.start()
         for service in ("", CONTROL):
@@ -155,10 +166,7 @@ class Server:
     def _banner(self, address: str, restored: tuple[Path, checkpoints.Manifest] | None) -> None:
         config = self._config
         if config.address_file:
-            path = Path(config.address_file)
-            fresh = path.with_name(path.name + ".new")
-            fresh.write_text(address + "\n")
-            fresh.rename(path)  # whoever waits for the file finds it whole
+            _write_address(config.address_file, address)
         lines = [
             f"ps-server on {address}  mode {config.mode}  shards {config.shards}",
             f"  workers   ps-worker --server {address}",
@@ -175,8 +183,8 @@ class Server:
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
         try:
             while not any(task.done() for task in ends):
-                if died is not None and died.done():
-                    coordinator.shard_lost(died.result())
+                if died.done():
+                    coordinator.shard_lost(died.result().text)
                 await coordinator.tick()
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -212,7 +220,11 @@ class Server:
 
 
 async def join(config: ServerConfig) -> int:
-    """`ps-server start --join ADDR`: shards of this host for a coordinator elsewhere."""
+    """`ps-server start --join ADDR`: shards of this host for a coordinator elsewhere; returns the exit code.
+
+    Raises:
+        HubringError: A shard was killed.
+    """
     shards = ShardProcesses(config.shards, config.join or "", config.host, config.log_format)
     quit_ = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -222,15 +234,19 @@ async def join(config: ServerConfig) -> int:
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
     died, told = asyncio.create_task(shards.first_end()), asyncio.create_task(quit_.wait())
     await asyncio.wait([died, told], return_when=asyncio.FIRST_COMPLETED)
-    ended = died.result() if died.done() else ""
+    end = died.result() if died.done() else End("", 0)
     for task in (died, told):
         task.cancel()
     await shards.stop()
-    if ended and "exited with 0" not in ended:
-        raise HubringError(ended)
-    return 0
+    if end.code < 0:
+        raise HubringError(end.text)
+    return end.code
 
 
-def _reachable(host: str) -> str:
-    """What other machines call this host when it listens on every address."""
-    return socket.gethostname() if host in EVERYWHERE else host
+def _write_address(path: Path, address: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.write_text(address + "\n")
+        fresh.rename(path)  # whoever waits for the file finds it whole
+    except OSError as error:
+        raise ConfigError(f"cannot write --address-file {path}: {error.strerror}") from error

@@ -33,6 +33,7 @@ from ps.job import Reason
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
+from ps.waiting import Waiting, sentence
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +79,8 @@ class Session:
         self.host = socket.gethostname()
         self.step = 0
         self.loss = float("nan")
-        self.slowest = ""
-        self.draining = False
+        self.waiting = Waiting()
+        """Entered by the training thread for as long as it waits for others."""
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
@@ -114,18 +115,18 @@ class Session:
     # Joining.
 
     def _join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
-        reply = self._first_join(request)
+        reply = self._ask_to_join(request)
         began = time.monotonic()
         while reply.state == pb.JoinReply.WAITING:
             log.info("%s", reply.text)
             if time.monotonic() - began > start_timeout:
                 raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
-            reply = self._first_join(request)
+            reply = self._ask_to_join(request)
         if reply.state == pb.JoinReply.REFUSED:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
         return reply
 
-    def _first_join(self, request: pb.JoinRequest) -> pb.JoinReply:
+    def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
         """Asks until the server answers at all, for CONNECT_SECONDS."""
         deadline = time.monotonic() + CONNECT_SECONDS
         while True:
@@ -157,7 +158,9 @@ class Session:
         A broken line tells at once that somebody is gone, but the server only
         knows who when that worker's lease has run out.
         """
-        self._failed.wait(self._lease + SILENT_SECONDS)
+        patience = self._lease + SILENT_SECONDS
+        log.warning("asking the server who is gone; it knows within %.0f s", patience)
+        self._failed.wait(patience)
         return self.failure
 
     def _keep_alive(self) -> None:
@@ -181,17 +184,28 @@ class Session:
                 heard = time.monotonic()
                 if not self._digest(reply):
                     return
+                self._tell_wait(reply.slowest)
 
     def _beat(self) -> pb.HeartbeatRequest:
         rank, incarnation = self.sender
-        return pb.HeartbeatRequest(rank=rank, incarnation=incarnation, step=self.step, loss=self.loss)
+        return pb.HeartbeatRequest(
+            rank=rank,
+            incarnation=incarnation,
+            step=self.step,
+            loss=self.loss,
+            waiting=self.waiting.seconds,
+        )
+
+    def _tell_wait(self, slowest: str) -> None:
+        """Whoever waits for long is told for whom."""
+        seconds = self.waiting.due()
+        if seconds is not None:
+            log.warning("%s", sentence(seconds, self.step, slowest))
 
     def _digest(self, reply: pb.HeartbeatReply) -> bool:
         """Takes the news in; False when this worker cannot go on."""
         for line in reply.news:
             log.warning("%s", line)
-        self.slowest = reply.slowest
-        self.draining = self.draining or reply.drain
         if reply.fenced:
             self._fail(Fenced(reply.failed))
         elif reply.failed:
@@ -211,6 +225,7 @@ class Session:
 
         Raises:
             ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
+            JobFailed: A shard cannot take its part.
         """
         rank, incarnation = self.sender
         request = pb.PlanRequest(
@@ -218,7 +233,7 @@ class Session:
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
         if reply.refused:
-            raise ConfigError(reply.refused)
+            raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised)
 

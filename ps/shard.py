@@ -8,6 +8,7 @@ thread only.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections import deque
@@ -61,6 +62,7 @@ class ShardLoop:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._stopping = False
+        self._ended = False
 
     def run(self) -> None:
         """Serves until `stop`."""
@@ -81,6 +83,8 @@ class ShardLoop:
                 if self.after_turn is not None:
                     self.after_turn()
         finally:
+            self._ended = True
+            self._obey()
             for listener in self._listeners:
                 listener.close()
 
@@ -90,10 +94,13 @@ class ShardLoop:
         os.eventfd_write(self._wake, 1)
 
     def command(self, action: Callable[[], _T]) -> Future[_T]:
-        """Runs `action` in the loop's thread; from any thread."""
+        """Runs `action` in the loop's thread; from any thread. Cancelled where the loop has ended."""
         future: Future[_T] = Future()
 
         def run() -> None:
+            if self._ended:
+                future.cancel()
+                return
             try:
                 future.set_result(action())
             except Exception as error:
@@ -101,6 +108,8 @@ class ShardLoop:
 
         self._commands.append(run)
         os.eventfd_write(self._wake, 1)
+        if self._ended:
+            self._obey()
         return future
 
     def reset(self) -> None:
@@ -117,8 +126,10 @@ class ShardLoop:
             ticket.listener.send(ticket.reply_to, message, stable=getattr(reply, "stable", False))
 
     def _obey(self) -> None:
-        while self._commands:
-            self._commands.popleft()()
+        """Takes all commands; after the loop's end whoever gives one does this too, so that none is left."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self._commands.popleft()()
 
     def _serve(self, listener: Listener, envelope: Envelope) -> None:
         message = envelope.message

@@ -28,9 +28,6 @@ from ps.types import Member, View
 
 _T = TypeVar("_T")
 
-CATCH_SECONDS = 30.0
-"""How long a running job may take to reach the step that is to be saved."""
-
 SERVICES = (
     data_pb2.DESCRIPTOR.services_by_name["Data"].full_name,
     pb.DESCRIPTOR.services_by_name["ShardControl"].full_name,
@@ -46,6 +43,7 @@ class ShardControl(ShardControlServicer):
 
     def __init__(self) -> None:
         self._ready = threading.Event()
+        self._saving = threading.Lock()
         self._health = health.HealthServicer()
 
     def add_to(self, server: grpc.Server) -> None:
@@ -73,19 +71,18 @@ class ShardControl(ShardControlServicer):
     def SetPlan(self, request: pb.ShardAssignment, context: grpc.ServicerContext) -> pb.Ack:
         buckets = [bucket_from_proto(bucket) for bucket in request.buckets]
         slices = [piece for piece in map(slice_from_proto, request.slices) if piece.shard == self._index]
-        snapshot = None
-        if request.restore:
-            try:
-                snapshot = checkpoint.load(Path(request.restore), [piece.key for piece in slices])
-            except HubringError as error:
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        keys = [piece.key for piece in slices]
 
         def assign(loop: ShardLoop) -> None:
             loop.store.assign(slices, buckets)
             if snapshot is not None:
                 loop.store.restore(snapshot)
 
-        self._in_loop(assign)
+        try:
+            snapshot = checkpoint.load(Path(request.restore), keys) if request.restore else None
+            self._in_loop(assign)
+        except HubringError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return pb.Ack()
 
     def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -102,13 +99,14 @@ class ShardControl(ShardControlServicer):
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         version = None if request.step < 0 else request.step
-        if not self._in_loop(lambda loop: loop.store.capture_at(version)):
-            return pb.SaveReply(too_late=True, newest=self._in_loop(lambda loop: loop.store.stats().newest))
-        snapshot = self._catch()
+        with self._saving:
+            if not self._in_loop(lambda loop: loop.store.capture_at(version)):
+                return pb.SaveReply(
+                    too_late=True, newest=self._in_loop(lambda loop: loop.store.stats().newest)
+                )
+            snapshot = self._catch(context)
         if snapshot is None:
-            return pb.SaveReply(
-                refused=f"the job did not reach step {request.step} within {CATCH_SECONDS:g} s"
-            )
+            return pb.SaveReply(refused=f"nobody waits any more for the job to reach step {request.step}")
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
             written = checkpoint.save(path, snapshot)
@@ -139,8 +137,11 @@ class ShardControl(ShardControlServicer):
             ],
         )
 
-    def _catch(self) -> Snapshot | None:
-        """The snapshot that `capture_at` asked for, once the loop has every key of it."""
+    def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
+        """The snapshot that `capture_at` asked for, once the loop has every key of it.
+
+        None if the caller gave up: no other end is needed, its patience has one.
+        """
         caught = threading.Event()
         found: list[Snapshot] = []
 
@@ -148,7 +149,6 @@ class ShardControl(ShardControlServicer):
             snapshot = loop.store.captured()
             if snapshot is not None:
                 found.append(snapshot)
-                loop.after_turn = None
                 caught.set()
 
         def begin(loop: ShardLoop) -> None:
@@ -159,8 +159,9 @@ class ShardControl(ShardControlServicer):
             loop.store.stop_capture()
 
         self._in_loop(begin)
-        if not caught.wait(CATCH_SECONDS):
-            self._in_loop(give_up)
+        if context.add_callback(caught.set):
+            caught.wait()
+        self._in_loop(give_up)
         return found[0] if found else None
 
     def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:

@@ -21,13 +21,16 @@ from protos.control_pb2_grpc import ControlStub
 from ps import logs
 from ps.config import LogFormat
 from ps.consistency import by_name
-from ps.errors import HubringError
+from ps.errors import ConfigError, HubringError, ServerUnreachable
 from ps.shard import ShardLoop
 from ps.shard_control import ShardControl
 from ps.transport.registry import host_id, open_listeners
 from ps.types import PROTOCOL
 
 log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 10.0
+"""How long a shard looks for its coordinator."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -41,7 +44,11 @@ class Settings(msgspec.Struct, frozen=True):
 class Registration:
     """This shard's tie to the coordinator: registers, then keeps the lease."""
 
-    def __init__(self, settings: Settings, host_id: str, addresses: dict[str, str]) -> None:
+    def __init__(
+        self, settings: Settings, host_id: str, addresses: dict[str, str], orphaned: threading.Event
+    ) -> None:
+        self._orphaned = orphaned
+        self._control = settings.control
         self._stub = ControlStub(
             grpc.insecure_channel(settings.control, options=[("grpc.enable_http_proxy", 0)])
         )
@@ -59,17 +66,28 @@ class Registration:
         self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        while True:
-            reply = self._stub.RegisterShard(request, timeout=10.0, wait_for_ready=True)
+        heard = time.monotonic()
+        while not self._orphaned.wait(0.2):
+            try:
+                reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
+            except grpc.RpcError as error:
+                if time.monotonic() - heard > CONNECT_SECONDS:
+                    raise ServerUnreachable(
+                        f"no hub answers at {self._control} ({error.code().name}: {error.details()});"
+                        " check the address, or start it first"
+                    ) from error
+                continue
             if reply.refused:
-                raise HubringError(reply.refused)
+                raise ConfigError(reply.refused)
             if reply.lease_seconds > 0:
                 return reply
             log.info("a job is running; this shard joins when it is over")
-            time.sleep(2.0)
+            self._orphaned.wait(2.0)
+            heard = time.monotonic()
+        raise SystemExit  # the process that started this shard is gone, and nothing is held yet
 
     def keep(self, lost: Callable[[], None]) -> None:
-        """Renews the lease in a thread; calls `lost` once the coordinator is gone or says stop."""
+        """Renews the lease in a thread; calls `lost` once coordinator or parent are gone, or it says stop."""
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
 
     def _beat(self, lost: Callable[[], None]) -> None:
@@ -83,7 +101,8 @@ class Registration:
                 heard = time.monotonic()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-            time.sleep(lease / 5)
+            if self._orphaned.wait(lease / 5):
+                break
         lost()
 
 
@@ -95,27 +114,32 @@ def main(argument: str) -> None:
     torch.set_num_threads(1)
     place = logs.configure(settings.log_format)
     place.role = "shard"
+    orphaned = threading.Event()
+    threading.Thread(target=_watch_parent, args=(orphaned,), name="parent", daemon=True).start()
     control = ShardControl()
     listeners = open_listeners(settings.host, register=[control.add_to])
     addresses = {name: listener.address for name, listener in listeners.items()}
-    registration = Registration(settings, host_id(), addresses)
+    registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
     loop = ShardLoop(registration.consistency, list(listeners.values()))
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
-    threading.Thread(target=_watch_parent, args=(loop.stop,), name="parent", daemon=True).start()
     loop.run()
 
 
-def _watch_parent(gone: Callable[[], None]) -> None:
+def _watch_parent(orphaned: threading.Event) -> None:
     """Our parent holds the other end of our standard input: when it ends, so do we."""
     while os.read(sys.stdin.fileno(), 1):
         pass
-    gone()
+    orphaned.set()
 
 
 if __name__ == "__main__":
     # A terminal or a scheduler signals the whole group; the coordinator drains, and tells us when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except HubringError as error:
+        log.error("%s", error)
+        raise SystemExit(error.exit_code) from error

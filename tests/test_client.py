@@ -198,6 +198,30 @@ def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
         client.close()
 
 
+def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[Hub]) -> None:
+    client = start(hubs, BSP(), 1).client(0)
+    values = begin(client)
+    work = Work("a sum")
+
+    def stumble(result: torch.Tensor | None) -> None:
+        raise RuntimeError("no room for it")
+
+    client.contribute(0, Contribute(client.sender, "sum", Collective.BARRIER, 1), work, stumble)
+    with pytest.raises(HubringError, match="no room for it"):
+        work.wait(SOON)
+    push(client, torch.ones(NUMEL), values).wait(SOON)
+    client.close()
+
+
+def test_pulls_are_no_pushes_of_staleness_zero(hubs: list[Hub]) -> None:
+    client = start(hubs, ASP(), 1).client(0)
+    values = begin(client)
+    for _ in range(3):
+        push(client, torch.ones(NUMEL), values).wait(SOON)
+    assert client.traffic.staleness == {0: 3}
+    client.close()
+
+
 def test_traffic_is_counted(hubs: list[Hub]) -> None:
     client = start(hubs, ASP(), 1).client(0)
     values = begin(client)

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -216,3 +218,34 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(tmp_path: Pat
     assert [measure.steps for measure in measures] == [22, 22]
     assert {run for run, _ in seen} == {"local", "hub-bsp", "hub-bsp again"}
     assert "--mode bsp" in results["commands"]["hub-bsp"][0]
+
+
+def test_the_program_imports_torch_only_once_it_is_needed() -> None:
+    code = "import sys, workers.compare.cli; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_a_row_that_does_not_exist_is_a_usage_error() -> None:
+    command = [sys.executable, "-m", "workers.compare.cli", "run", "--rows", "local,rng"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "there is no row 'rng'; there are local, ring" in json.loads(ended.stdout)["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_comparison_that_is_stopped_ends_its_children(tmp_path: Path, number: int, code: int) -> None:
+    command = ["run", "--rows", "hub-bsp", "--epochs", "1000", "--out", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "workers.compare.cli", *command], stdout=subprocess.PIPE, text=True
+    ) as program:
+        record = tmp_path / "hub-bsp" / "record 0.jsonl"
+        while latest(record) is None:
+            assert program.poll() is None
+            time.sleep(0.05)
+        program.send_signal(number)
+        said, _ = program.communicate(timeout=60)
+    assert program.returncode == code
+    assert json.loads(said.splitlines()[-1])["exit_code"] == code
+    # that no child is left is seen to by the fixture no_process_outlives_its_test

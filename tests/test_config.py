@@ -126,6 +126,7 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"host": "::"}, "not asked for credentials yet.*add --insecure"),
         ({"host": "example.org"}, "not asked for credentials yet.*add --insecure"),
         ({"join": "hub"}, "address 'hub': expected HOST:PORT"),
+        ({"join": "hub:1"}, "cannot be reached from hub:1.*--insecure"),
         ({"join": "hub:1", "workers": 2}, "--workers is the coordinator's to say.*the one at hub:1"),
         ({"join": "hub:1", "mode": "asp"}, "--mode is the coordinator's to say"),
         ({"join": "hub:1", "checkpoint_dir": "kept"}, "--checkpoint-dir is the coordinator's to say"),
@@ -145,7 +146,8 @@ def test_server_refuses_what_cannot_be(flags: dict[str, object], words: str) -> 
         {"host": "0.0.0.0", "insecure": True},
         {"mode": "ssp", "staleness": 0},
         {"mode": "backup", "backup": 1, "workers": 2},
-        {"join": "hub:1", "shards": 3, "log_format": "json"},
+        {"join": "127.0.0.1:1", "shards": 3, "log_format": "json"},
+        {"join": "hub:1", "host": "10.0.0.1", "insecure": True},
     ],
 )
 def test_server_takes_what_goes_together(flags: dict[str, object]) -> None:

@@ -110,6 +110,23 @@ def test_the_slowest_worker_is_named() -> None:
     assert "step 3" in running.slowest()
 
 
+def test_of_workers_in_lockstep_the_slowest_is_the_one_that_does_not_wait() -> None:
+    running, (first, second) = full()
+    running.beat(first, 7, 0.5, 1.0, waiting=9.5)
+    running.beat(second, 7, 0.5, 1.0)
+    assert "rank 1" in running.slowest()
+    running.beat(second, 7, 0.5, 2.0, waiting=9.0)
+    assert running.slowest() == ""
+
+
+def test_a_ring_that_has_begun_takes_nobody_in() -> None:
+    running, (first, _) = full(topology="ring")
+    running.leave(first, Reason.FINISHED, "", 9)
+    with pytest.raises(ConfigError, match="takes nobody in"):
+        running.admit(joiner("c", topology="ring"), 1.0)
+    assert running.admit(joiner("b", topology="ring"), 1.0).rank == 1
+
+
 def test_nobody_is_waited_for_before_anybody_came() -> None:
     assert job().waiting_for() == "waiting for the first worker"
     assert not job().over

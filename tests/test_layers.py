@@ -19,7 +19,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "wire format": "protos protos.*",
     "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.work ps.traffic ps.settings ps.config ps.logs
+        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic
+        ps.settings ps.config ps.logs
     """,
     "rules": """
         ps.sharding ps.consistency ps.membership ps.ledger ps.optim ps.rounds
@@ -33,7 +34,7 @@ FLOORS = {
     """,
     "processes": """
         ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.coordinator ps.server ps.cli
+        ps.fleet ps.saver ps.status ps.coordinator ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
@@ -47,7 +48,7 @@ FLOORS = {
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]
 
 CLIENT = {"ps.client", "ps.session"}
-COORDINATOR = {"ps.server", "ps.coordinator", "ps.fleet", "ps.saver"}
+COORDINATOR = {"ps.server", "ps.coordinator", "ps.fleet", "ps.saver", "ps.status"}
 SERVER = COORDINATOR | {"ps.shard", "ps.shard_control", "ps.shard_process"}
 TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}

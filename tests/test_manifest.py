@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,25 @@ def test_a_directory_that_cannot_be_written_is_a_bad_setting(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write checkpoints"):
         manifest.begin(tmp_path / "file")
+
+
+def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(manifest, "sync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        write(tmp_path, 1)
+
+
+def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot read checkpoints"):
+        manifest.newest(tmp_path / "file")
+
+
+def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
+    for name in ("1st-step-one", "7-step-3"):
+        (tmp_path / name).mkdir()
+    assert manifest.newest(tmp_path) is None
+    assert write(tmp_path, 4).name == "000001-step-4"

@@ -50,7 +50,8 @@ def sgd(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
 
 def wrap(model: nn.Module, communicator: Communicator, **kwargs: Any) -> DistributedOptimizer:
     kwargs.setdefault("bucket_bytes", SMALL)
-    return DistributedOptimizer(sgd(model), model, communicator=communicator, **kwargs)
+    inner = kwargs.pop("inner", None) or sgd(model)
+    return DistributedOptimizer(inner, model, communicator=communicator, **kwargs)
 
 
 def parameters_of(model: nn.Module) -> list[torch.Tensor]:
@@ -704,6 +705,39 @@ def test_an_optimizer_that_the_hub_cannot_run_is_refused_at_once() -> None:
     DistributedOptimizer(torch.optim.Adadelta(model.parameters()), model, communicator=LocalCommunicator())
 
 
+def test_another_optimizer_of_the_same_name_is_not_taken_for_torchs_on_the_hub() -> None:
+    class SGD(torch.optim.SGD):
+        """Steps in some way of its own."""
+
+    model = build()
+    with pytest.raises(ConfigError, match="--aggregate"):
+        wrap(model, single_server(), inner=SGD(model.parameters(), lr=0.1))
+    wrap(model, LocalCommunicator(), inner=SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("communicator", [LocalCommunicator, single_server])
+def test_a_parameter_that_is_thawed_afterwards_is_an_error_with_its_mend(communicator: Any) -> None:
+    model = build()
+    first = next(model.parameters()).requires_grad_(False)
+    optimizer = wrap(model, communicator())
+    plain_step(model, optimizer, batches()[0])
+    first.requires_grad_(True)
+    with pytest.raises(ConfigError, match="freeze them afterwards"):
+        plain_step(model, optimizer, batches()[1])
+
+
+def test_a_group_of_frozen_parameters_alone_changes_nothing() -> None:
+    model = build()
+    frozen, *rest = model.parameters()
+    frozen.requires_grad_(False)
+    groups = [{"params": [frozen], "lr": 0.5}, {"params": rest}]
+    optimizer = wrap(model, single_server(), inner=torch.optim.SGD(groups, lr=0.1))
+    before = frozen.clone()
+    plain_step(model, optimizer, batches()[0])
+    assert torch.equal(frozen, before)
+    assert optimizer.completed_steps == 1
+
+
 def test_a_model_that_was_moved_is_found_out_in_step() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator(), overlap=False)
@@ -744,7 +778,7 @@ def test_who_joins_late_waits_for_no_broadcast() -> None:
 
 def test_steps_go_on_from_where_the_hub_stands() -> None:
     rank, model = single_server(), build()
-    rank.hub.start = Start(step=40, restored=True)
+    rank.hub.start = Start(step=40)
     told: list[int] = []
     optimizer = wrap(model, rank, after_step=told.append)
     for batch in batches():

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ps.errors import ConfigError, HubringError
+from ps.errors import ConfigError, HubringError, RingBroken
 from ps.messages import Collective, ReduceOp
 from ps.traffic import Traffic
 from ps.types import BucketSpec, Hyper
@@ -115,6 +115,8 @@ class AllreduceCommunicator(Communicator):
         self.ring.fail(error)
 
     def close(self, *, finished: bool) -> None:
+        if not finished:  # what is under way may never end: do not wait for it
+            self.fail(RingBroken("this worker left the ring before it was done"))
         self.ring.close()
 
     def _compare(self, specs: list[BucketSpec]) -> None:

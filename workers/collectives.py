@@ -66,7 +66,9 @@ def allgather(
 def barrier(name: str | None = None, *, communicator: Communicator | None = None) -> None:
     """Returns once every rank has called it; raises as `allreduce`."""
     communicator = communicator or context.current().communicator
-    _start(Collective.BARRIER, None, name, communicator).wait(communicator.timeout)
+    work = _start(Collective.BARRIER, None, name, communicator)
+    with communicator.waiting:
+        work.wait(communicator.timeout)
 
 
 def broadcast_into(
@@ -77,7 +79,8 @@ def broadcast_into(
         return
     whole = torch.cat([_as_bytes(tensor).cpu() for tensor in tensors])
     work = communicator.collective(Collective.BROADCAST, whole, name=name)
-    work.wait(timeout)
+    with communicator.waiting:
+        work.wait(timeout)
     assert work.result is not None
     start = 0
     for tensor in tensors:
@@ -102,7 +105,8 @@ def _run(
 ) -> torch.Tensor:
     communicator = communicator or context.current().communicator
     work = _start(collective, tensor.detach(), name, communicator, op=op, root=root)
-    work.wait(communicator.timeout)
+    with communicator.waiting:
+        work.wait(communicator.timeout)
     assert work.result is not None, f"{collective.name} gave nothing"
     return work.result
 

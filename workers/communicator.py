@@ -11,6 +11,7 @@ the optimizer runs differs, and `steps_on` says it:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -27,10 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Start:
-    """How a model begins: which step it goes on from, and whether the hub held its parameters."""
+    """How a model begins: which step it goes on from."""
 
     step: int = 0
-    restored: bool = False
 
 
 class Communicator(ABC):
@@ -47,6 +47,8 @@ class Communicator(ABC):
     """Joined a job that was running already: the others will not broadcast to it."""
     draining: bool = False
     """All workers are asked to leave after this step."""
+    waiting: AbstractContextManager[object] = nullcontext()
+    """Entered for as long as this rank waits for others, so that it can be told for whom."""
     lockstep: bool = True
     """Every rank takes every step, so that all may be asked something in between."""
 
@@ -64,7 +66,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        """Hands over the bucket's gradients (sum over its own batch already a mean).
+        """Hands over the bucket's gradients: those of the mean loss over this rank's own batch.
 
         `bucket.gradients` belongs to the communicator until the work is done.
         The order in which ranks hand over their buckets may differ on the hub;

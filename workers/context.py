@@ -6,10 +6,13 @@ communicator that the settings name; everything else sees the interface.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import format_exception_only
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +20,7 @@ import torch
 from ps import logs
 from ps.client import KVClient
 from ps.config import WorkerConfig, address, environment, load_worker
-from ps.errors import ConfigError, Preempted, UsageError
+from ps.errors import ConfigError, HubringError, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
@@ -60,6 +63,8 @@ class Context:
     stop_code: int | None = None
     """Set by a signal handler: leave after this step, with this exit code."""
     trainers: list[Trainer] = field(default_factory=list)
+    pid: int = field(default_factory=os.getpid)
+    """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
     def adopt(self, trainer: Trainer) -> None:
         """Called by an optimizer whose model is in place: training begins."""
@@ -83,8 +88,9 @@ class Context:
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics, and lets the hub know of the loss."""
         self.record.report(metrics)
-        if self.session is not None and isinstance(metrics.get("loss"), float):
-            self.session.loss = metrics["loss"]
+        loss = self.record.latest.get("loss")
+        if self.session is not None and isinstance(loss, (int, float)):
+            self.session.loss = float(loss)
 
     def result(self) -> dict[str, Any]:
         """How it went so far, for the program's last line."""
@@ -110,6 +116,7 @@ class Context:
 
 
 _current: Context | None = None
+_result: dict[str, Any] = {}
 _prepared: tuple[WorkerConfig, logs.Place, str] | None = None
 
 
@@ -135,11 +142,18 @@ def started() -> Context | None:
     return _current
 
 
+def result() -> dict[str, Any]:
+    """How it went: so far, or until `shutdown`; empty if `init` was never called."""
+    return _current.result() if _current is not None else _result
+
+
 def init() -> Context:
     """Finds this worker its place and builds its communicator; a second call changes nothing.
 
     Under ps-worker the command line decides; in a plain `python train.py` the
     environment and the TOML file do, and without a server the script trains alone.
+    Such a script leaves the job when it ends: as failed after an uncaught exception,
+    else as finished, since its exit code cannot be seen from here.
 
     Raises:
         ServerUnreachable: No server answers at the address.
@@ -154,24 +168,63 @@ def init() -> Context:
         config = load_worker({})
         place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
     placement = detect(environment(), config.rank, config.world_size, config.local_rank)
+    _check_folders(config)
     _current = (
         _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
     )
+    atexit.register(_leave_at_exit)
     return _current
 
 
 def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
-    """Leaves the job; the others go on. Without a context it does nothing."""
-    global _current
-    if _current is None:
+    """Leaves the job; the others go on. Without a context, or in a forked child, it does nothing."""
+    global _current, _result
+    if _current is None or _current.pid != os.getpid():
         return
+    atexit.unregister(_leave_at_exit)
+    _result = _current.result()
     context, _current = _current, None
-    context.record.close()
-    if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
-        _save(context.config.save_parameters, context.trainers)
-    if context.session is not None:
-        context.session.leave(reason, text)
-    context.communicator.close(finished=reason is Reason.FINISHED)
+    try:
+        if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
+            _save(context.config.save_parameters, context.trainers)
+    except BaseException as error:
+        reason, text = Reason.FAILED, _last_line(error)
+        raise
+    finally:
+        context.record.close()
+        if context.session is not None:
+            context.session.leave(reason, text)
+        context.communicator.close(finished=reason is Reason.FINISHED)
+
+
+def _leave_at_exit() -> None:
+    """A plain `python train.py` has nobody else to tell the hub that it has ended, and how."""
+    worker = _current
+    if worker is None or worker.pid != os.getpid():
+        return
+    error = getattr(sys, "last_value", None)  # what Python has just printed as the reason for the end
+    if isinstance(error, KeyboardInterrupt) or worker.communicator.draining:
+        shutdown(Reason.PREEMPTED)
+    elif error is None:
+        shutdown()
+    else:
+        shutdown(Reason.FAILED, _last_line(error))
+    if error is not None and worker.communicator.topology == "ring":
+        # A broken ring leaves threads inside torch that abort a process which ends in good order.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _last_line(error: BaseException) -> str:
+    return str(error) if isinstance(error, HubringError) else format_exception_only(error)[-1].strip()
+
+
+def _check_folders(config: WorkerConfig) -> None:
+    """Better now than when there is something to write."""
+    for flag, path in (("--record", config.record), ("--save-parameters", config.save_parameters)):
+        if path is not None and not path.parent.is_dir():
+            raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; make it first")
 
 
 def _alone(config: WorkerConfig, place: logs.Place, placement: Placement) -> Context:
@@ -188,6 +241,8 @@ def _alone(config: WorkerConfig, place: logs.Place, placement: Placement) -> Con
 
 def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: str) -> Context:
     assert config.server is not None
+    # What can fail by itself comes before the others are told of this worker.
+    device, record = _device(config, placement), Record(config.record)
     session = Session(
         config.server,
         job=job,
@@ -197,14 +252,13 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
         start_timeout=config.timeout,
     )
     place.role = f"w{session.sender.rank}"
-    device = _device(config, placement)
     try:
         make = _ring if config.topology == "ring" else _hub
         communicator = make(config, session, device)
+        communicator.waiting = session.waiting
     except BaseException as error:
         session.leave(Reason.FAILED, str(error))
         raise
-    record = Record(config.record)
     return Context(config, placement, communicator, device, session, record, place)
 
 
@@ -219,7 +273,11 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         transport.name,
     )
     client = KVClient(session.sender, len(session.shards), dial)
-    client.wait_connected(config.timeout)
+    try:
+        client.wait_connected(config.timeout)
+    except BaseException:
+        client.close()
+        raise
     return PSCommunicator(session, client, transport, aggregate=config.aggregate, timeout=config.timeout)
 
 

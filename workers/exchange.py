@@ -90,8 +90,9 @@ class Exchange:
     def _wait(self, under_way: list[tuple[Bucket, Work]]) -> None:
         """Waits with one deadline for all; a bucket's upload runs while the next is waited for."""
         began = time.monotonic()
-        for bucket, work in under_way:
-            passed = time.monotonic() - began
-            work.wait(None if self._timeout is None else max(0.0, self._timeout - passed))
-            bucket.to_device(self._communicator.steps_on)
+        with self._communicator.waiting:
+            for bucket, work in under_way:
+                passed = time.monotonic() - began
+                work.wait(None if self._timeout is None else max(0.0, self._timeout - passed))
+                bucket.to_device(self._communicator.steps_on)
         self.seconds += time.monotonic() - began

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ps.errors import ConfigError
 from ps.messages import Collective, ReduceOp
 from ps.traffic import Traffic
 from ps.types import Hyper
@@ -44,9 +45,18 @@ class LocalCommunicator(Communicator):
         op: ReduceOp = ReduceOp.AVERAGE,
         root: int = 0,
     ) -> CollectiveWork:
-        work = CollectiveWork(f"{collective.name.lower()} {name!r}", 0)
+        work = CollectiveWork(f"{collective.name.lower()} {name!r}")
+        if tensor is not None and op is ReduceOp.AVERAGE and not _has_average(collective, tensor):
+            # What could not be done with others is not done alone either.
+            work.fail(ConfigError(f"{work.what}: no average of {tensor.dtype}; sum it, or convert it"))
+            return work
         work.result = None if tensor is None else tensor.detach().clone()
+        work.complete_part()
         return work
 
     def close(self, *, finished: bool) -> None:
         """Does nothing: there is nobody to tell."""
+
+
+def _has_average(collective: Collective, tensor: torch.Tensor) -> bool:
+    return collective is not Collective.ALLREDUCE or tensor.is_floating_point()

@@ -96,6 +96,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
         self._buckets = self._lay_out(named, place.bucket_bytes)
+        exchanged = self._exchanged()
+        held = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
         self._timeout = communicator.timeout if timeout is None else timeout
         self.completed_steps = self._start_from_rank_0(model)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
@@ -138,6 +141,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._check_frozen()
         if self._steps_on_server:
             self._settle_overlap()
         if self._must_skip():
@@ -178,20 +182,43 @@ class DistributedOptimizer(OptimizerWrapper):
         super().load_state_dict(state_dict)
 
     def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
-        name = type(self.wrapped).__name__ if self._steps_on_server else ""
-        if name:  # an optimizer that the hub cannot run is refused here, not in the first backward
-            for group in self.param_groups:
-                hyper_of(group, name)
+        name = self._name_on_server() if self._steps_on_server else ""
         allocate = self._communicator.allocate
         return make_buckets(self.wrapped, named_parameters, allocate, bucket_bytes, name)
 
+    def _exchanged(self) -> set[torch.nn.Parameter]:
+        return {parameter for bucket in self._buckets for parameter in bucket.parameters}
+
+    def _name_on_server(self) -> str:
+        """What the hub is to run; refused here, not in the first backward, if it cannot."""
+        kind: type[Optimizer] = type(self.wrapped)
+        name: str = kind.__name__
+        for group in self.param_groups:
+            hyper_of(group, name)
+        if getattr(torch.optim, name) is not kind:
+            raise ConfigError(
+                f"the hub runs torch.optim.{name}, which {kind.__module__}.{name} is not:"
+                " start the workers with --aggregate, where the hub averages and your own optimizer steps"
+            )
+        return name
+
+    def _check_frozen(self) -> None:
+        thawed = [parameter for parameter in self._left_out if parameter.grad is not None]
+        if thawed:
+            raise ConfigError(
+                f"{len(thawed)} parameter(s), the first of shape {tuple(thawed[0].shape)}, were frozen when"
+                " DistributedOptimizer was made and have gradients now, which it does not exchange: make it"
+                " while they are trainable, and freeze them afterwards"
+            )
+
     def _start_from_rank_0(self, model: torch.nn.Module | None) -> int:
         """Brings everybody to one beginning; returns the completed steps to go on from."""
-        start = self._communicator.attach(self._buckets)
+        with self._communicator.waiting:
+            start = self._communicator.attach(self._buckets)
         for bucket in self._buckets:
             bucket.to_device()
         if model is not None and not self._communicator.late:
-            exchanged = {parameter for bucket in self._buckets for parameter in bucket.parameters}
+            exchanged = self._exchanged()
             frozen = [parameter.data for parameter in model.parameters() if parameter not in exchanged]
             rest = [*model.buffers(), *frozen]
             broadcast_into(rest, self._communicator, "model.rest", self._timeout)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from ps.client import KVClient
+from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
@@ -25,7 +26,7 @@ class PSCommunicator(Communicator):
     """Talks to the parameter server.
 
     Args:
-        session: This worker's place in the job; closed with the communicator.
+        session: This worker's place in the job; not closed with the communicator.
         client: Its lines to the shards; closed with the communicator.
         transport: Whose memory the buckets should lie in.
         aggregate: The hub only averages; the worker's own optimizer steps.
@@ -62,6 +63,7 @@ class PSCommunicator(Communicator):
         return torch.frombuffer(memory, dtype=dtype, count=numel)
 
     def attach(self, buckets: list[Bucket]) -> Start:
+        self._check_attachable()
         assigned = self._session.plan([bucket.spec for bucket in buckets])
         self._plan = assigned.plan
         if self.steps_on == "server":
@@ -69,7 +71,7 @@ class PSCommunicator(Communicator):
         else:
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
-        return Start(assigned.step, restored=assigned.initialised)
+        return Start(assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         bucket.to_host()
@@ -122,6 +124,18 @@ class PSCommunicator(Communicator):
             part = slice(piece.offset, piece.offset + piece.numel)
             self._client.pull(piece.shard, piece.key, into[part], work)
         return work
+
+    def _check_attachable(self) -> None:
+        if self._plan.slices:  # a second one would share the keys of the first
+            raise ConfigError(
+                "the hub trains what one DistributedOptimizer holds, and this is the second: give all"
+                " parameters to one optimizer, in groups, with named_parameters=... to tell them apart"
+            )
+        if self.late and self.steps_on == "worker":
+            raise ConfigError(
+                "with --aggregate the parameters are the workers' own, so nobody can join a job that runs:"
+                " start all its workers again, or without --aggregate"
+            )
 
     def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
         """Rank 0 gives the shards their first values; then everybody reads the same ones."""

@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ps.errors import UsageError
+
 
 class Record:
     """Keeps the latest value of every metric, and writes each report to a file if there is one.
@@ -34,7 +36,12 @@ class Record:
         self._began = time.monotonic()
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Takes down some metrics: numbers, strings or booleans."""
+        """Takes down some metrics: numbers, strings or booleans; a tensor of one element is its number.
+
+        Raises:
+            UsageError: A metric is something else.
+        """
+        metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         self.latest.update(metrics)
         if self._file is not None:
             line = {"step": self.step, "seconds": round(self.seconds, 6), **metrics}
@@ -44,3 +51,16 @@ class Record:
         """Closes the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _scalar(name: str, value: Any) -> Any:
+    if hasattr(value, "item"):  # a tensor, or one of NumPy's numbers
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError) as cause:
+            raise UsageError(f"report({name}=...): {cause}; report one number") from cause
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise UsageError(
+        f"report({name}=...) got a {type(value).__name__}; report a number, a string or a boolean"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import runpy
 import signal
 import sys
@@ -49,7 +50,7 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
         if not script.is_file():
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
         context.prepare(config, place, script.name)
-        return _watched(lambda: _run_script(script, words[1:]))
+        return _warned(_watched(lambda: _run_script(script, words[1:])), config)
     context.prepare(config, place, job)
     return _watched(lambda: importlib.import_module(module).main(words))
 
@@ -57,7 +58,8 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
 def _run_script(script: Path, arguments: list[str]) -> None:
     """As `python script arguments` would."""
     sys.argv = [str(script), *arguments]
-    sys.path.insert(0, str(script.resolve().parent))
+    if not sys.flags.safe_path:  # else the first entry is not the folder of our own program
+        sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
 
 
@@ -66,24 +68,42 @@ def _watched(action: Callable[[], object]) -> Outcome:
     _heed_signals()
     outcome, reason = Outcome(0, {}), Reason.FINISHED
     try:
-        action()
+        _to_the_end(action)
+        context.shutdown()
     except Preempted as stop:
         outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED
         log.info("%s", stop.text)
     except SystemExit as end:
-        code = _code(end)
-        outcome = Outcome(code, {}, error=end.code if isinstance(end.code, str) else "")
-        reason = Reason.FAILED if code else Reason.FINISHED
+        outcome = Outcome(_code(end), {}, error=end.code if isinstance(end.code, str) else "")
+        reason = Reason.FAILED
     except KeyboardInterrupt:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
         cause = _cause(error)
         outcome, reason = Outcome(cause.exit_code, {}, error=str(cause)), Reason.FAILED
     except BaseException as error:
-        last = traceback.format_exception_only(error)[-1].strip()
-        outcome = Outcome(1, {}, error=last, traceback=_traceback(error))
-        reason = Reason.FAILED
+        outcome, reason = _failed(error)
     return _leave(outcome, reason)
+
+
+def _failed(error: BaseException) -> tuple[Outcome, Reason]:
+    worker = context.started()
+    last = traceback.format_exception_only(error)[-1].strip()
+    if worker is not None and worker.stop_code is not None:
+        # The signal went to the script's own processes too, and it fails by their end.
+        return Outcome(
+            worker.stop_code, {}, error=f"stopped on request, before its step: {last}"
+        ), Reason.PREEMPTED
+    return Outcome(1, {}, error=last, traceback=_traceback(error)), Reason.FAILED
+
+
+def _to_the_end(action: Callable[[], object]) -> None:
+    """`sys.exit(0)` ends a script as well as its last line does."""
+    try:
+        action()
+    except SystemExit as end:
+        if _code(end):
+            raise
 
 
 def _cause(error: HubringError) -> HubringError:
@@ -95,16 +115,15 @@ def _cause(error: HubringError) -> HubringError:
 
 
 def _leave(outcome: Outcome, reason: Reason) -> Outcome:
-    worker = context.started()
-    if worker is None:
-        return outcome
-    outcome.result = worker.result()
-    outcome.stuck = outcome.code != 0 and worker.communicator.topology == "ring"
-    if outcome.stuck:
-        if worker.session is not None:
-            worker.session.leave(reason, outcome.error)
-    else:
-        context.shutdown(reason, outcome.error)
+    context.shutdown(reason, outcome.error)
+    outcome.result = context.result()
+    outcome.stuck = outcome.code != 0 and outcome.result.get("topology") == "ring"
+    return outcome
+
+
+def _warned(outcome: Outcome, config: WorkerConfig) -> Outcome:
+    if config.server is not None and not outcome.result and outcome.code == 0:
+        log.warning("the script never called workers.init(): %s was not asked for anything", config.server)
     return outcome
 
 
@@ -132,10 +151,17 @@ def _heed_signals() -> None:
 
     def heed(number: int, frame: FrameType | None) -> None:
         worker = context.started()
+        forked = worker is not None and worker.pid != os.getpid()
+        if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         if worker is None or not worker.trainers or worker.stop_code is not None:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            raise Preempted("stopped on request, at once", PREEMPTED)
         worker.stop_code = codes[signal.Signals(number)]
-        log.warning("%s: leaving after this step; once more quits", signal.Signals(number).name)
+        if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
+            log.warning("%s: leaving after this step; once more quits", signal.Signals(number).name)
 
     for number in codes:
         signal.signal(number, heed)

@@ -45,6 +45,13 @@ def reachable(host: str) -> str:
     return name
 
 
+def local(host: str) -> str:
+    """The name under which this machine itself dials a listener that was bound to `host`."""
+    if host not in _ANY:
+        return host
+    return "::1" if host == "::" else "127.0.0.1"
+
+
 def numeric(host: str) -> str:
     """The address that a host's name stands for; ZeroMQ binds to nothing else.
 

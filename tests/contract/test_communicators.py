@@ -9,24 +9,36 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
+from ps.client import KVClient
+from ps.consistency import BSP
 from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
 from ps.messages import Collective, ReduceOp
+from ps.optim import hyper_of
+from ps.session import Assignment, Session
+from ps.shard import ShardLoop
+from ps.sharding import plan
+from ps.transport.base import Connection
+from ps.transport.inproc import InprocTransport
+from ps.transport.registry import Line
+from ps.types import BucketSpec, Member, Sender, ShardPlan, View
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
 from workers.communicator import Communicator
 from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer
+from workers.ps_communicator import PSCommunicator
 
 T = TypeVar("T")
 LIMIT = 20.0
@@ -58,6 +70,9 @@ class Ranks:
             futures = [pool.submit(live, rank) for rank in range(self.size)]
             return [future.result(LIMIT) for future in futures]
 
+    def close(self) -> None:
+        """Ends what the ranks met at."""
+
 
 class LocalRanks(Ranks):
     size = 1
@@ -76,15 +91,93 @@ class RingRanks(Ranks):
         return AllreduceCommunicator(rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT)
 
 
-@pytest.fixture(params=[LocalRanks, RingRanks], ids=["local", "ring"])
-def ranks(request: pytest.FixtureRequest) -> Ranks:
-    made: Ranks = request.param()
-    return made
+class Seat:
+    """What PSCommunicator asks of a session, without a coordinator."""
+
+    def __init__(self, hub: HubRanks, rank: int, late: bool = False) -> None:
+        self.sender = Sender(rank, rank + 1)
+        self.size = hub.size
+        self.late = late
+        self.lockstep = True
+        self.shards = [Line("here", {"inproc": ""}) for _ in hub.loops]
+        self._hub = hub
+
+    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+        return Assignment(self._hub.agree(buckets), step=0, initialised=False)
+
+    def on_failure(self, callback: Callable[[HubringError], None]) -> None:
+        """Nothing fails here."""
 
 
-@pytest.fixture
-def ring() -> RingRanks:
-    return RingRanks()
+class HubRanks(Ranks):
+    """Ranks of a hub whose two shards are threads of this process; for one `run`."""
+
+    size = 3
+    aggregate: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.transport = InprocTransport()
+        self.listeners = [self.transport.listen("") for _ in range(2)]
+        self.loops = [ShardLoop(BSP(), [listener]) for listener in self.listeners]
+        self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
+        self.lock = threading.Lock()
+        self.shared: ShardPlan | None = None
+        view = View(1, tuple(Member(rank, rank + 1) for rank in range(self.size)))
+        for thread, loop in zip(self.threads, self.loops, strict=True):
+            thread.start()
+            loop.command(partial(loop.store.on_view, view)).result(LIMIT)
+
+    def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
+        with self.lock:
+            if self.shared is None:
+                self.shared = plan(buckets, len(self.loops), 16)
+                for shard, loop in enumerate(self.loops):
+                    mine = self.shared.of_shard(shard)
+                    loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
+            return self.shared
+
+    def join(self, rank: int) -> Communicator:
+        return self.seated(Seat(self, rank))
+
+    def seated(self, seat: Seat) -> PSCommunicator:
+        def dial(shard: int) -> Connection:
+            return self.transport.dial(self.listeners[shard].address, LIMIT)
+
+        client = KVClient(seat.sender, len(self.loops), dial)
+        return PSCommunicator(
+            cast(Session, seat), client, self.transport, aggregate=self.aggregate, timeout=LIMIT
+        )
+
+    def close(self) -> None:
+        for thread, loop in zip(self.threads, self.loops, strict=True):
+            loop.stop()
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+
+class AggregatingRanks(HubRanks):
+    aggregate = True
+
+
+ALL: dict[str, type[Ranks]] = {
+    "local": LocalRanks,
+    "ring": RingRanks,
+    "hub": HubRanks,
+    "aggregate": AggregatingRanks,
+}
+
+
+def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    ranks = ALL[request.param]()
+    yield ranks
+    ranks.close()
+
+
+ranks = pytest.fixture(made, params=list(ALL), name="ranks")
+averaging = pytest.fixture(made, params=["local", "ring", "aggregate"], name="averaging")
+several = pytest.fixture(made, params=["ring", "hub"], name="several")
+ring = pytest.fixture(made, params=["ring"], name="ring")
+hub = pytest.fixture(made, params=["hub"], name="hub")
 
 
 def linear(rank: int, outputs: int = 2) -> nn.Linear:
@@ -101,7 +194,8 @@ def attached(
     model = model or linear(communicator.rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     named = list(model.named_parameters())
-    buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, "")
+    name = "SGD" if communicator.steps_on == "server" else ""
+    buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
     assert communicator.attach(buckets).step == 0
     return buckets
 
@@ -133,7 +227,7 @@ def test_attaching_brings_rank_0s_parameters_to_all(ranks: Ranks) -> None:
     assert ranks.run(action) == [[[1, 1], [1] * 6]] * ranks.size
 
 
-def test_buckets_come_back_with_the_mean(ranks: Ranks) -> None:
+def test_buckets_come_back_with_the_mean(averaging: Ranks) -> None:
     def action(communicator: Communicator) -> None:
         buckets = attached(communicator)
         for step in range(3):
@@ -142,12 +236,12 @@ def test_buckets_come_back_with_the_mean(ranks: Ranks) -> None:
             works = [communicator.push_pull(bucket, {}) for bucket in buckets]
             for bucket, work in zip(buckets, works, strict=True):
                 work.wait(LIMIT)
-                expected = torch.arange(bucket.gradients.numel()) + (ranks.size - 1) / 2 + step
+                expected = torch.arange(bucket.gradients.numel()) + (averaging.size - 1) / 2 + step
                 torch.testing.assert_close(bucket.gradients, expected)
                 assert work.done
                 communicator.pull(bucket).wait(LIMIT)
 
-    ranks.run(action)
+    averaging.run(action)
 
 
 def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
@@ -175,7 +269,7 @@ def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
 
 
-def test_ranks_with_other_models_are_told_the_first_difference(ring: RingRanks) -> None:
+def test_ranks_with_other_models_are_told_the_first_difference(ring: Ranks) -> None:
     def action(communicator: Communicator) -> str:
         with pytest.raises(ConfigError) as caught:
             attached(communicator, linear(0, outputs=4 if communicator.rank == 1 else 2))
@@ -187,7 +281,7 @@ def test_ranks_with_other_models_are_told_the_first_difference(ring: RingRanks) 
     assert "bias float32[2]" in text
 
 
-def test_a_rank_with_more_parameters_is_told_which(ring: RingRanks) -> None:
+def test_a_rank_with_more_parameters_is_told_which(ring: Ranks) -> None:
     def action(communicator: Communicator) -> str:
         model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1) if communicator.rank == 2 else nn.Identity())
         with pytest.raises(ConfigError) as caught:
@@ -199,7 +293,7 @@ def test_a_rank_with_more_parameters_is_told_which(ring: RingRanks) -> None:
     assert "1.bias float32[1]" in text
 
 
-def test_traffic_is_that_of_a_ring(ring: RingRanks) -> None:
+def test_traffic_is_that_of_a_ring(ring: Ranks) -> None:
     def action(communicator: Communicator) -> tuple[int, int]:
         for bucket in attached(communicator):
             communicator.push_pull(bucket, {}).wait(LIMIT)
@@ -265,12 +359,12 @@ def test_allreduce_of_booleans_is_or_and_and(ranks: Ranks) -> None:
     assert ranks.run(action) == [([True, True, False], [alone, True, False])] * ranks.size
 
 
-def test_an_average_of_integers_is_refused(ring: RingRanks) -> None:
+def test_an_average_of_integers_is_refused(ranks: Ranks) -> None:
     def action(communicator: Communicator) -> None:
         with pytest.raises(ConfigError, match=r"no average of torch\.int64"):
             allreduce(torch.tensor([1]), communicator=communicator)
 
-    ring.run(action)
+    ranks.run(action)
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1), (5, 2, 3)])
@@ -397,21 +491,128 @@ def calls(rank: int) -> dict[str, Callable[[Communicator], object]]:
 
 
 @pytest.mark.parametrize("what", ["shape", "dtype", "op", "root", "columns", "collective"])
-def test_ranks_that_disagree_are_all_told_who_gave_what(ring: RingRanks, what: str) -> None:
+def test_ranks_that_disagree_are_all_told_who_gave_what(several: Ranks, what: str) -> None:
     def action(communicator: Communicator) -> str:
         with pytest.raises(ConfigError) as caught:
             calls(communicator.rank)[what](communicator)
-        barrier(communicator=communicator)  # and the ring goes on
+        barrier(communicator=communicator)  # and the others go on
         return str(caught.value)
 
-    (text,) = set(ring.run(action))
-    assert all(f"rank {rank}: " in text for rank in range(ring.size))
+    (text,) = set(several.run(action))
+    assert all(f"rank {rank}" in text for rank in range(several.size))
+
+
+# The hub alone
+
+
+def test_a_hub_steps_with_the_hyperparameters_that_come_along(hub: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        buckets = attached(communicator)
+        for lr in (1.0, 0.5):
+            hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=lr).param_groups[0], "SGD")
+            before = [bucket.values.clone() for bucket in buckets]
+            for bucket in buckets:
+                bucket.gradients.fill_(communicator.rank)
+            for bucket, work in [(bucket, communicator.push_pull(bucket, hyper)) for bucket in buckets]:
+                work.wait(LIMIT)
+                torch.testing.assert_close(bucket.values, before[bucket.spec.index] - lr)
+
+    hub.run(action)
+
+
+def test_a_second_optimizer_on_one_hub_is_refused(hub: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        attached(communicator)
+        with pytest.raises(ConfigError, match="one DistributedOptimizer"):
+            attached(communicator)
+
+    hub.run(action)
+
+
+def test_nobody_joins_late_where_only_the_workers_hold_the_parameters() -> None:
+    ranks = AggregatingRanks()
+    late = ranks.seated(Seat(ranks, 1, late=True))
+    with pytest.raises(ConfigError, match="--aggregate"):
+        attached(late)
+    late.close(finished=False)
+    ranks.close()
+
+
+# The keystone
+
+
+RTOL, ATOL = 1e-5, 1e-6
+"""Between one sum over the doubled batch and the mean of two means, after KEYSTONE_STEPS steps in float32."""
+
+KEYSTONE_STEPS = 8
+
+
+class TwoOnAHub(HubRanks):
+    size = 2
+
+
+class TwoAggregating(AggregatingRanks):
+    size = 2
+
+
+class TwoOnARing(RingRanks):
+    size = 2
+
+
+def momentum_sgd(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True)
+
+
+def adamw(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+def train_two_groups(
+    communicator: Communicator, make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    """Weights decay and biases do not; the learning rate halves every three steps."""
+    model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    generator = torch.Generator().manual_seed(communicator.rank)  # torch's own is shared by the threads
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    groups = [
+        {"params": [model[0].weight, model[2].weight], "weight_decay": 0.01},
+        {"params": [model[0].bias, model[2].bias], "weight_decay": 0.0, "lr": 0.02},
+    ]
+    optimizer = DistributedOptimizer(make(groups), model, communicator=communicator, bucket_bytes=64)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
+    data = torch.randn(KEYSTONE_STEPS, 2, 4, 3, generator=torch.Generator().manual_seed(1))
+    for both in data:
+        share = both[communicator.rank] if communicator.size == 2 else both.flatten(0, 1)
+        optimizer.zero_grad()
+        (model(share) - share.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [momentum_sgd, adamw])
+def test_hub_ring_and_one_process_end_in_the_same_parameters(make: Any) -> None:
+    def ends(kind: type[Ranks]) -> list[torch.Tensor]:
+        ranks = kind()
+        first, *others = ranks.run(partial(train_two_groups, make=make))
+        ranks.close()
+        for other in others:
+            assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+        return first
+
+    alone = ends(LocalRanks)
+    for kind in (TwoOnAHub, TwoAggregating, TwoOnARing):
+        torch.testing.assert_close(ends(kind), alone, rtol=RTOL, atol=ATOL)
+    for kind in (TwoOnAHub, TwoAggregating):
+        assert all(torch.equal(one, two) for one, two in zip(ends(kind), ends(kind), strict=True))
 
 
 # A ring that breaks
 
 
-def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: RingRanks) -> None:
+def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Ranks) -> None:
     may_leave = threading.Event()
 
     def action(communicator: Communicator) -> None:
@@ -435,7 +636,7 @@ def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Ring
     ring.run(action)
 
 
-def test_a_wait_ends_with_its_timeout(ring: RingRanks) -> None:
+def test_a_wait_ends_with_its_timeout(ring: Ranks) -> None:
     may_go_on = threading.Event()
 
     def action(communicator: Communicator) -> None:

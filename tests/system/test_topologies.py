@@ -82,10 +82,11 @@ def test_the_job_that_ships_needs_no_script(cluster: Cluster, topology: str) -> 
 
 def test_char_lm_trains_through_the_hub(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once")
-    flags = ["--job", "char-lm", "--", "--steps", "30"]
-    losses = [worker.done()["metrics"] for worker in [cluster.worker(address, *flags) for _ in range(2)]]
-    assert server.done()["steps"] == 30
-    assert any("bits_per_char" in metrics for metrics in losses)
+    flags = ["--job", "char-lm", "--", "--epochs", "1", "--batch-size", "512"]
+    pair = [cluster.worker(address, *flags) for _ in range(2)]
+    first = next(result for result in [worker.done() for worker in pair] if result["rank"] == 0)
+    assert first["metrics"]["bits_per_char"] < 6
+    assert server.done()["job"] == "char-lm"
 
 
 def test_health_and_reflection_are_served(cluster: Cluster) -> None:

@@ -25,8 +25,7 @@ from ps.messages import Collective
 from ps.optim import hyper_of
 from workers import context
 from workers.bucketing import Bucket, make_buckets
-from workers.communicator import Communicator
-from workers.local_communicator import LocalCommunicator
+from workers.staging import Allocate
 
 PERIOD = 1024
 """Gradients repeat after so many elements, and so must the parameters."""
@@ -53,7 +52,7 @@ class Gloo:
     def __init__(self, model: nn.Module, bucket_bytes: int) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, fused=True)
-        self.buckets = _buckets(self._sgd, model, LocalCommunicator(), bucket_bytes)
+        self.buckets = _buckets(self._sgd, model, bucket_bytes, _zeros)
 
     def barrier(self) -> None:
         dist.barrier()
@@ -75,7 +74,7 @@ class Hub:
         self.rank, self.size = self._communicator.rank, self._communicator.size
         sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         self._hyper = hyper_of(sgd.param_groups[0], "SGD")
-        self.buckets = _buckets(sgd, model, self._communicator, bucket_bytes)
+        self.buckets = _buckets(sgd, model, bucket_bytes, self._communicator.allocate)
         self._communicator.attach(self.buckets)
 
     def barrier(self) -> None:
@@ -131,9 +130,13 @@ def model_of(megabytes: int, bucket_bytes: int) -> nn.Module:
 
 
 def _buckets(
-    sgd: torch.optim.Optimizer, model: nn.Module, communicator: Communicator, bucket_bytes: int
+    sgd: torch.optim.Optimizer, model: nn.Module, bucket_bytes: int, allocate: Allocate
 ) -> list[Bucket]:
-    return make_buckets(sgd, model.named_parameters(), communicator.allocate, bucket_bytes, "SGD")
+    return make_buckets(sgd, model.named_parameters(), allocate, bucket_bytes, "SGD")
+
+
+def _zeros(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype)
 
 
 def main() -> None:

@@ -75,6 +75,8 @@ def _run(options: dict[str, Any]) -> int:
         result = {"error": str(error), "exit_code": error.exit_code}
     except KeyboardInterrupt:
         result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
+    except SystemExit as stopped:
+        result = {"error": "told to stop", "exit_code": stopped.code}
     print(json.dumps(result), flush=True)
     code: int = result["exit_code"]
     return code

@@ -64,6 +64,8 @@ class Screen:
         table = Table(
             *columns(job, results["target"]["value"]), box=None, pad_edge=False, padding=(0, 1, 0, 0)
         )
+        for column in table.columns[:2]:
+            column.no_wrap = True
         for column in table.columns[1:]:
             column.justify = "right"
         for measure in measures:

@@ -29,7 +29,7 @@ def columns(job: Job, target: float) -> list[str]:
         job.title,
         "bytes a step",
         "exposed ms",
-        "stale mean / max",
+        "stale mean/max",
     ]
 
 
@@ -44,7 +44,7 @@ def cells(measure: Measure) -> list[str]:
         f"{measure.final_metric:.3f}",
         _bytes(measure.bytes_per_step),
         _speed(measure, measure.exposed_ms_per_step, ".2f"),
-        f"{measure.staleness_mean:.2f} / {measure.staleness_max}" if measure.on_hub else NOTHING,
+        f"{measure.staleness_mean:.2f}/{measure.staleness_max}" if measure.on_hub else NOTHING,
     ]
 
 

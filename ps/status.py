@@ -1,0 +1,58 @@
+"""How a hub is doing, in plain words and numbers: what `ps-server status` and its last line say."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from protos import control_pb2 as pb
+from ps.job import Job, Outcome
+
+
+def workers(job: Job, now: float) -> list[dict[str, Any]]:
+    """Who takes part, in rank order, and what each last told; `loss` is None where it is no number."""
+    rows = []
+    for member in job.membership.members if job.membership else ():
+        progress = job.progress[member.rank]
+        rows.append(
+            {
+                "rank": member.rank,
+                "host": member.host,
+                "pid": member.pid,
+                "step": progress.step,
+                "loss": progress.loss if math.isfinite(progress.loss) else None,
+                "seconds_waiting": round(progress.waiting, 3),
+                "seconds_since_heartbeat": round(now - progress.heard, 3),
+            }
+        )
+    return rows
+
+
+def shard(stats: pb.ShardStats) -> dict[str, Any]:
+    """What one shard has counted since its job began."""
+    return {
+        "shard": stats.shard,
+        "pushes": stats.pushes,
+        "duplicates": stats.duplicates,
+        "dropped": stats.dropped,
+        "bytes_in": stats.bytes_in,
+        "bytes_out": stats.bytes_out,
+        "oldest_version": stats.oldest,
+        "newest_version": stats.newest,
+        "staleness": {str(value): count for value, count in sorted(stats.staleness.items())},
+        "partial_rounds": [
+            {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}
+            for run in stats.partial
+        ],
+    }
+
+
+def summary(outcome: Outcome) -> str:
+    """How many workers ended in which way."""
+    counts = {
+        "finished": len(outcome.finished),
+        "stopped on request": len(outcome.preempted),
+        "failed": len(outcome.failed),
+        "lost": len(outcome.lost),
+    }
+    return ", ".join(f"{count} {how}" for how, count in counts.items() if count or how == "finished")

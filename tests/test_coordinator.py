@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import control_pb2 as pb
+from ps import manifest
+from ps.config import ServerConfig
+from ps.consistency import BSP
+from ps.coordinator import Coordinator
+from ps.errors import JobFailed
+from ps.fleet import Fleet, Shard
+from ps.manifest import Manifest
+from ps.timing import FakeTime
+from ps.types import PROTOCOL, BucketSpec, TensorSpec, View
+
+LIMIT = 20.0
+"""Seconds after which a call that waits has found a bug."""
+
+BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+
+
+class FakeFleet(Fleet):
+    """Shards that do as they are told, and remember it."""
+
+    def __init__(self, expected: int, lease_seconds: float) -> None:
+        super().__init__(expected, lease_seconds)
+        self.views: list[View] = []
+        self.failures: list[str] = []
+        self.saves: asyncio.Queue[int] = asyncio.Queue()
+        self.may_save = asyncio.Event()
+        self.silent_ones = False
+
+    def register(self, request: pb.RegisterShardRequest, now: float) -> Shard:
+        channel: Any = None
+        shard = Shard(len(self.shards), request.token, "here", 1, "host", {}, channel, float("inf"))
+        self.shards.append(shard)
+        return shard
+
+    async def set_view(self, view: View) -> None:
+        if self.shards:
+            self.views.append(view)
+
+    async def set_plan(self, *_: object) -> None:
+        """Takes any."""
+
+    async def fail(self, text: str) -> None:
+        self.failures.append(text)
+
+    async def reset(self) -> None:
+        """There is nothing to forget."""
+
+    async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
+        self.saves.put_nowait(step)
+        await self.may_save.wait()
+        path = folder / "shard-0.safetensors"
+        path.write_bytes(b"tensors")
+        return [pb.SaveReply(file=path.name, sha256=manifest.digest(path), bytes=7, keys=[0])]
+
+    async def stats(self) -> list[pb.ShardStats]:
+        if self.silent_ones:
+            raise JobFailed("shard 0 does not answer")
+        return [pb.ShardStats()]
+
+
+class Refused(Exception):
+    """What `abort` raises."""
+
+
+class FakeContext:
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise Refused(text)
+
+
+CONTEXT: Any = FakeContext()
+
+
+class Hub:
+    """A coordinator, the clock that it looks at, and the fleet that it leads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr("ps.coordinator.Fleet", FakeFleet)
+        self.time = FakeTime()
+        config = ServerConfig(**{"workers": 2, **settings})
+        restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
+        self.coordinator = Coordinator(config, BSP(), self.time, restored)
+        fleet = self.coordinator.fleet
+        assert isinstance(fleet, FakeFleet)
+        self.fleet = fleet
+
+    async def shard(self, token: str = "s") -> pb.RegisterShardReply:
+        return await self.coordinator.RegisterShard(
+            pb.RegisterShardRequest(protocol=PROTOCOL, token=token), CONTEXT
+        )
+
+    async def join(self, token: str, **changes: Any) -> pb.JoinReply:
+        request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
+        return await self.coordinator.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
+
+    async def plan(self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET) -> pb.PlanReply:
+        tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
+        spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
+        return await self.coordinator.Plan(
+            pb.PlanRequest(rank=joined.rank, incarnation=joined.incarnation, buckets=[spec]), CONTEXT
+        )
+
+    async def beat(self, joined: pb.JoinReply, **changes: Any) -> pb.HeartbeatReply:
+        request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
+        return await self.coordinator.Heartbeat(request, CONTEXT)
+
+    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> None:
+        number = pb.LeaveRequest.Reason.Value(reason)
+        request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
+        await self.coordinator.Leave(request, CONTEXT)
+
+    async def started(self) -> list[pb.JoinReply]:
+        await self.shard()
+        return list(await asyncio.gather(self.join("a"), self.join("b")))
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, LIMIT))
+
+
+def checkpointed(directory: Path, step: int = 9) -> None:
+    """Leaves a checkpoint in the directory."""
+    folder = manifest.begin(directory)
+    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), (), ()))
+
+
+def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.coordinator.PATIENCE", 10 * LIMIT)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, lease=100 * LIMIT)
+        await hub.shard()
+        first = asyncio.create_task(hub.join("a"))
+        while not hub.coordinator._changed._waiters:
+            await asyncio.sleep(0)
+        assert (await hub.join("b")).state == pb.JoinReply.READY
+        assert (await first).state == pb.JoinReply.READY
+
+    run(story())
+
+
+def test_shards_that_come_after_all_workers_are_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, workers=1, lease=0.02)
+        early = await hub.join("a")
+        assert early.state == pb.JoinReply.WAITING
+        assert "shards" in early.text
+        await hub.coordinator.tick()
+        assert (await hub.shard()).lease_seconds > 0
+        assert (await hub.join("a")).state == pb.JoinReply.READY
+        assert [view.ranks for view in hub.fleet.views] == [(0,)]
+        assert (await hub.shard("late")).lease_seconds == 0
+
+    run(story())
+
+
+def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_its_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpointed(tmp_path)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, once=True, lease=0.02, checkpoint_dir=tmp_path)
+        await hub.shard()
+        lonely = await hub.join("a", job="other.py")
+        assert lonely.state == pb.JoinReply.WAITING
+        hub.time.advance(1.0)
+        await hub.coordinator.tick()
+        assert not hub.coordinator.done.is_set()
+        joined = await asyncio.gather(hub.join("b"), hub.join("c"))
+        assert min(reply.incarnation for reply in joined) > lonely.incarnation
+        assert hub.coordinator._restored is not None
+
+    run(story())
+
+
+@pytest.mark.parametrize(("reason", "step"), [("FAILED", 9), ("FINISHED", 0)])
+def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reason: str, step: int
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        for joined in await hub.started():
+            await hub.leave(joined, reason)
+        checkpointed(tmp_path)
+        await hub.coordinator.tick()
+        restored = hub.coordinator._restored
+        assert (restored[1].step if restored else 0) == step
+
+    run(story())
+
+
+def test_leases_run_while_a_checkpoint_waits_for_its_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, checkpoint_every=1.0)
+        first, second = await hub.started()
+        await hub.plan(first)
+        hub.time.advance(2.0)
+        await hub.coordinator.tick()
+        assert await hub.fleet.saves.get() == 1
+        hub.time.advance(4.0)
+        await hub.beat(first)
+        await hub.coordinator.tick()
+        assert hub.fleet.views[-1].ranks == (first.rank,)
+        assert second.rank != first.rank
+        await hub.leave(first)
+        hub.fleet.may_save.set()
+        await hub.coordinator.tick()
+        assert await hub.fleet.saves.get() == -1, "the last checkpoint is of a job at rest"
+        assert [path.name for path in tmp_path.iterdir()] == ["000001-step-0"]
+
+    run(story())
+
+
+def test_a_view_that_a_leave_did_not_bring_about_is_brought_by_the_next_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        first, second = await hub.started()
+        async with hub.coordinator._publishing:  # the shards are slow, and the caller loses patience
+            leaving = asyncio.create_task(hub.leave(first))
+            await asyncio.sleep(0)
+            leaving.cancel()
+        await hub.coordinator.tick()
+        assert hub.fleet.views[-1].ranks == (second.rank,)
+
+    run(story())
+
+
+def test_nobody_comes_late_to_a_hub_that_holds_no_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    aggregate = BucketSpec(0, "float32", 0, "", BUCKET.tensors)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        first, second = await hub.started()
+        assert not (await hub.plan(first, aggregate)).refused
+        await hub.leave(second)
+        late = await hub.join("c")
+        assert late.late
+        assert "--aggregate" in (await hub.plan(late, aggregate)).refused
+        assert hub.fleet.views[-1].ranks == (first.rank,), "no round waits for it"
+
+    run(story())
+
+
+def test_a_late_rank_0_gives_its_parameters_lest_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        giver = next(joined for joined in await hub.started() if joined.rank == 0)
+        await hub.leave(giver, "FAILED")
+        again = await hub.join("c", rank=0)
+        assert again.late
+        assert not (await hub.plan(again)).initialised
+
+    run(story())
+
+
+def test_a_status_is_given_though_a_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        hub.fleet.silent_ones = True
+        assert (await hub.coordinator.status())["shards"] == [{"error": "shard 0 does not answer"}]
+
+    run(story())
+
+
+def test_only_members_write_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        first, _ = await hub.started()
+        note = pb.RendezvousRequest(rank=first.rank, incarnation=first.incarnation, key="ring", value="there")
+        assert (await hub.coordinator.Rendezvous(note, CONTEXT)).value == "there"
+        await hub.leave(first)
+        with pytest.raises(Refused, match="has left the job"):
+            await hub.coordinator.Rendezvous(note, CONTEXT)
+
+    run(story())
+
+
+def test_whoever_waits_is_told_who_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        first, second = await hub.started()
+        await hub.beat(second, step=119)
+        assert f"rank {second.rank}" in (await hub.beat(first, step=119, waiting=10.0)).slowest
+        await hub.beat(second, step=119, waiting=9.0)
+        assert (await hub.beat(first, step=119, waiting=11.0)).slowest == ""
+
+    run(story())

@@ -1,0 +1,193 @@
+"""How a script ends under ps-worker, and in a plain `python train.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.config import WorkerConfig
+from ps.errors import ConfigError
+from ps.logs import Place
+from workers import context
+from workers.run import Outcome, train
+
+TRAIN = """
+import sys, torch, workers
+workers.init()
+model = torch.nn.Linear(2, 1)
+optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+model(torch.ones(1, 2)).sum().backward()
+optimizer.step()
+workers.report(loss=torch.tensor(0.5))
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Outcome]]:
+    """Runs a script in this process, alone, as ps-worker does; what it changes is put back."""
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(context, "_result", {})
+    monkeypatch.setattr(context, "_prepared", None)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def start(script: str, *arguments: str, **settings: Any) -> Outcome:
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        return train(WorkerConfig(**settings), Place(), "", "", [str(file), *arguments])
+
+    yield start
+    context.shutdown()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "workers.shutdown()"])
+def test_a_script_that_ends_well_tells_its_result_however_it_ends(
+    run: Callable[..., Outcome], ending: str
+) -> None:
+    outcome = run(TRAIN + ending)
+    assert (outcome.code, outcome.error) == (0, "")
+    assert outcome.result["steps"] == 1
+    assert outcome.result["metrics"] == {"loss": 0.5}
+    json.dumps(outcome.result)
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "error"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no data')", 1, "no data"),
+        ("raise ValueError('seven')", 1, "ValueError: seven"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+        ("workers.report(loss=[1, 2])", 2, "report(loss=...) got a list"),
+    ],
+)
+def test_a_script_that_fails_tells_why_and_how_far_it_came(
+    run: Callable[..., Outcome], ending: str, code: int, error: str
+) -> None:
+    outcome = run(TRAIN + ending)
+    assert outcome.code == code
+    assert outcome.error.startswith(error)
+    assert outcome.result["steps"] == 1
+    assert context.started() is None
+
+
+def test_a_script_sees_what_python_would_show_it(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("SEVEN = 7\n")
+    outcome = run(
+        "import sys, pickle, neighbour\n"
+        "class Mine: pass\n"
+        "assert sys.argv[1:] == ['--lr', '3'], sys.argv\n"
+        f"assert sys.path[0] == {str(tmp_path)!r}, sys.path\n"
+        "assert isinstance(pickle.loads(pickle.dumps(Mine())), Mine)\n"
+        "assert __name__ == '__main__'\n",
+        "--lr",
+        "3",
+    )
+    assert (outcome.code, outcome.traceback) == (0, "")
+
+
+def test_a_file_without_a_folder_is_refused_before_training(
+    run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    for setting in ("record", "save_parameters"):
+        outcome = run(TRAIN, **{setting: tmp_path / "none" / "file"})
+        assert outcome.code == ConfigError.exit_code
+        assert "there is no folder" in outcome.error
+
+
+def test_parameters_that_cannot_be_saved_are_a_failure(run: Callable[..., Outcome], tmp_path: Path) -> None:
+    outcome = run(TRAIN, save_parameters=tmp_path)  # a folder
+    assert outcome.code == 1
+    assert outcome.result["steps"] == 1
+    assert context.started() is None
+
+
+def test_the_first_signal_ends_training_after_its_step(run: Callable[..., Outcome]) -> None:
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 75)):
+        outcome = run(
+            TRAIN + f"import signal\nsignal.raise_signal({int(number)})\n"
+            "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\nraise AssertionError('went on')\n"
+        )
+        assert (outcome.code, outcome.result["steps"]) == (code, 2)
+
+
+def test_what_fails_after_a_signal_is_the_stop_that_was_asked_for(run: Callable[..., Outcome]) -> None:
+    outcome = run(TRAIN + "import signal\nsignal.raise_signal(signal.SIGTERM)\nraise RuntimeError('no data')")
+    assert outcome.code == 75
+    assert "RuntimeError: no data" in outcome.error
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_the_second_signal_ends_it_at_once(
+    run: Callable[..., Outcome], number: signal.Signals, code: int
+) -> None:
+    outcome = run(TRAIN + f"import signal\nfor _ in range(2): signal.raise_signal({int(number)})\n")
+    assert (outcome.code, outcome.result["steps"]) == (code, 1)
+
+
+def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Callable[..., Outcome]) -> None:
+    outcome = run(
+        TRAIN + "import os, signal, time\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    workers.shutdown()\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    os._exit(0)\n"
+        "_, status = os.waitpid(child, 0)\n"
+        "assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM, status\n"
+        "assert workers.rank() == 0\n"
+    )
+    assert outcome.traceback == ""
+    assert outcome.code == 0
+
+
+def test_a_script_that_never_asks_for_its_place_is_warned(
+    run: Callable[..., Outcome], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING"):
+        assert run("pass", server="127.0.0.1:1").code == 0
+    assert "never called workers.init()" in caplog.text
+
+
+PLAIN = """
+import workers
+from workers import context
+workers.init()
+class Session:
+    step = 0; mode = "bsp"
+    def leave(self, reason, text): print(reason.name, text, flush=True)
+context.current().session = Session()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ending", "told"),
+    [
+        ("", "FINISHED "),
+        ("raise ValueError('seven')", "FAILED ValueError: seven"),
+        ("workers.shutdown()", "FINISHED "),
+        ("import os\nif os.fork() == 0: raise SystemExit\nos.wait()", "FINISHED "),
+    ],
+)
+def test_a_plain_script_leaves_the_job_once_and_tells_how_it_ended(
+    tmp_path: Path, ending: str, told: str
+) -> None:
+    script = tmp_path / "plain.py"
+    script.write_text(PLAIN + ending)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert ended.stdout == f"{told}\n", ended.stderr
+    assert ended.returncode == int(told.startswith("FAILED"))

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from protos import control_pb2 as pb
+from ps import checkpoint
+from ps.consistency import BSP
+from ps.messages import Init
+from ps.shard import ShardLoop
+from ps.shard_control import ShardControl
+from ps.transport.inproc import InprocTransport
+from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+
+SOON = 10.0
+BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+
+
+class Caller:
+    """The coordinator's end of a call, which it may give up."""
+
+    def __init__(self) -> None:
+        self.waits = threading.Event()
+        self._told: list[Callable[[], None]] = []
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        self._told.append(callback)
+        self.waits.set()
+        return True
+
+    def give_up(self) -> None:
+        for callback in self._told:
+            callback()
+
+
+@pytest.fixture
+def loop() -> Iterator[ShardLoop]:
+    """A shard with one key, initialised, in a thread of its own."""
+    loop = ShardLoop(BSP(), [InprocTransport().listen("")])
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    loop.command(lambda: loop.store.assign([Slice(0, 0, 0, 4, 0)], [BUCKET])).result(SOON)
+    loop.command(lambda: loop.store.on_view(View(1, (Member(0, 1),)))).result(SOON)
+    loop.command(lambda: loop.store.handle(Init(Sender(0, 1), 0, torch.ones(4)), "ticket")).result(SOON)
+    yield loop
+    loop.stop()
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
+def save(loop: ShardLoop, folder: Path, step: int, caller: Any, control: ShardControl | None = None) -> Any:
+    if control is None:
+        control = ShardControl()
+        control.serve(loop, 0)
+    return control.Save(pb.SaveRequest(directory=str(folder), step=step), caller)
+
+
+def test_a_shard_saves_what_it_holds(loop: ShardLoop, tmp_path: Path) -> None:
+    reply = save(loop, tmp_path, -1, Caller())
+    assert (list(reply.keys), reply.file) == ([0], "shard-0.safetensors")
+    snapshot = checkpoint._read(tmp_path / reply.file, [0])
+    assert torch.equal(snapshot[0].values, torch.ones(4))
+
+
+def test_a_save_that_nobody_waits_for_makes_room_for_the_next(loop: ShardLoop, tmp_path: Path) -> None:
+    control, caller = ShardControl(), Caller()
+    control.serve(loop, 0)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(save, loop, tmp_path, 7, caller, control)
+        assert caller.waits.wait(SOON)
+        second = pool.submit(save, loop, tmp_path, -1, Caller(), control)
+        caller.give_up()
+        assert "step 7" in first.result(SOON).refused
+        assert list(second.result(SOON).keys) == [0]
+
+
+def test_a_file_that_cannot_be_written_is_told(loop: ShardLoop, tmp_path: Path) -> None:
+    assert "shard-0.safetensors" in save(loop, tmp_path / "missing", -1, Caller()).refused
+
+
+def test_whoever_commands_a_shard_that_has_ended_does_not_wait() -> None:
+    loop = ShardLoop(BSP(), [])
+    loop.stop()
+    loop.run()
+    with pytest.raises(CancelledError):
+        loop.command(lambda: None).result(SOON)
+
+
+def test_what_was_commanded_as_the_loop_ended_is_not_left_waiting() -> None:
+    loop = ShardLoop(BSP(), [])
+    loop.stop()
+    command = loop.command(lambda: None)
+    loop.run()
+    assert command.done()

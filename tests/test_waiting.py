@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import torch
+
+from ps.timing import FakeTime
+from ps.waiting import Waiting, sentence
+from tests.fake_hub import FakeHub, FakeRank
+from workers.bucketing import make_buckets
+from workers.collectives import barrier
+from workers.communicator import CollectiveWork
+from workers.exchange import Exchange
+
+
+def test_a_long_wait_is_told_every_ten_seconds() -> None:
+    time = FakeTime()
+    waiting = Waiting(time)
+    told = []
+    with waiting:
+        for _ in range(25):
+            time.advance(1.0)
+            told.append(waiting.due())
+    assert [seconds for seconds in told if seconds is not None] == [10.0, 20.0]
+
+
+def test_short_waits_do_not_add_up() -> None:
+    time = FakeTime()
+    waiting = Waiting(time)
+    for _ in range(5):
+        with waiting:
+            time.advance(9.0)
+            assert (waiting.seconds, waiting.due()) == (9.0, None)
+        assert (waiting.seconds, waiting.due()) == (0.0, None)
+
+
+def test_the_next_wait_is_told_anew() -> None:
+    time = FakeTime()
+    waiting = Waiting(time)
+    for _ in range(2):
+        with waiting:
+            time.advance(10.0)
+            assert waiting.due() == 10.0
+
+
+def test_the_sentence_names_who_is_waited_for() -> None:
+    assert (
+        sentence(10.2, 120, "rank 2 (node7 pid 41) at step 119")
+        == "waiting for 10 s at step 120: the slowest is rank 2 (node7 pid 41) at step 119"
+    )
+    assert "nobody else is behind" in sentence(10.0, 120, "")
+
+
+class Slow(CollectiveWork):
+    """Takes three seconds of a fake clock, and sees how long its waiter is known to wait."""
+
+    def __init__(self, waiting: Waiting, time: FakeTime) -> None:
+        super().__init__("something slow")
+        self.waiting, self.time, self.seen = waiting, time, 0.0
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.time.advance(3.0)
+        self.seen = self.waiting.seconds
+
+
+class SlowRank(FakeRank):
+    """A rank whose every exchange is slow."""
+
+    waiting: Waiting
+
+    def __init__(self) -> None:
+        super().__init__(FakeHub(1))
+        self.time = FakeTime()
+        self.waiting = Waiting(self.time)
+        self.works: list[Slow] = []
+
+    def slow(self, *_: object, **__: object) -> Slow:
+        self.works.append(Slow(self.waiting, self.time))
+        return self.works[-1]
+
+    push_pull = collective = slow
+
+
+def test_whoever_waits_in_a_collective_is_known_to_wait() -> None:
+    rank = SlowRank()
+    barrier(communicator=rank)
+    assert [work.seen for work in rank.works] == [3.0]
+
+
+def test_a_step_that_waits_for_several_buckets_is_one_wait() -> None:
+    rank = SlowRank()
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    buckets = make_buckets(optimizer, model.named_parameters(), rank.allocate, 1024, "SGD")
+    Exchange(rank, buckets, lambda _: {}, None).finish()
+    assert [work.seen for work in rank.works] == [3.0, 6.0]
+    assert rank.waiting.seconds == 0.0
