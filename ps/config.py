@@ -214,6 +214,15 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def spare_forks() -> None:
+    """Keeps gRPC from stopping its threads at every fork, unless the environment says otherwise.
+
+    A DataLoader's workers are forks, and none of them speaks gRPC. gRPC reads
+    this when it is first imported, so that must come later.
+    """
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+
 def address(text: str) -> tuple[str, int]:
     """Splits `HOST:PORT`; an IPv6 host stands in brackets, as in `[::1]:5555`.
 

@@ -13,13 +13,12 @@ that `ps-worker --help` answers at once.
 
 from __future__ import annotations
 
-import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# gRPC would stop its threads at every fork, which a DataLoader's workers are not worth: none of them
-# speaks gRPC. It reads this when it is first imported, which is later than here.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+from ps.config import spare_forks
+
+spare_forks()
 
 if TYPE_CHECKING:
     from workers.api import (
