@@ -11,40 +11,41 @@ being new.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import grpc
+from typing import Any, NamedTuple
 
 from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlServicer
 from ps import manifest as checkpoints
 from ps import status
+from ps.blueprint import Blueprint, Buckets
 from ps.config import ServerConfig
 from ps.consistency import Consistency
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
-from ps.fleet import Fleet
+from ps.fleet import Fleet, Shard
 from ps.job import Job, Joiner, Outcome, Reason
 from ps.manifest import Manifest
-from ps.plans import bucket_from_proto, difference, slice_to_proto
 from ps.saver import Held, Saver
-from ps.sharding import plan as make_plan
 from ps.timing import TimeSource
-from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
+from ps.types import Member, Sender
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
 
-Context = grpc.aio.ServicerContext[Any, Any]
+
+class Seat(NamedTuple):
+    """A worker's place in a job that has begun; `late` if it came after the others."""
+
+    member: Member
+    world_size: int
+    late: bool
 
 
-class Coordinator(ControlServicer):
-    """Serves `Control`; one job at a time.
+class Coordinator:
+    """Leads one job at a time.
 
     Args:
         config: The server's settings.
@@ -60,10 +61,9 @@ class Coordinator(ControlServicer):
         clock: TimeSource,
         restored: tuple[Path, Manifest] | None,
     ) -> None:
-        self._config = config
-        self._consistency = consistency
+        self.config = config
+        self.consistency = consistency
         self._clock = clock
-        self._restored = restored
         self.fleet = Fleet(config.shards, config.lease)
         self.saver = Saver(self.fleet, Path(config.checkpoint_dir)) if config.checkpoint_dir else None
         self.done = asyncio.Event()
@@ -72,173 +72,117 @@ class Coordinator(ControlServicer):
         self.failure: HubringError | None = None
         self.last_checkpoint: Path | None = restored[0] if restored else None
         self.last_job = ""
+        self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
         self.draining = False
-        self.last_step = 0
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
         self._saving = asyncio.Lock()
         self._passing: asyncio.Task[None] | None = None
         self._next_incarnation = restored[1].next_incarnation if restored else 1
-        self._begin()
+        self._begin(restored)
 
-    def _begin(self) -> None:
-        """Makes room for a job."""
+    def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
+        """Makes room for a job, to go on from a checkpoint if there is one."""
+        config = self.config
         self.job = Job(
-            workers=self._config.workers or None,
+            workers=config.workers or None,
             # A job that must not lose a worker gives it twice the time to come back.
-            lease_seconds=self._config.lease * (1 if self._config.on_loss == "drop" else 2),
-            keep_going=self._config.on_loss == "drop",
+            lease_seconds=config.lease * (1 if config.on_loss == "drop" else 2),
+            keep_going=config.on_loss == "drop",
             first_incarnation=self._next_incarnation,
         )
+        self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
         self._published = 0
-        self._buckets: tuple[BucketSpec, ...] | None = None
-        self._plan = ShardPlan(())
-        self._step = 0
         self._board: dict[str, str] = {}
         self._ending = False
         self._failure_told = False
         self._saved_at = self._clock.now()
 
-    # Control, as workers and people call it.
+    # What workers ask for.
 
-    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
-        try:
-            _check_protocol(request.protocol, "worker")
-            if self.draining:
-                raise JobFailed("the server is being stopped; start it again, then the worker")
-            member = self.job.admit(_joiner(request), self._clock.now())
-            await self._announce()
-            # A worker that waits here sends no heartbeat: its lease must outlast the wait.
-            await self._wait(
-                lambda: self.job.started and self.fleet.ready, min(PATIENCE, self._config.lease / 2)
-            )
-            if not (self.job.started and self.fleet.ready):
-                return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._waiting_for())
-            await self._publish()
-            self.job.admit(_joiner(request), self._clock.now())
-        except HubringError as error:
-            log.warning("refused %s pid %d: %s", request.host, request.pid, error)
-            return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
+    async def join(self, joiner: Joiner) -> Seat | None:
+        """Gives a worker its place; None while others are still missing: it asks again.
+
+        Raises:
+            HubringError: The worker cannot take part; says why.
+        """
+        if self.draining:
+            raise JobFailed("the server is being stopped; start it again, then the worker")
+        member = self.job.admit(joiner, self._clock.now())
+        await self._announce()
+        # A worker that waits here sends no heartbeat: its lease must outlast the wait.
+        await self._wait(lambda: self._complete, min(PATIENCE, self.config.lease / 2))
+        if not self._complete:
+            return None
+        await self._publish()
+        self.job.admit(joiner, self._clock.now())  # the same seat; its lease begins now
         assert self.job.membership is not None
-        return pb.JoinReply(
-            state=pb.JoinReply.READY,
-            rank=member.rank,
-            incarnation=member.incarnation,
-            world_size=self.job.membership.world_size,
-            lease_seconds=self._config.lease,
-            late=member not in self.job.membership.view.members,
-            mode=self._config.mode,
-            lockstep=self._consistency.lockstep,
-            shards=[
-                pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)
-                for shard in self.fleet.shards
-            ],
-        )
+        late = member not in self.job.membership.view.members
+        return Seat(member, self.job.membership.world_size, late)
 
-    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
-        try:
-            news = self._job_of(request).beat(
-                _sender(request), request.step, request.loss, self._clock.now(), request.waiting
-            )
-        except Fenced as error:
-            return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
-        failure = self.job.failure
-        return pb.HeartbeatReply(
-            failed=str(failure or ""),
-            exit_code=failure.exit_code if failure else 0,
-            news=news,
-            slowest=self.job.slowest(),
-        )
+    def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
+        """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
+        return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting)
 
-    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+    async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
+        """Takes a worker out; returns its last news."""
         if self.job.membership is None:
-            return pb.LeaveReply()
-        news = self.job.leave(_sender(request), Reason(request.reason), request.text, request.step)
+            return []
+        news = self.job.leave(sender, reason, text, step)
         await self._publish_or_fail()
         await self._announce()
-        return pb.LeaveReply(news=news)
+        return news
 
-    async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
-        try:
-            job = self._job_of(request)
-            assert job.membership is not None
-            member = job.membership.member(_sender(request))
-            late = member not in job.membership.view.members
-            async with self._planning:
-                await self._agree(tuple(map(bucket_from_proto, request.buckets)), late)
-            step = self._step
-            if late:
-                seen = max(progress.step for progress in job.progress.values())
-                step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=seen)
-                job.membership.activate(_sender(request))
-                await self._publish()
-        except Fenced as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        except HubringError as error:
-            return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
-        return pb.PlanReply(
-            slices=[slice_to_proto(piece) for piece in self._plan.slices],
-            step=step,
-            initialised=self._restored is not None,
-        )
+    async def plan(self, sender: Sender, offered: Buckets) -> int:
+        """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-    async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
-        try:
-            membership = self._job_of(request).membership
-            assert membership is not None
-            membership.member(_sender(request))
-        except Fenced as error:
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
-        if request.value:
-            self._board[request.key] = request.value
+        A late joiner counts from here on: it has all that it needs.
+
+        Raises:
+            Fenced: The worker has lost its place.
+            ConfigError: Its model is another than the job's or the checkpoint's.
+        """
+        job = self._job_of(sender)
+        assert job.membership is not None
+        late = job.membership.member(sender) not in job.membership.view.members
+        async with self._planning:
+            await self._agree(offered, late)
+        if not late:
+            return self.blueprint.step
+        seen = max(progress.step for progress in job.progress.values())
+        step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=seen)
+        job.membership.activate(sender)
+        await self._publish()
+        return step
+
+    async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
+        """Pins a value to the board, or without one waits for somebody else's; empty if none came."""
+        membership = self._job_of(sender).membership
+        assert membership is not None
+        membership.member(sender)
+        if value:
+            self._board[key] = value
             await self._announce()
         else:
-            await self._wait(lambda: request.key in self._board, min(request.wait_seconds, PATIENCE))
-        return pb.RendezvousReply(value=self._board.get(request.key, ""))
+            await self._wait(lambda: key in self._board, min(seconds, PATIENCE))
+        return self._board.get(key, "")
 
-    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        return pb.StatusReply(json=json.dumps(await self.status()))
+    # What shards ask for.
 
-    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
-        try:
-            path, step = await self.save()
-        except HubringError as error:
-            return pb.CheckpointReply(refused=str(error))
-        return pb.CheckpointReply(path=str(path), step=step)
-
-    # Control, as shards call it.
-
-    async def RegisterShard(
-        self, request: pb.RegisterShardRequest, context: Context
-    ) -> pb.RegisterShardReply:
-        try:
-            _check_protocol(request.protocol, "shard")
-        except ConfigError as error:
-            return pb.RegisterShardReply(refused=str(error))
-        if self.job.started and self.fleet.ready:
-            return pb.RegisterShardReply()  # lease 0: a job is running, ask again when it is over
+    async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
+        """Takes a shard in; None while a job runs, whose plan knows nothing of it."""
+        if self._complete:
+            return None
         shard = self.fleet.register(request, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
         await self._announce()
-        return pb.RegisterShardReply(
-            shard=shard.index,
-            lease_seconds=self._config.lease,
-            mode=self._config.mode,
-            staleness=self._config.staleness,
-            backup=self._config.backup,
-        )
+        return shard
 
-    async def ShardHeartbeat(
-        self, request: pb.ShardHeartbeatRequest, context: Context
-    ) -> pb.ShardHeartbeatReply:
-        try:
-            self.fleet.beat(request.shard, request.token, self._clock.now())
-        except ConfigError as error:
-            log.warning("%s", error)
-            return pb.ShardHeartbeatReply(stop=True)
-        return pb.ShardHeartbeatReply(stop=self.done.is_set())
+    def beat_shard(self, index: int, token: str) -> None:
+        """Renews a shard's lease. Raises as `Fleet.beat`."""
+        self.fleet.beat(index, token, self._clock.now())
 
     # What the server's process asks for.
 
@@ -295,16 +239,19 @@ class Coordinator(ControlServicer):
         """
         if self.saver is None:
             raise ConfigError("the server was started without --checkpoint-dir")
-        if not self._holds_parameters:
+        if not self.blueprint.on_the_hub:
             raise ConfigError("the shards hold no parameters: no worker has brought any yet")
-        assert self._buckets is not None
         async with self._saving:
             held = Held(
-                self.job.name, self._config.mode, self._buckets, self._plan, self._incarnation_after()
+                self.job.name,
+                self.config.mode,
+                self.blueprint.buckets,
+                self.blueprint.plan,
+                self._incarnation_after(),
             )
             self.last_checkpoint, step = await self.saver.save(
                 held,
-                lockstep=self._consistency.lockstep,
+                lockstep=self.consistency.lockstep,
                 running=not self.job.over,
                 step=self.job.step,
             )
@@ -316,7 +263,7 @@ class Coordinator(ControlServicer):
         return {
             "job": self.job.name,
             "topology": self.job.topology,
-            "mode": self._config.mode,
+            "mode": self.config.mode,
             "state": self._state(),
             "epoch": self._published,
             "draining": self.draining,
@@ -337,18 +284,20 @@ class Coordinator(ControlServicer):
     def _state(self) -> str:
         if self.job.failure is not None:
             return f"failed: {self.job.failure}"
-        return "running" if self.job.started else self._waiting_for()
+        return "running" if self.job.started else self.waiting_for()
 
-    def _waiting_for(self) -> str:
+    @property
+    def _complete(self) -> bool:
+        """Whether everybody is there whom a job needs."""
+        return self.job.started and self.fleet.ready
+
+    def waiting_for(self) -> str:
+        """Who is missing, as a sentence."""
         if not self.fleet.ready:
             return (
                 f"waiting for {self.fleet.expected - len(self.fleet.shards)} of {self.fleet.expected} shards"
             )
         return self.job.waiting_for()
-
-    @property
-    def _holds_parameters(self) -> bool:
-        return bool(self._buckets) and all(bucket.optimizer for bucket in self._buckets or ())
 
     def _incarnation_after(self) -> int:
         """A number above every incarnation given so far; it survives restarts in the checkpoint."""
@@ -356,49 +305,24 @@ class Coordinator(ControlServicer):
             return self._next_incarnation
         return self.job.membership.next_incarnation
 
-    def _job_of(self, request: Any) -> Job:
+    def _job_of(self, sender: Sender) -> Job:
         if self.job.membership is None:
-            raise Fenced(f"the job that rank {request.rank} belonged to is over")
+            raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
 
-    async def _agree(self, offered: tuple[BucketSpec, ...], late: bool) -> None:
+    async def _agree(self, offered: Buckets, late: bool) -> None:
         """Takes the first worker's buckets as the job's, and holds the others' against them."""
-        if late and not all(bucket.optimizer for bucket in offered):
-            raise ConfigError(
-                "under --aggregate the hub holds no parameters to give to a worker that comes late:"
-                " start the job again with all of its workers"
-            )
-        if self._buckets is not None:
-            clause = difference(self._buckets, offered)
-            if clause is None:
-                return
-            error = ConfigError(f"this worker's model is not the job's: it has {clause}")
-            if not late:
-                self.job.fail(ConfigError(f"the workers' models differ: one has {clause}"))
-            raise error
-        if not self._consistency.lockstep and not all(bucket.optimizer for bucket in offered):
-            raise ConfigError(
-                f"--aggregate needs a synchronous hub; this one runs --mode {self._config.mode}:"
-                " start it with --mode bsp"
-            )
-        plan = make_plan(offered, len(self.fleet.shards), self._config.slice_bytes)
-        if self._restored is not None:
-            self._check_restored(*self._restored, offered, plan)
-            self._step = self._restored[1].step
-        await self.fleet.set_plan(offered, plan, self._restored[0] if self._restored else None)
-        self._buckets, self._plan = offered, plan
-
-    def _check_restored(
-        self, path: Path, manifest: Manifest, offered: tuple[BucketSpec, ...], plan: ShardPlan
-    ) -> None:
-        clause = difference(manifest.buckets, offered)
-        if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
-            clause = "slices cut by another --slice-bytes"
-        if clause is not None:
-            raise ConfigError(
-                f"the checkpoint {path} is of another model: this worker has {clause}."
-                " Start the server with another --checkpoint-dir, or the job that it belongs to"
-            )
+        try:
+            self.blueprint.check(offered, late)
+        except ConfigError as error:
+            if self.blueprint.buckets and not late:
+                self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
+            raise
+        if not self.blueprint.buckets:
+            plan = self.blueprint.draw(offered, len(self.fleet.shards))
+            restored = self.blueprint.restored
+            await self.fleet.set_plan(offered, plan, restored[0] if restored else None)
+            self.blueprint.settle(offered, plan)
 
     async def _publish(self) -> None:
         """Brings the current view to every shard; returns when they act on it."""
@@ -419,7 +343,7 @@ class Coordinator(ControlServicer):
         """Brings a loss to the shards; the reason first, if the job fails by it."""
         await self._tell_failure()
         try:
-            if self.job.started and self.fleet.ready:
+            if self._complete:
                 await self._publish()
         except JobFailed as error:
             self.job.fail(error)
@@ -429,29 +353,28 @@ class Coordinator(ControlServicer):
         if not self.job.started and not self.draining and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
-            self._begin()
+            self._begin(self.blueprint.restored)
             return
         self._ending = True
         self.outcome = self.job.outcome
         await self._stop_passing()
-        if self.saver is not None and self._holds_parameters and self.failure is None:
+        if self.saver is not None and self.blueprint.on_the_hub and self.failure is None:
             await self._save_in_passing()
         self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.failure is None:
             self.last_stats = [status.shard(stats) for stats in await self.fleet.stats()]
-        if self._config.once or self.draining or self.failure is not None:
+        if self.config.once or self.draining or self.failure is not None:
             self.done.set()
             return
         await self.fleet.reset()
-        self._restored = None if self.outcome.ok else self._newest()
-        self._begin()
+        self._begin(None if self.outcome.ok else self._newest())
         log.info("ready for the next job")
 
     def _newest(self) -> tuple[Path, Manifest] | None:
         """From where a job that broke off goes on."""
-        return checkpoints.newest(self._config.checkpoint_dir) if self._config.checkpoint_dir else None
+        return checkpoints.newest(self.config.checkpoint_dir) if self.config.checkpoint_dir else None
 
     async def _stop_passing(self) -> None:
         """Gives up a checkpoint under way: its step will not be reached any more."""
@@ -469,11 +392,11 @@ class Coordinator(ControlServicer):
     def _due(self, now: float) -> bool:
         return (
             self.saver is not None
-            and self._holds_parameters
+            and self.blueprint.on_the_hub
             and self.job.started
             and self.job.failure is None
             and not self._saving.locked()
-            and now - self._saved_at >= self._config.checkpoint_every
+            and now - self._saved_at >= self.config.checkpoint_every
         )
 
     async def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
@@ -487,32 +410,3 @@ class Coordinator(ControlServicer):
     async def _announce(self) -> None:
         async with self._changed:
             self._changed.notify_all()
-
-
-def _check_protocol(theirs: int, who: str) -> None:
-    if theirs != PROTOCOL:
-        raise ConfigError(
-            f"the {who} speaks protocol {theirs}, this server {PROTOCOL}: install the same version on both"
-        )
-
-
-def _joiner(request: pb.JoinRequest) -> Joiner:
-    return Joiner(
-        token=request.token,
-        job=request.job,
-        topology=request.topology,
-        host=request.host,
-        pid=request.pid,
-        rank=None if request.rank < 0 else request.rank,
-        world_size=request.world_size or None,
-    )
-
-
-def _sender(
-    request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest | pb.RendezvousRequest,
-) -> Sender:
-    return Sender(request.rank, request.incarnation)
-
-
-def _cuts(slices: tuple[Any, ...]) -> list[tuple[int, int, int, int]]:
-    return [(piece.key, piece.bucket, piece.offset, piece.numel) for piece in slices]

@@ -19,6 +19,7 @@ from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
 from ps.config import ServerConfig
 from ps.consistency import by_name
+from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
 from ps.timing import SystemTime
@@ -131,7 +132,7 @@ class Server:
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-        add_ControlServicer_to_server(coordinator, server)
+        add_ControlServicer_to_server(Control(coordinator), server)
         servicer = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)

@@ -12,6 +12,7 @@ from protos import control_pb2 as pb
 from ps import manifest
 from ps.config import ServerConfig
 from ps.consistency import BSP
+from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import JobFailed
 from ps.fleet import Fleet, Shard
@@ -89,34 +90,35 @@ class Hub:
         config = ServerConfig(**{"workers": 2, **settings})
         restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         self.coordinator = Coordinator(config, BSP(), self.time, restored)
+        self.control = Control(self.coordinator)
         fleet = self.coordinator.fleet
         assert isinstance(fleet, FakeFleet)
         self.fleet = fleet
 
     async def shard(self, token: str = "s") -> pb.RegisterShardReply:
-        return await self.coordinator.RegisterShard(
+        return await self.control.RegisterShard(
             pb.RegisterShardRequest(protocol=PROTOCOL, token=token), CONTEXT
         )
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
-        return await self.coordinator.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
+        return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
 
     async def plan(self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET) -> pb.PlanReply:
         tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
         spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
-        return await self.coordinator.Plan(
+        return await self.control.Plan(
             pb.PlanRequest(rank=joined.rank, incarnation=joined.incarnation, buckets=[spec]), CONTEXT
         )
 
     async def beat(self, joined: pb.JoinReply, **changes: Any) -> pb.HeartbeatReply:
         request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
-        return await self.coordinator.Heartbeat(request, CONTEXT)
+        return await self.control.Heartbeat(request, CONTEXT)
 
     async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> None:
         number = pb.LeaveRequest.Reason.Value(reason)
         request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
-        await self.coordinator.Leave(request, CONTEXT)
+        await self.control.Leave(request, CONTEXT)
 
     async def started(self) -> list[pb.JoinReply]:
         await self.shard()
@@ -178,7 +180,7 @@ def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_its_ch
         assert not hub.coordinator.done.is_set()
         joined = await asyncio.gather(hub.join("b"), hub.join("c"))
         assert min(reply.incarnation for reply in joined) > lonely.incarnation
-        assert hub.coordinator._restored is not None
+        assert hub.coordinator.blueprint.restored is not None
 
     run(story())
 
@@ -193,7 +195,7 @@ def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
             await hub.leave(joined, reason)
         checkpointed(tmp_path)
         await hub.coordinator.tick()
-        restored = hub.coordinator._restored
+        restored = hub.coordinator.blueprint.restored
         assert (restored[1].step if restored else 0) == step
 
     run(story())
@@ -281,10 +283,10 @@ def test_only_members_write_on_the_board(monkeypatch: pytest.MonkeyPatch) -> Non
         hub = Hub(monkeypatch)
         first, _ = await hub.started()
         note = pb.RendezvousRequest(rank=first.rank, incarnation=first.incarnation, key="ring", value="there")
-        assert (await hub.coordinator.Rendezvous(note, CONTEXT)).value == "there"
+        assert (await hub.control.Rendezvous(note, CONTEXT)).value == "there"
         await hub.leave(first)
         with pytest.raises(Refused, match="has left the job"):
-            await hub.coordinator.Rendezvous(note, CONTEXT)
+            await hub.control.Rendezvous(note, CONTEXT)
 
     run(story())
 

@@ -34,7 +34,7 @@ FLOORS = {
     """,
     "processes": """
         ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.status ps.coordinator ps.server ps.cli
+        ps.fleet ps.saver ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
@@ -48,7 +48,15 @@ FLOORS = {
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]
 
 CLIENT = {"ps.client", "ps.session"}
-COORDINATOR = {"ps.server", "ps.coordinator", "ps.fleet", "ps.saver", "ps.status"}
+COORDINATOR = {
+    "ps.server",
+    "ps.control",
+    "ps.coordinator",
+    "ps.blueprint",
+    "ps.fleet",
+    "ps.saver",
+    "ps.status",
+}
 SERVER = COORDINATOR | {"ps.shard", "ps.shard_control", "ps.shard_process"}
 TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}

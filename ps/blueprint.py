@@ -1,0 +1,106 @@
+"""Blueprint: the one model that a job's workers and its checkpoint agree on, and where its slices lie.
+
+Law: the first worker's buckets are the job's, if they fit the checkpoint to go
+on from; everybody else's must be the same. No I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ps.consistency import Consistency
+from ps.errors import ConfigError
+from ps.manifest import Manifest
+from ps.plans import difference
+from ps.sharding import plan as make_plan
+from ps.types import BucketSpec, ShardPlan, Slice
+
+Buckets = tuple[BucketSpec, ...]
+
+
+class Blueprint:
+    """What the job trains; empty until the first worker has said it.
+
+    Args:
+        consistency: What the hub promises; aggregate-only needs its lockstep.
+        mode: The policy's name, for messages.
+        slice_bytes: Largest slice.
+        restored: The checkpoint to go on from, if there is one.
+    """
+
+    def __init__(
+        self,
+        consistency: Consistency,
+        mode: str,
+        slice_bytes: int,
+        restored: tuple[Path, Manifest] | None,
+    ) -> None:
+        self.buckets: Buckets = ()
+        self.plan = ShardPlan(())
+        self.restored = restored
+        self._consistency = consistency
+        self._mode = mode
+        self._slice_bytes = slice_bytes
+
+    @property
+    def step(self) -> int:
+        """Completed steps that the job begins with."""
+        return self.restored[1].step if self.restored else 0
+
+    @property
+    def on_the_hub(self) -> bool:
+        """Whether the shards hold parameters, rather than only average gradients."""
+        return bool(self.buckets) and _steps_on_hub(self.buckets)
+
+    def check(self, offered: Buckets, late: bool) -> None:
+        """Holds a worker's buckets against the job's.
+
+        Raises:
+            ConfigError: They differ, or cannot be served; names the first difference.
+        """
+        if late and not _steps_on_hub(offered):
+            raise ConfigError(
+                "under --aggregate the hub holds no parameters to give to a worker that comes late:"
+                " start the job again with all of its workers"
+            )
+        if not self._consistency.lockstep and not _steps_on_hub(offered):
+            raise ConfigError(
+                f"--aggregate needs a synchronous hub; this one runs --mode {self._mode}:"
+                " start it with --mode bsp"
+            )
+        clause = difference(self.buckets, offered) if self.buckets else None
+        if clause is not None:
+            raise ConfigError(f"this worker's model is not the job's: it has {clause}")
+
+    def draw(self, offered: Buckets, shards: int) -> ShardPlan:
+        """The plan for the first worker's buckets.
+
+        Raises:
+            ConfigError: The checkpoint is of another model.
+        """
+        plan = make_plan(offered, shards, self._slice_bytes)
+        if self.restored is not None:
+            path, manifest = self.restored
+            clause = difference(manifest.buckets, offered)
+            if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
+                clause = "slices cut by another --slice-bytes"
+            if clause is not None:
+                raise ConfigError(
+                    f"the checkpoint {path} is of another model: this worker has {clause}."
+                    " Start the server with another --checkpoint-dir, or the job that it belongs to"
+                )
+        return plan
+
+    def settle(self, offered: Buckets, plan: ShardPlan) -> None:
+        """Makes these the job's: the shards have them."""
+        self.buckets, self.plan = offered, plan
+
+
+def _steps_on_hub(buckets: Buckets) -> bool:
+    return all(bucket.optimizer for bucket in buckets)
+
+
+def _cuts(slices: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
+    """Everything about slices but the shard, which may change from start to start."""
+    return [(piece.key, piece.bucket, piece.offset, piece.numel) for piece in slices]

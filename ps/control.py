@@ -1,0 +1,169 @@
+"""Control: the coordinator as workers, shards and people call it over gRPC.
+
+Messages in, messages out; what they bring about is the coordinator's business.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import grpc
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ControlServicer
+from ps.coordinator import Coordinator
+from ps.errors import ConfigError, Fenced, HubringError
+from ps.job import Joiner, Reason
+from ps.plans import bucket_from_proto, slice_to_proto
+from ps.types import PROTOCOL, Sender
+
+log = logging.getLogger(__name__)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Control(ControlServicer):
+    """Serves `Control` for one coordinator."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    # Workers.
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinReply:
+        try:
+            _check_protocol(request.protocol, "worker")
+            seat = await self._coordinator.join(_joiner(request))
+        except HubringError as error:
+            log.warning("refused %s pid %d: %s", request.host, request.pid, error)
+            return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
+        if seat is None:
+            return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.waiting_for())
+        config = self._coordinator.config
+        return pb.JoinReply(
+            state=pb.JoinReply.READY,
+            rank=seat.member.rank,
+            incarnation=seat.member.incarnation,
+            world_size=seat.world_size,
+            lease_seconds=config.lease,
+            late=seat.late,
+            mode=config.mode,
+            lockstep=self._coordinator.consistency.lockstep,
+            shards=[
+                pb.ShardAddress(shard=shard.index, host_id=shard.host_id, addresses=shard.addresses)
+                for shard in self._coordinator.fleet.shards
+            ],
+        )
+
+    async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
+        try:
+            news = self._coordinator.beat(_sender(request), request.step, request.loss, request.waiting)
+        except Fenced as error:
+            return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
+        failure = self._coordinator.job.failure
+        return pb.HeartbeatReply(
+            failed=str(failure or ""),
+            exit_code=failure.exit_code if failure else 0,
+            news=news,
+            slowest=self._coordinator.job.slowest(),
+        )
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
+        reason = Reason(request.reason)
+        return pb.LeaveReply(
+            news=await self._coordinator.leave(_sender(request), reason, request.text, request.step)
+        )
+
+    async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
+        try:
+            offered = tuple(map(bucket_from_proto, request.buckets))
+            step = await self._coordinator.plan(_sender(request), offered)
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except HubringError as error:
+            return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
+        blueprint = self._coordinator.blueprint
+        return pb.PlanReply(
+            slices=[slice_to_proto(piece) for piece in blueprint.plan.slices],
+            step=step,
+            initialised=blueprint.restored is not None,
+        )
+
+    async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
+        try:
+            value = await self._coordinator.rendezvous(
+                _sender(request), request.key, request.value, request.wait_seconds
+            )
+        except Fenced as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        return pb.RendezvousReply(value=value)
+
+    # People.
+
+    async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
+        return pb.StatusReply(json=json.dumps(await self._coordinator.status()))
+
+    async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
+        try:
+            path, step = await self._coordinator.save()
+        except HubringError as error:
+            return pb.CheckpointReply(refused=str(error))
+        return pb.CheckpointReply(path=str(path), step=step)
+
+    # Shards.
+
+    async def RegisterShard(
+        self, request: pb.RegisterShardRequest, context: Context
+    ) -> pb.RegisterShardReply:
+        try:
+            _check_protocol(request.protocol, "shard")
+        except ConfigError as error:
+            return pb.RegisterShardReply(refused=str(error))
+        shard = await self._coordinator.register_shard(request)
+        if shard is None:
+            return pb.RegisterShardReply()  # lease 0: a job is running, ask again when it is over
+        config = self._coordinator.config
+        return pb.RegisterShardReply(
+            shard=shard.index,
+            lease_seconds=config.lease,
+            mode=config.mode,
+            staleness=config.staleness,
+            backup=config.backup,
+        )
+
+    async def ShardHeartbeat(
+        self, request: pb.ShardHeartbeatRequest, context: Context
+    ) -> pb.ShardHeartbeatReply:
+        try:
+            self._coordinator.beat_shard(request.shard, request.token)
+        except ConfigError as error:
+            log.warning("%s", error)
+            return pb.ShardHeartbeatReply(stop=True)
+        return pb.ShardHeartbeatReply(stop=self._coordinator.done.is_set())
+
+
+def _check_protocol(theirs: int, who: str) -> None:
+    if theirs != PROTOCOL:
+        raise ConfigError(
+            f"the {who} speaks protocol {theirs}, this server {PROTOCOL}: install the same version on both"
+        )
+
+
+def _joiner(request: pb.JoinRequest) -> Joiner:
+    return Joiner(
+        token=request.token,
+        job=request.job,
+        topology=request.topology,
+        host=request.host,
+        pid=request.pid,
+        rank=None if request.rank < 0 else request.rank,
+        world_size=request.world_size or None,
+    )
+
+
+def _sender(
+    request: pb.HeartbeatRequest | pb.LeaveRequest | pb.PlanRequest | pb.RendezvousRequest,
+) -> Sender:
+    return Sender(request.rank, request.incarnation)
