@@ -337,7 +337,7 @@ class Contribute(_message.Message):
     op: Global___ReduceOp.ValueType
     root: _builtins.int
     sequence: _builtins.int
-    """this sender's count of rounds under this name, to know a retry"""
+    """rises with each of this sender's rounds, to know a retry"""
     def __init__(
         self,
         *,

@@ -88,8 +88,8 @@ class Pull:
 class Contribute:
     """One rank's part of a collective, of any shape; ranks are matched by `name`.
 
-    `sequence` counts this sender's rounds under this name, so that a retry is
-    told from the next round. `tensor` is None where the rank gives nothing: in
+    `sequence` rises with each of this sender's rounds, so that a retry is told
+    from the next one. `tensor` is None where the rank gives nothing: in
     a barrier, and in a broadcast from another root.
     """
 

@@ -32,6 +32,10 @@ class _Answered(NamedTuple):
     reply: Reply
 
 
+KEPT = 1024
+"""Replies kept for retries: far more than any worker has under way."""
+
+
 class RoundBook:
     """All rounds that are open, and the last reply under each name."""
 
@@ -84,8 +88,16 @@ class RoundBook:
             return []
         reply = _outcome([parts[rank].request for rank in sorted(parts)])
         for request, _ in parts.values():
-            self._last[request.sender, name] = _Answered(request.sequence, reply)
+            self._remember(request, reply)
         return [Delivery(ticket, reply) for part in parts.values() for ticket in part.tickets]
+
+    def _remember(self, request: Contribute, reply: Reply) -> None:
+        """Keeps a reply for a retry; names that change from step to step push out the oldest."""
+        key = (request.sender, request.name)
+        self._last.pop(key, None)
+        self._last[key] = _Answered(request.sequence, reply)
+        if len(self._last) > KEPT:
+            del self._last[next(iter(self._last))]
 
 
 def _again(request: Contribute, answered: _Answered) -> Reply:

@@ -221,3 +221,13 @@ def test_giving_up_refuses_every_open_round_once() -> None:
     refusal = Refusal(Code.JOB_FAILED, "the disk is full")
     assert sorted(book.refuse_all(refusal)) == [Delivery(0, refusal), Delivery(1, refusal)]
     assert book.refuse_all(refusal) == []
+
+
+def test_names_that_change_every_step_cost_no_memory_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.rounds.KEPT", 6)
+    book = RoundBook()
+    for step in range(20):
+        play([part(rank, torch.ones(1), sequence=step, name=f"step {step}") for rank in LIVE], book)
+    assert len(book._last) == 6
+    retried = play([part(0, torch.ones(1), sequence=19, name="step 19")], book)
+    assert torch.equal(result_of(retried[0]), torch.tensor([3.0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections import Counter
+from itertools import count
 from typing import Literal
 
 import torch
@@ -49,7 +49,7 @@ class PSCommunicator(Communicator):
         self._client = client
         self._transport = transport
         self._plan = ShardPlan(())
-        self._rounds: Counter[str] = Counter()
+        self._rounds = count(1)
         session.on_failure(client.fail)
 
     @property
@@ -107,8 +107,7 @@ class PSCommunicator(Communicator):
                 home = tensor.device if tensor is not None else result.device
                 work.result = result.clone().to(home)
 
-        self._rounds[name] += 1
-        request = Contribute(self._client.sender, name, collective, self._rounds[name], given, op, root)
+        request = Contribute(self._client.sender, name, collective, next(self._rounds), given, op, root)
         # Every rank finds the same shard by the name alone.
         shard = zlib.crc32(name.encode()) % len(self._session.shards)
         self._client.contribute(shard, request, work, on_result)
