@@ -12,11 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
+from ps import terminal
+
 app = typer.Typer(
     help="The hub: a parameter server, and the meeting point of the ring.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 Address = Annotated[str, typer.Argument(help="the server's HOST:PORT, as its banner names it")]
@@ -69,7 +72,7 @@ def checkpoint(server: Address) -> None:
 
 def main() -> None:
     """Console entry of `ps-server`."""
-    app(prog_name="ps-server")
+    terminal.run(app, "ps-server")
 
 
 def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any]]:

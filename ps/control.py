@@ -49,6 +49,7 @@ class Control(ControlServicer):
             world_size=seat.world_size,
             lease_seconds=config.lease,
             late=seat.late,
+            neighbours=seat.neighbours,
             mode=config.mode,
             lockstep=self._coordinator.consistency.lockstep,
             shards=[

@@ -42,6 +42,8 @@ class Seat(NamedTuple):
     member: Member
     world_size: int
     late: bool
+    neighbours: int
+    """Workers on its host, itself included."""
 
 
 class Coordinator:
@@ -120,7 +122,8 @@ class Coordinator:
         self.job.admit(joiner, self._clock.now())  # the same seat; its lease begins now
         assert self.job.membership is not None
         late = member not in self.job.membership.view.members
-        return Seat(member, self.job.membership.world_size, late)
+        neighbours = sum(other.host == member.host for other in self.job.membership.members)
+        return Seat(member, self.job.membership.world_size, late, neighbours)
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
@@ -220,7 +223,7 @@ class Coordinator:
 
     async def drain(self) -> None:
         """Lets every worker finish its step and leave; then the job is over."""
-        self.draining = True
+        self.draining = self.job.draining = True
         if self.job.membership is None or not self.job.started:
             self.done.set()
         elif self.job.topology == "ring":

@@ -84,6 +84,8 @@ class Job:
         self.name = ""
         self.topology = ""
         self.outcome = Outcome()
+        self.draining = False
+        """All are asked to leave: nobody needs to be told of those who do."""
         self.failure: HubringError | None = None
         self.progress: dict[int, Progress] = {}
         self._workers = workers
@@ -189,7 +191,7 @@ class Job:
             self.outcome.finished.append(member.rank)
         elif reason is Reason.PREEMPTED:
             self.outcome.preempted.append(member.rank)
-            if self.topology == "ring" and self.membership.members:
+            if not self.draining and self.membership.members:
                 self._gone(member, "was asked to stop")
         else:
             self.outcome.failed[member.rank] = text

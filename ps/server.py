@@ -29,7 +29,9 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
 GOODBYE_SECONDS = 5.0
-"""How long workers get to hear of the end, and shards to stop by themselves."""
+"""How long workers get to hear of the end."""
+STOP_SECONDS = 15.0
+"""How long shards get to stop by themselves; a busy machine takes its time."""
 
 CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
 
@@ -54,7 +56,12 @@ class ShardProcesses:
         """Starts all of them; they register with the coordinator by themselves."""
         for _ in range(self._count):
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "ps.shard_process", self._argument, stdin=asyncio.subprocess.PIPE
+                sys.executable,
+                "-m",
+                "ps.shard_process",
+                self._argument,
+                stdin=asyncio.subprocess.PIPE,
+                process_group=0,  # a Ctrl-C in the terminal is ours to handle
             )
             self._processes.append(process)
 
@@ -76,7 +83,7 @@ class ShardProcesses:
                 process.stdin.close()
         waits = [asyncio.create_task(process.wait()) for process in self._processes]
         if waits:
-            await asyncio.wait(waits, timeout=GOODBYE_SECONDS)
+            await asyncio.wait(waits, timeout=STOP_SECONDS)
         for process in self._processes:
             if process.returncode is None:
                 log.warning("shard process %d did not stop: killed", process.pid)

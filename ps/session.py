@@ -105,6 +105,7 @@ class Session:
         self.sender = Sender(joined.rank, joined.incarnation)
         self.size = joined.world_size
         self.late = joined.late
+        self.neighbours = joined.neighbours
         self.mode = joined.mode
         self.lockstep = joined.lockstep
         self.shards = [Line(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
@@ -121,14 +122,14 @@ class Session:
             log.info("%s", reply.text)
             if time.monotonic() - began > start_timeout:
                 raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
-            reply = self._ask_to_join(request)
+            reply = self._ask_to_join(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
         return reply
 
-    def _ask_to_join(self, request: pb.JoinRequest) -> pb.JoinReply:
-        """Asks until the server answers at all, for CONNECT_SECONDS."""
-        deadline = time.monotonic() + CONNECT_SECONDS
+    def _ask_to_join(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
+        """Asks until the server answers at all, for CONNECT_SECONDS; `again` if it has answered before."""
+        deadline, told = time.monotonic() + CONNECT_SECONDS, False
         while True:
             try:
                 return self._stub.Join(request, timeout=CONNECT_SECONDS)
@@ -137,11 +138,19 @@ class Session:
                     raise ServerUnreachable(
                         f"what answers at {self.address} is no ps-server; check the port"
                     ) from error
+                if again:
+                    raise ServerUnreachable(
+                        f"the server at {self.address} was stopped while this worker waited for the job"
+                        f" to begin ({_sentence(error)}); start both again"
+                    ) from error
                 if time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
                         f"no server answers at {self.address} ({_sentence(error)}); check the address, or"
                         f" start one there: ps-server start --port {self.address.rpartition(':')[2]}"
                     ) from error
+                if not told:
+                    log.info("no server at %s yet; looking for %g s", self.address, CONNECT_SECONDS)
+                told = True
             time.sleep(0.2)
 
     # The lease.

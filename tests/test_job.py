@@ -130,3 +130,19 @@ def test_a_ring_that_has_begun_takes_nobody_in() -> None:
 def test_nobody_is_waited_for_before_anybody_came() -> None:
     assert job().waiting_for() == "waiting for the first worker"
     assert not job().over
+
+
+def test_the_others_hear_of_one_who_was_asked_to_stop() -> None:
+    running, (first, second) = full()
+    running.leave(second, Reason.PREEMPTED, "", 9)
+    (line,) = running.beat(first, 10, 0.5, 1.0)
+    assert "rank 1" in line
+    assert "was asked to stop; going on with 1 of 2 workers" in line
+
+
+def test_nobody_hears_of_those_who_leave_when_all_are_asked_to() -> None:
+    running, (first, second) = full()
+    running.draining = True
+    running.leave(second, Reason.PREEMPTED, "", 9)
+    assert running.leave(first, Reason.PREEMPTED, "", 9) == []
+    assert running.outcome.preempted == [1, 0]

@@ -20,7 +20,7 @@ FLOORS = {
     "wire format": "protos protos.*",
     "words": """
         ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic
-        ps.settings ps.config ps.logs
+        ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.sharding ps.consistency ps.membership ps.ledger ps.optim ps.rounds

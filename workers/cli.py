@@ -13,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+from ps import terminal
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 JOBS = {"digits": "workers.examples.digits", "char-lm": "workers.examples.char_lm"}
 
@@ -59,7 +61,7 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-worker`."""
-    app(prog_name="ps-worker")
+    terminal.run(app, "ps-worker")
 
 
 def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:

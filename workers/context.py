@@ -252,6 +252,7 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
         start_timeout=config.timeout,
     )
     place.role = f"w{session.sender.rank}"
+    _share_cores(session.neighbours)
     try:
         make = _ring if config.topology == "ring" else _hub
         communicator = make(config, session, device)
@@ -260,6 +261,12 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
         session.leave(Reason.FAILED, str(error))
         raise
     return Context(config, placement, communicator, device, session, record, place)
+
+
+def _share_cores(workers: int) -> None:
+    """Gives torch this worker's part of the host's cores: workers that take all of them stall one another."""
+    if "OMP_NUM_THREADS" not in environment():
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:

@@ -28,7 +28,7 @@ from workers.collectives import broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.layout import NamedParameters
-from workers.watch import ChangeWatch
+from workers.watch import CHANGED, ChangeWatch
 from workers.wrapping import OptimizerWrapper
 
 log = logging.getLogger(__name__)
@@ -246,6 +246,11 @@ class DistributedOptimizer(OptimizerWrapper):
             self._overlap = not changes
             if changes:
                 log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
+            if changes == CHANGED and self._communicator.size > 1:
+                log.warning(
+                    "each rank changes its own gradient before the hub takes the mean, where a ring or one"
+                    " process changes the mean itself: give --aggregate for the same steps as there"
+                )
         elif self._exchange.begun and changes:
             raise ConfigError(
                 f"the script {changes}, but its gradients were exchanged during backward, as nothing of "

@@ -51,7 +51,8 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
         context.prepare(config, place, script.name)
         return _warned(_watched(lambda: _run_script(script, words[1:])), config)
-    context.prepare(config, place, job)
+    # The built-in jobs must be told the same everywhere; what a script is told is its own affair.
+    context.prepare(config, place, " ".join([job, *words]))
     return _watched(lambda: importlib.import_module(module).main(words))
 
 
@@ -80,10 +81,17 @@ def _watched(action: Callable[[], object]) -> Outcome:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
         cause = _cause(error)
-        outcome, reason = Outcome(cause.exit_code, {}, error=str(cause)), Reason.FAILED
+        outcome, reason = Outcome(cause.exit_code, {}, error=f"{cause}{_where(error)}"), Reason.FAILED
     except BaseException as error:
         outcome, reason = _failed(error)
     return _leave(outcome, reason)
+
+
+def _where(error: BaseException) -> str:
+    """The line of the script that met the error, if one did."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
+    return f" ({Path(sys.argv[0]).name} line {lines[-1]})" if lines else ""
 
 
 def _failed(error: BaseException) -> tuple[Outcome, Reason]:

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from ps.types import Hyper
 from workers.bucketing import Bucket
 
+CHANGED = "changes gradients between backward and step, as clipping does"
+
 
 class ChangeWatch:
     """Remembers how backward left things and tells what was changed since."""
@@ -44,7 +46,7 @@ class ChangeWatch:
         if self._dropped:
             return "throws gradients away without a step"
         if any(self._is_changed(bucket) for bucket in self._buckets):
-            return "changes gradients between backward and step, as clipping does"
+            return CHANGED
         if self._hypers and self._hypers != [self._hyper(bucket) for bucket in self._buckets]:
             return "changes hyperparameters between backward and step"
         return ""

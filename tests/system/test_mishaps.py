@@ -94,3 +94,19 @@ def test_a_taken_port_is_a_bad_setting(cluster: Cluster) -> None:
         port = taken.getsockname()[1]
         second = cluster.run("second", "ps.cli", "start", "--port", str(port))
         assert str(port) in second.done(78, timeout=SOON)["error"]
+
+
+def test_a_misused_optimizer_names_the_line_of_the_script(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "twice.py"
+    script.write_text(
+        "import torch, workers\nworkers.init()\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+        "for _ in range(2):\n    model(torch.ones(2)).sum().backward()\n"
+    )
+    error = cluster.run("alone", "workers.cli", str(script)).done(78)["error"]
+    assert "backward_passes_per_step" in error
+    assert "twice.py line 6" in error
+
+
+def test_a_call_that_means_nothing_ends_in_a_result_too(cluster: Cluster) -> None:
+    assert "--server" in cluster.run("typo", "workers.cli", "--sever", "x").done(2)["error"]

@@ -76,7 +76,7 @@ def test_the_job_that_ships_needs_no_script(cluster: Cluster, topology: str) -> 
     server, address = cluster.server("--workers", "2", "--once")
     pair = [cluster.worker(address, "--topology", topology, "--", "--epochs", "4") for _ in range(2)]
     results = [worker.done() for worker in pair]
-    assert server.done()["job"] == "digits"
+    assert server.done()["job"] == "digits --epochs 4"
     first = next(result for result in results if result["rank"] == 0)
     assert first["metrics"]["test_accuracy"] > 0.8
 
@@ -87,7 +87,7 @@ def test_char_lm_trains_through_the_hub(cluster: Cluster) -> None:
     pair = [cluster.worker(address, *flags) for _ in range(2)]
     first = next(result for result in [worker.done() for worker in pair] if result["rank"] == 0)
     assert first["metrics"]["bits_per_char"] < 6
-    assert server.done()["job"] == "char-lm"
+    assert server.done()["job"].startswith("char-lm")
 
 
 def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ps import terminal
+
 if TYPE_CHECKING:
     from workers.compare.comparison import Comparison
 
@@ -23,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 ALL_ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp,hub-aggregate"
@@ -61,7 +64,7 @@ def run(
 def main() -> None:
     """Console entry of `ps-compare`."""
     signal.signal(signal.SIGTERM, _on_sigterm)
-    app(prog_name="ps-compare")
+    terminal.run(app, "ps-compare")
 
 
 def _run(options: dict[str, Any]) -> int:
