@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -299,6 +299,18 @@ def test_where_workers_step_clipping_sees_the_mean() -> None:
     zero, one = FakeHub(2, "worker").run(train)
     assert_same(zero, one)
     assert_close(zero, train_plain(clipped_step))
+
+
+@pytest.mark.parametrize(("steps_on", "told"), [("server", True), ("worker", False)])
+def test_whoever_clips_before_the_mean_is_told_so(
+    caplog: pytest.LogCaptureFixture, steps_on: Literal["server", "worker"], told: bool
+) -> None:
+    def train(rank: FakeRank) -> None:
+        model = build()
+        clipped_step(model, wrap(model, rank), batches()[0][rank.rank * 2 : rank.rank * 2 + 2])
+
+    FakeHub(2, steps_on).run(train)
+    assert ("--aggregate for the same steps" in caplog.text) is told
 
 
 def test_buckets_are_handed_over_in_order_whatever_backward_does() -> None:
