@@ -24,7 +24,7 @@ bench: $(VENV)/demo.stamp
 	@$(BIN)/python -m workers.bench
 
 clean:
-	@rm -rf $(VENV) build dist results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone: its version decides what the rest resolves to.
