@@ -14,7 +14,7 @@ from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
-from ps.types import Hyper, ShardPlan
+from ps.types import Hyper, Slice
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
@@ -48,7 +48,8 @@ class PSCommunicator(Communicator):
         self._session = session
         self._client = client
         self._transport = transport
-        self._plan = ShardPlan(())
+        self._slices: dict[int, list[Slice]] = {}
+        """Of every bucket, by its index."""
         self._rounds = count(1)
         session.on_failure(client.fail)
 
@@ -65,7 +66,7 @@ class PSCommunicator(Communicator):
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
         assigned = self._session.plan([bucket.spec for bucket in buckets])
-        self._plan = assigned.plan
+        self._slices = {bucket.spec.index: assigned.plan.of_bucket(bucket.spec.index) for bucket in buckets}
         if self.steps_on == "server":
             self._bring_parameters(buckets, assigned)
         else:
@@ -76,7 +77,7 @@ class PSCommunicator(Communicator):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         bucket.to_host()
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
-        slices = self._plan.of_bucket(bucket.spec.index)
+        slices = self._slices[bucket.spec.index]
         work = Work(f"the exchange of bucket {bucket.spec.index}", len(slices))
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
@@ -117,7 +118,7 @@ class PSCommunicator(Communicator):
         self._client.close()
 
     def _pull(self, bucket: Bucket, into: torch.Tensor) -> Work:
-        slices = self._plan.of_bucket(bucket.spec.index)
+        slices = self._slices[bucket.spec.index]
         work = Work(f"the pull of bucket {bucket.spec.index}", len(slices))
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
@@ -125,7 +126,7 @@ class PSCommunicator(Communicator):
         return work
 
     def _check_attachable(self) -> None:
-        if self._plan.slices:  # a second one would share the keys of the first
+        if self._slices:  # a second one would share the keys of the first
             raise ConfigError(
                 "the hub trains what one DistributedOptimizer holds, and this is the second: give all"
                 " parameters to one optimizer, in groups, with named_parameters=... to tell them apart"
