@@ -30,12 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ps.transport.base import Connection, Message
+    from ps.transport.registry import Dial
     from ps.types import Hyper, Sender
 
 log = logging.getLogger(__name__)
-
-Dial = Callable[[int], "Connection"]
-"""Opens a connection to the shard of this number, or raises ServerUnreachable."""
 
 REDIAL_SECONDS = 5.0
 _ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}

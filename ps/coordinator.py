@@ -67,7 +67,7 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.shards, config.lease)
-        self.saver = Saver(self.fleet, Path(config.checkpoint_dir)) if config.checkpoint_dir else None
+        self.saver = Saver(self.fleet, config.checkpoint_dir) if config.checkpoint_dir else None
         self.done = asyncio.Event()
         """Set when the server should end: after its only job, or beyond help."""
         self.outcome: Outcome | None = None
@@ -76,7 +76,6 @@ class Coordinator:
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
-        self.draining = False
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
@@ -110,7 +109,7 @@ class Coordinator:
         Raises:
             HubringError: The worker cannot take part; says why.
         """
-        if self.draining:
+        if self.job.draining:
             raise JobFailed("the server is being stopped; start it again, then the worker")
         member = self.job.admit(joiner, self._clock.now())
         await self._announce()
@@ -223,7 +222,7 @@ class Coordinator:
 
     async def drain(self) -> None:
         """Lets every worker finish its step and leave; then the job is over."""
-        self.draining = self.job.draining = True
+        self.job.draining = True
         if self.job.membership is None or not self.job.started:
             self.done.set()
         elif self.job.topology == "ring":
@@ -269,7 +268,7 @@ class Coordinator:
             "mode": self.config.mode,
             "state": self._state(),
             "epoch": self._published,
-            "draining": self.draining,
+            "draining": self.job.draining,
             "workers": status.workers(self.job, self._clock.now()),
             "shards": await self._shards(),
             "slowest": self.job.slowest(),
@@ -353,7 +352,7 @@ class Coordinator:
 
     async def _end(self) -> None:
         """The last worker has left: save, then stop or make room for the next job."""
-        if not self.job.started and not self.draining and self.failure is None:
+        if not self.job.started and not self.job.draining and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
             self._begin(self.blueprint.restored)
@@ -361,14 +360,14 @@ class Coordinator:
         self._ending = True
         self.outcome = self.job.outcome
         await self._stop_passing()
-        if self.saver is not None and self.blueprint.on_the_hub and self.failure is None:
+        if self._savable and self.failure is None:
             await self._save_in_passing()
         self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.failure is None:
             self.last_stats = [status.shard(stats) for stats in await self.fleet.stats()]
-        if self.config.once or self.draining or self.failure is not None:
+        if self.config.once or self.job.draining or self.failure is not None:
             self.done.set()
             return
         await self.fleet.reset()
@@ -392,10 +391,13 @@ class Coordinator:
             log.error("no checkpoint: %s", error)
             self._saved_at = self._clock.now()
 
+    @property
+    def _savable(self) -> bool:
+        return self.saver is not None and self.blueprint.on_the_hub
+
     def _due(self, now: float) -> bool:
         return (
-            self.saver is not None
-            and self.blueprint.on_the_hub
+            self._savable
             and self.job.started
             and self.job.failure is None
             and not self._saving.locked()

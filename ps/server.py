@@ -115,9 +115,8 @@ class Server:
         restored = None
         if config.checkpoint_dir:
             restored = checkpoints.newest(config.checkpoint_dir)
-            checkpoints.begin(
-                config.checkpoint_dir
-            ).rmdir()  # one that cannot be written is told before training
+            # A folder that cannot be written is told now rather than at the first checkpoint.
+            checkpoints.begin(config.checkpoint_dir).rmdir()
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         server, port = await self._listen(coordinator)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import subprocess
 import sys
@@ -162,3 +163,15 @@ def test_digits_under_ps_worker_ends_in_one_json_object(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert lines[-1]["test_accuracy"] == result["metrics"]["test_accuracy"]
     assert "epoch 1/1  test loss" in ended.stderr
+
+
+@pytest.mark.parametrize("module", ["digits", "char_lm"])
+def test_threads_asked_for_are_the_threads_taken(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = torch.get_num_threads()
+    monkeypatch.setattr(workers, "init", lambda: torch.set_num_threads(1), raising=False)
+    monkeypatch.setattr(workers, "size", lambda: 1, raising=False)
+    try:
+        importlib.import_module(f"workers.examples.{module}")._start(["--threads", "2"])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(taken)

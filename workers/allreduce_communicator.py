@@ -86,9 +86,6 @@ class AllreduceCommunicator(Communicator):
         self.traffic.bytes_received += travelled
         return work
 
-    def pull(self, bucket: Bucket) -> Work:
-        return Work(f"the pull of bucket {bucket.spec.index}", 0)
-
     def collective(
         self,
         collective: Collective,

@@ -6,32 +6,16 @@ from typing import Any
 
 import torch
 
-from ps.errors import HubringError
-from ps.messages import ReduceOp
+from ps.errors import HubringError as HubringError
+from ps.messages import ReduceOp as ReduceOp
 from workers import context
-from workers.collectives import allgather, allreduce, barrier, broadcast
-from workers.context import shutdown
-from workers.optimizer import DistributedOptimizer
-from workers.sampler import ShardedSampler
-
-__all__ = [
-    "DistributedOptimizer",
-    "HubringError",
-    "ReduceOp",
-    "ShardedSampler",
-    "allgather",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "device",
-    "init",
-    "local_rank",
-    "rank",
-    "report",
-    "shutdown",
-    "size",
-    "topology",
-]
+from workers.collectives import allgather as allgather
+from workers.collectives import allreduce as allreduce
+from workers.collectives import barrier as barrier
+from workers.collectives import broadcast as broadcast
+from workers.context import shutdown as shutdown
+from workers.optimizer import DistributedOptimizer as DistributedOptimizer
+from workers.sampler import ShardedSampler as ShardedSampler
 
 
 def init() -> None:

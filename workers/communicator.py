@@ -73,9 +73,9 @@ class Communicator(ABC):
         on the ring it must be the same.
         """
 
-    @abstractmethod
     def pull(self, bucket: Bucket) -> Work:
         """Brings the newest parameters without giving a gradient; done at once where there are none newer."""
+        return Work(f"the pull of bucket {bucket.spec.index}", 0)
 
     @abstractmethod
     def collective(

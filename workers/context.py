@@ -266,7 +266,8 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
 def _share_cores(workers: int) -> None:
     """Gives torch this worker's part of the host's cores: workers that take all of them stall one another."""
     if "OMP_NUM_THREADS" not in environment():
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // workers))
+        share = max(1, len(os.sched_getaffinity(0)) // workers)
+        torch.set_num_threads(min(share, torch.get_num_threads()))  # a script may have taken fewer already
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:

@@ -33,9 +33,6 @@ class LocalCommunicator(Communicator):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         return Work(f"the exchange of bucket {bucket.spec.index}", 0)
 
-    def pull(self, bucket: Bucket) -> Work:
-        return Work(f"the pull of bucket {bucket.spec.index}", 0)
-
     def collective(
         self,
         collective: Collective,

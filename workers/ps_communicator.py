@@ -88,7 +88,7 @@ class PSCommunicator(Communicator):
 
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
-            return Work("nothing to pull", 0)
+            return super().pull(bucket)
         return self._pull(bucket, bucket.host_values)
 
     def collective(

@@ -92,11 +92,11 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     parser.add_argument("--batch-size", type=int, default=64, help="lines a step, over all workers [64]")
     parser.add_argument("--lr", type=float, default=0.003, help="learning rate [0.003]")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
-    parser.add_argument("--threads", type=int, help="of PyTorch in this process [as OMP_NUM_THREADS says]")
+    parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
     options = parser.parse_args(argv)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     workers.init()
+    if options.threads:  # after init(), which gives every worker its share of the host's cores
+        torch.set_num_threads(options.threads)
     share, rest = divmod(options.batch_size, workers.size())
     if rest or not share:
         parser.error(f"--batch-size {options.batch_size} is not divisible by {workers.size()} workers")
