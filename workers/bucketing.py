@@ -30,12 +30,16 @@ class Bucket:
     """
 
     def __init__(
-        self, spec: BucketSpec, parameters: Sequence[torch.nn.Parameter], allocate: Allocate
+        self,
+        spec: BucketSpec,
+        parameters: Sequence[torch.nn.Parameter],
+        allocate: Allocate,
+        allocate_values: Allocate,
     ) -> None:
         self.spec = spec
         self.parameters = tuple(parameters)
         self.gradients = _flat_like(parameters[0], spec.numel, allocate)
-        self.values = _flat_like(parameters[0], spec.numel, allocate)
+        self.values = _flat_like(parameters[0], spec.numel, allocate_values)
         self._staged_gradients = mirror(self.gradients, allocate)
         self._staged_values = mirror(self.values, allocate)
         self._gradient_views = _views(self.gradients, self.parameters)
@@ -120,6 +124,7 @@ def make_buckets(
     allocate: Allocate,
     bucket_bytes: int,
     optimizer_name: str,
+    allocate_values: Allocate | None = None,
 ) -> list[Bucket]:
     """Lays the optimizer's trainable parameters out in buckets and points them there.
 
@@ -129,6 +134,7 @@ def make_buckets(
         allocate: Makes the flat tensors of parameters on the CPU, and the mirrors of others.
         bucket_bytes: Where a bucket is full; a larger parameter gets one of its own.
         optimizer_name: What the hub is to apply; empty where workers step.
+        allocate_values: The same as `allocate` for parameters on the CPU; None makes no difference.
 
     Raises:
         ConfigError: A parameter is unknown to the model, unnamed, uninitialised or of a dtype that
@@ -136,7 +142,10 @@ def make_buckets(
     """
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name)
     with torch.no_grad():
-        return [Bucket(layout.spec, layout.parameters, allocate) for layout in layouts]
+        return [
+            Bucket(layout.spec, layout.parameters, allocate, allocate_values or allocate)
+            for layout in layouts
+        ]
 
 
 def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) -> torch.Tensor:

@@ -56,6 +56,10 @@ class Communicator(ABC):
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """A flat zeroed CPU tensor from which this topology exchanges at its best."""
 
+    def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same for parameters, which are received rather than sent."""
+        return self.allocate(numel, dtype)
+
     @abstractmethod
     def attach(self, buckets: list[Bucket]) -> Start:
         """Agrees on the buckets with all ranks and brings rank 0's parameters into every `bucket.values`.

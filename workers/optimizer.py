@@ -183,8 +183,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
         name = self._name_on_server() if self._steps_on_server else ""
-        allocate = self._communicator.allocate
-        return make_buckets(self.wrapped, named_parameters, allocate, bucket_bytes, name)
+        here = self._communicator
+        return make_buckets(
+            self.wrapped, named_parameters, here.allocate, bucket_bytes, name, here.allocate_values
+        )
 
     def _exchanged(self) -> set[torch.nn.Parameter]:
         return {parameter for bucket in self._buckets for parameter in bucket.parameters}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
+from collections.abc import Callable
 from itertools import count
 from typing import Literal
 
@@ -58,10 +59,10 @@ class PSCommunicator(Communicator):
         return self._client.draining
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        if numel == 0:
-            return torch.zeros(0, dtype=dtype)
-        memory = self._transport.allocate(numel * dtype.itemsize)
-        return torch.frombuffer(memory, dtype=dtype, count=numel)
+        return _tensor(self._transport.allocate, numel, dtype)
+
+    def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return _tensor(self._transport.window, numel, dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
@@ -166,6 +167,12 @@ class PSCommunicator(Communicator):
             work.wait(self.timeout)
             assert work.result is not None
             bucket.host_values.copy_(work.result)
+
+
+def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:
+    if numel == 0:
+        return torch.zeros(0, dtype=dtype)
+    return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel)
 
 
 def _download(buckets: list[Bucket]) -> None:

@@ -32,6 +32,8 @@ class Message:
     payload: memoryview | None = None
     landed: bool = False
     """The payload lies in the memory that its requester named: no copy is left to do."""
+    priority: int = 0
+    """Where messages wait for one wire, the highest goes first, and of equals the earliest."""
 
 
 @dataclass(slots=True)
@@ -118,4 +120,12 @@ class Transport(Protocol):
 
         Memory from elsewhere can be sent too, at the price of a copy where this
         transport wants its own. It lives as long as a view of it does.
+        """
+
+    def window(self, nbytes: int) -> memoryview:
+        """Memory like `allocate`'s in which replies are to land, and nothing is sent from.
+
+        A transport that can may show a peer's `stable` memory there rather than
+        copy it. What this process writes there is its own, and lasts until the
+        next reply lands on it.
         """

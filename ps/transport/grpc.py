@@ -80,6 +80,9 @@ class GrpcTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
+    def window(self, nbytes: int) -> memoryview:
+        return self.allocate(nbytes)
+
 
 class GrpcConnection:
     """A worker's end: one channel, one stream. A thread of its own reads the replies."""

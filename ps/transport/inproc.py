@@ -173,6 +173,9 @@ class InprocTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
+    def window(self, nbytes: int) -> memoryview:
+        return self.allocate(nbytes)
+
 
 def _take_all(inbox: deque[_T]) -> list[_T]:
     """What is there now, in order; the other thread may go on appending."""

@@ -91,6 +91,9 @@ class ShmTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return self._arena.allocate(nbytes)
 
+    def window(self, nbytes: int) -> memoryview:
+        return self.allocate(nbytes)
+
 
 @dataclass(slots=True)
 class _Pending:

@@ -2,6 +2,8 @@
 
 The header is data.proto's `Header`. A contiguous tensor is never copied: going
 out, its memory is the payload; coming in, the payload's memory is its own.
+Keys rise from the last layers to the first, which the next forward needs first:
+so a key is its messages' priority as well.
 
 What comes in is believed only as far as it adds up: a header that does not
 parse, an unknown body, a shape that does not fill the payload raise
@@ -68,7 +70,7 @@ def encode_request(request: Request, number: int) -> Message:
             push = header.push
             push.key, push.clock = request.key, request.clock
             push.hyper.update(request.hyper)
-            return _message(header, request.gradient)
+            return _message(header, request.gradient, priority=request.key)
         case Pull():
             header.pull.key = request.key
             return _message(header, None)
@@ -90,7 +92,7 @@ def encode_reply(reply: Reply, number: int) -> Message:
             values = header.values
             values.key, values.clock, values.version = reply.key, reply.clock, reply.version
             values.staleness, values.drain = reply.staleness, reply.drain
-            return _message(header, reply.values)
+            return _message(header, reply.values, priority=reply.key)
         case Result():
             header.result.SetInParent()
             return _message(header, reply.tensor)
@@ -147,7 +149,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def _message(header: pb.Header, tensor: Tensor | None) -> Message:
+def _message(header: pb.Header, tensor: Tensor | None, priority: int = 0) -> Message:
     payload = None
     if tensor is not None:
         payload = bytes_of(tensor.contiguous())
@@ -159,7 +161,7 @@ def _message(header: pb.Header, tensor: Tensor | None) -> Message:
     packed = header.SerializeToString()
     if len(packed) > MAX_HEADER:
         raise UsageError(f"{len(packed)} bytes of header; at most {MAX_HEADER} travel: shorten its names")
-    return Message(packed, payload)
+    return Message(packed, payload, priority=priority)
 
 
 def _parse(message: Message) -> tuple[pb.Header, Tensor | None]:

@@ -69,6 +69,9 @@ class ZmqTransport:
     def allocate(self, nbytes: int) -> memoryview:
         return plain_memory(nbytes)
 
+    def window(self, nbytes: int) -> memoryview:
+        return self.allocate(nbytes)
+
     def open_socket(self, kind: int) -> zmq.Socket[bytes]:
         """A socket that never drops a message for want of room, and is closed in an instant."""
         with self._lock:
