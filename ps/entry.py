@@ -70,8 +70,10 @@ class Entry:
     drain_from: float = inf
 
     @classmethod
-    def allocate(cls, piece: Slice, bucket: BucketSpec) -> Entry:
-        """A zeroed entry; where workers step themselves, it needs no first values.
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: memoryview) -> Entry:
+        """An entry whose values are the first bytes of `memory`, all of them zero.
+
+        Where workers step themselves, it needs no first values.
 
         Raises:
             ConfigError: The dtype has no mean, or the hub does not run the optimizer.
@@ -81,7 +83,7 @@ class Entry:
             raise ConfigError(
                 f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
             )
-        values = torch.zeros(piece.numel, dtype=dtype)
+        values = torch.frombuffer(memory, dtype=dtype, count=piece.numel)
         return cls(piece.key, values, optimizer_for(bucket.optimizer), initialised=not bucket.optimizer)
 
     def close(self, scratch: Tensor) -> list[Contribution]:
@@ -93,7 +95,8 @@ class Entry:
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = [contribution.push.gradient for contribution in contributions]
         # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
-        self.optimizer.step(self.values, _mean(gradients, scratch), contributions[0].push.hyper)
+        total = _sum(gradients, scratch)
+        self.optimizer.step(self.values, total, len(gradients), contributions[0].push.hyper)
         self.version += 1
         self.contributions.clear()
         return contributions
@@ -137,12 +140,12 @@ class Entry:
         self.initialised = True
 
 
-def _mean(gradients: list[Tensor], scratch: Tensor) -> Tensor:
-    """Summed in the order given, in the bucket's dtype as the ring does; one alone is its own mean."""
+def _sum(gradients: list[Tensor], scratch: Tensor) -> Tensor:
+    """In the order given, in the bucket's dtype as the ring does; one alone is its own sum."""
     if len(gradients) == 1:
         return gradients[0]
     total = scratch[: gradients[0].numel()]
     torch.add(gradients[0], gradients[1], out=total)
     for gradient in gradients[2:]:
         total.add_(gradient)
-    return total.div_(len(gradients))
+    return total

@@ -28,7 +28,8 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.frame ps.transport.bell ps.transport.doorbell ps.transport.segment
+        ps.transport.frame ps.transport.bell ps.transport.doorbell
+        ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,

@@ -65,7 +65,7 @@ def by_slices(name: str, options: dict[str, Any], restart_at: int = STEPS) -> Te
         for optimizer, values, part in zip(
             optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
         ):
-            optimizer.step(values, part, hyper_of(group, name))
+            optimizer.step(values, part, 1, hyper_of(group, name))
     return torch.cat(slices)
 
 
@@ -119,8 +119,8 @@ def test_other_floating_dtypes_follow_the_float32_run(
     for gradient in gradients()[:3]:
         kept = gradient.to(dtype)
         given = kept.clone()
-        optimizer.step(values, given, hyper)
-        reference.step(expected, kept.float(), hyper)
+        optimizer.step(values, given, 1, hyper)
+        reference.step(expected, kept.float(), 1, hyper)
         assert torch.equal(given, kept)
     assert (values.data_ptr(), values.grad) == (address, None)
     torch.testing.assert_close(values.float(), expected, rtol=0.02, atol=0.05)
@@ -128,7 +128,7 @@ def test_other_floating_dtypes_follow_the_float32_run(
 
 def test_assign_makes_the_gradient_the_values() -> None:
     values, gradient = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
-    optimizer_for("").step(values, gradient, {})
+    optimizer_for("").step(values, gradient, 1, {})
     assert torch.equal(values, gradient)
     assert values.data_ptr() != gradient.data_ptr()
     assert isinstance(optimizer_for(""), Assign)
