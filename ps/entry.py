@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ps.blocks import BlockSteps
 from ps.errors import CheckpointCorrupt, ConfigError
 from ps.messages import Push, Ticket
-from ps.optim import SliceStep, optimizer_for
 from ps.snapshot import KeyState
 from ps.types import BucketSpec, Sender, Slice
 
@@ -59,7 +59,7 @@ class Entry:
 
     key: int
     values: Tensor
-    optimizer: SliceStep
+    optimizer: BlockSteps
     initialised: bool
     version: int = 0
     contributions: dict[int, Contribution] = field(default_factory=dict)
@@ -84,19 +84,18 @@ class Entry:
                 f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
             )
         values = torch.frombuffer(memory, dtype=dtype, count=piece.numel)
-        return cls(piece.key, values, optimizer_for(bucket.optimizer), initialised=not bucket.optimizer)
+        return cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
 
     def close(self, scratch: Tensor) -> list[Contribution]:
         """Applies the mean of the open round; returns who gave it, in rank order.
 
         Args:
-            scratch: At least as long as the values, and of their dtype.
+            scratch: At least as long as a block, and of the values' dtype.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = [contribution.push.gradient for contribution in contributions]
         # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
-        total = _sum(gradients, scratch)
-        self.optimizer.step(self.values, total, len(gradients), contributions[0].push.hyper)
+        self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
         self.version += 1
         self.contributions.clear()
         return contributions
@@ -118,8 +117,7 @@ class Entry:
 
     def export(self) -> KeyState:
         """A copy of what a checkpoint holds, the clocks left out."""
-        state = {name: tensor.clone() for name, tensor in self.optimizer.state().items()}
-        return KeyState(self.values.clone(), state, self.version)
+        return KeyState(self.values.clone(), self.optimizer.state(), self.version)
 
     def restore(self, state: KeyState) -> None:
         """Goes on from what `export` gave.
@@ -138,14 +136,3 @@ class Entry:
         self.optimizer.load(state.optimizer)
         self.version = state.version
         self.initialised = True
-
-
-def _sum(gradients: list[Tensor], scratch: Tensor) -> Tensor:
-    """In the order given, in the bucket's dtype as the ring does; one alone is its own sum."""
-    if len(gradients) == 1:
-        return gradients[0]
-    total = scratch[: gradients[0].numel()]
-    torch.add(gradients[0], gradients[1], out=total)
-    for gradient in gradients[2:]:
-        total.add_(gradient)
-    return total

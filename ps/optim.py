@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ps.errors import ConfigError
+from ps.fused import KERNELS
 from ps.types import Hyper
 
 _TRAVELS: Mapping[str, tuple[str, ...]] = {
@@ -125,6 +126,36 @@ class SliceStep(Protocol):
         """Goes on from such a state; it belongs to the optimizer from then on."""
 
 
+class FusedStep:
+    """One slice's optimizer, run by torch's fused kernel."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kernel = KERNELS[name]
+        self._state: dict[str, Tensor] = {}
+        self._hyper: Hyper | None = None
+        self._options: dict[str, Any] = {}
+        self._divisors: dict[int, Tensor | None] = {1: None}
+
+    def check(self, hyper: Hyper) -> None:
+        if hyper != self._hyper:
+            self._options = kwargs_of(hyper, self._name)
+            self._hyper = hyper
+
+    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+        self.check(hyper)
+        if count not in self._divisors:
+            self._divisors[count] = torch.tensor(float(count))
+        # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
+        self._kernel(values, gradient, self._state, self._options, self._divisors[count])
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._state)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._state = dict(state)
+
+
 class SliceOptimizer:
     """One slice's torch optimizer.
 
@@ -132,7 +163,6 @@ class SliceOptimizer:
     """
 
     def __init__(self, name: str) -> None:
-        _check_name(name)
         self._name = name
         self._kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
         # A process's first optimizer makes torch load its compiler, for a second: now, not in a push.
@@ -141,9 +171,6 @@ class SliceOptimizer:
         self._loaded: dict[str, Tensor] = {}
         self._hyper: Hyper | None = None
         self._checked: Hyper | None = None
-        self._fused = False
-        self._count = 1
-        self._divisor: Tensor | None = None
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._checked:
@@ -156,15 +183,7 @@ class SliceOptimizer:
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
             self._hyper = hyper
-        if count != self._count:
-            # A fused step divides on its way, which spares a pass over memory: 10 % of a push.
-            self._divisor = torch.tensor(float(count)) if count > 1 else None
-            self._count = count
-        if self._fused:
-            self._optimizer.grad_scale = self._divisor  # type: ignore[attr-defined]
-        elif self._divisor is not None:
-            gradient.div_(count)
-        values.grad = gradient
+        values.grad = gradient if count == 1 else gradient.div_(count)
         self._optimizer.step()
         values.grad = None
 
@@ -181,8 +200,9 @@ class SliceOptimizer:
 
     def _build(self, values: Tensor, hyper: Hyper) -> torch.optim.Optimizer:
         # The options are put into the group by `step`, but for the one that shapes the first state.
-        self._fused = values.dtype in _FUSED.get(self._name, ())
-        options: dict[str, Any] = {"fused": True} if self._fused else {"foreach": False}
+        options: dict[str, Any] = (
+            {"fused": True} if values.dtype in _FUSED.get(self._name, ()) else {"foreach": False}
+        )
         if "initial_accumulator_value" in hyper:
             options["initial_accumulator_value"] = hyper["initial_accumulator_value"]
         optimizer = self._kind([values], **options)
@@ -208,13 +228,16 @@ class Assign:
         """Keeps nothing: there is no state."""
 
 
-def optimizer_for(name: str) -> SliceStep:
-    """What steps a slice of a bucket with this `BucketSpec.optimizer`.
+def optimizer_for(name: str, dtype: torch.dtype) -> SliceStep:
+    """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype.
 
     Raises:
         ConfigError: The hub does not run it.
     """
-    return SliceOptimizer(name) if name else Assign()
+    if not name:
+        return Assign()
+    _check_name(name)
+    return FusedStep(name) if name in KERNELS and dtype in _FUSED[name] else SliceOptimizer(name)
 
 
 def _check_name(name: str) -> None:

@@ -88,6 +88,8 @@ class ShardLoop:
                     if listener.waitable in ready:
                         for envelope in listener.receive():
                             self._serve(listener, envelope)
+                for listener in self._listeners:
+                    listener.flush()
                 if self.after_turn is not None:
                     self.after_turn()
         finally:

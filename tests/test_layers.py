@@ -23,7 +23,7 @@ FLOORS = {
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
-        ps.sharding ps.consistency ps.membership ps.ledger ps.optim ps.rounds
+        ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """

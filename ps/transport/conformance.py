@@ -110,6 +110,7 @@ class Serving:
             assert listener.waitable in ready
             for envelope in listener.receive():
                 self._answer(listener, envelope)
+            listener.flush()
 
 
 def await_readable(connection: Connection) -> None:
@@ -121,6 +122,7 @@ def await_readable(connection: Connection) -> None:
 
 def replies(connection: Connection, count: int = 1) -> list[Message]:
     """The next `count` replies."""
+    connection.flush()
     messages: list[Message] = []
     while len(messages) < count:
         await_readable(connection)
@@ -308,6 +310,7 @@ def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
         with contextlib.closing(transport.dial(server.address, PATIENCE)) as leaver:
             payload = transport.allocate(100_000)
             leaver.send(request(1, payload), payload)
+            leaver.flush()
             assert came.wait(PATIENCE)
         for number in (2, 3):
             assert number_of(ask(stayer, request(number, noise(100_000)))) == number
@@ -325,6 +328,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
     with Serving(transport, echo_and_tell) as server:
         idle, busy = (transport.dial(server.address, PATIENCE) for _ in range(2))
         busy.send(request(1, noise(10)))
+        busy.flush()
         assert answered.wait(PATIENCE)
     assert number_of(replies(busy)[0]) == 1
     for line in (idle, busy):
@@ -332,6 +336,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
             await_loss(line)
         with contextlib.suppress(ConnectionLost):
             line.send(request(2))
+            line.flush()
         await_loss(line)
         line.close()
 
@@ -376,6 +381,7 @@ def leaves_nothing_behind(make_transport: MakeTransport) -> None:
             ask(line, request(1, noise(1 << 20)), into)
             ask(line, request(2, into))
             line.send(request(3, noise(1 << 20)))
+            line.flush()
 
     use()  # what a library keeps for the whole process, it has by now
     before = _held()

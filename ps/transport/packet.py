@@ -67,11 +67,7 @@ class Introductions:
         self._made: set[int] = set()
 
     def place(self, memory: memoryview | None) -> Place:
-        """Where the peer finds `memory` from now on; no place if it is not the arena's.
-
-        Raises:
-            OSError: The peer is gone.
-        """
+        """Where the peer finds `memory` from now on; no place if it is not the arena's."""
         place = self._arena.find(memory) if memory is not None and memory.nbytes else None
         if place is None:
             return Place()

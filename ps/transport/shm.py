@@ -34,9 +34,6 @@ from ps.transport.window import Windows
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 64
-"""Packets taken from one peer before the others and the replies get their turn."""
-
 MAX_SEGMENTS = 4096
 """Segments that one peer may have mapped at a time."""
 
@@ -117,14 +114,10 @@ class ShmConnection:
             raise UsageError(f"a header of {len(message.header)} bytes; at most {MAX_HEADER} can be sent")
         tag = next(self._tags)
         pending = self._pending[tag] = _Pending(message.payload, into)
-        try:
-            payload = self._place(pending)
-            pending.home = self._introductions.place(into)
-            kind = Kind.WINDOWED if self._windows.is_one(pending.home) else Kind.REQUEST
-            descriptor = Descriptor(kind, tag, payload, pending.home)
-            self._doorbell.send(Packet(descriptor.pack(message.header)))
-        except OSError as error:
-            raise self._loss(error) from error
+        payload = self._place(pending)
+        pending.home = self._introductions.place(into)
+        kind = Kind.WINDOWED if self._windows.is_one(pending.home) else Kind.REQUEST
+        self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
 
     def _place(self, pending: _Pending) -> Place:
         """Where the shard finds the payload; one from elsewhere is copied into a segment first."""
@@ -144,12 +137,19 @@ class ShmConnection:
         free = self._bounces[room]
         return free.pop() if free else self._arena.allocate(room)
 
+    def flush(self) -> None:
+        try:
+            self._doorbell.flush()
+        except OSError as error:
+            raise self._loss(error) from error
+
     def receive(self) -> list[Message]:
         messages: list[Message] = []
         try:
             self._doorbell.on_room()
-            while (packet := self._doorbell.receive()) is not None:
-                messages.extend(self._take(packet))
+            while packets := self._doorbell.receive():
+                for packet in packets:
+                    messages.extend(self._take(packet))
         except (EOFError, OSError, ValueError) as error:
             self._doorbell.hang_up()  # so that the next call finds the end too
             if not messages:
@@ -247,6 +247,8 @@ class ShmListener:
         self._waitable = self._epoll.fileno()
         self._epoll.register(self._door, select.EPOLLIN)
         self._peers: dict[int, _Peer] = {}
+        self._answered: dict[int, _Peer] = {}
+        """Those with replies that wait for `flush`."""
 
     @property
     def address(self) -> str:
@@ -258,11 +260,11 @@ class ShmListener:
 
     def receive(self) -> list[Envelope]:
         envelopes: list[Envelope] = []
-        for number, events in self._epoll.poll(0):
+        for number, _ in self._epoll.poll(0):
             if number == self._door.fileno():
                 self._accept()
             elif (peer := self._peers.get(number)) is not None:
-                self._serve(peer, events, envelopes)
+                self._serve(peer, envelopes)
         return envelopes
 
     def _accept(self) -> None:
@@ -277,15 +279,11 @@ class ShmListener:
             peer = _Peer(doorbell, Introductions(self._arena, doorbell))
             self._peers[peer.doorbell.number] = peer
 
-    def _serve(self, peer: _Peer, events: int, envelopes: list[Envelope]) -> None:
-        """Takes in what one peer says; one that breaks the rules, or is gone, is dropped."""
+    def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
+        """Takes in what one peer says next; one that breaks the rules, or is gone, is dropped."""
         try:
-            if events & select.EPOLLOUT:
-                peer.doorbell.on_room()
-            for _ in range(AT_ONCE):
-                packet = peer.doorbell.receive()
-                if packet is None:
-                    return
+            peer.doorbell.on_room()
+            for packet in peer.doorbell.receive():  # one train, so that all peers get their turn
                 envelopes.extend(self._take(peer, packet))
         except EOFError:
             self._drop(peer)
@@ -311,15 +309,20 @@ class ShmListener:
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         assert isinstance(reply_to, _ReturnPath)
         peer = reply_to.peer
-        if self._peers.get(peer.doorbell.number) is not peer:
-            return
-        try:
+        if self._peers.get(peer.doorbell.number) is peer:
             peer.doorbell.send(_reply_packet(reply_to, message, stable))
-        except OSError as error:
-            log.warning("could not answer a peer on this host: %s", error)
-            self._drop(peer)
+            self._answered[peer.doorbell.number] = peer
+
+    def flush(self) -> None:
+        answered, self._answered = self._answered, {}
+        for peer in answered.values():
+            try:
+                peer.doorbell.flush()
+            except OSError:  # it is gone, which the membership will hear of elsewhere
+                self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
+        self._answered.pop(peer.doorbell.number, None)
         del self._peers[peer.doorbell.number]
         peer.doorbell.close()
 
