@@ -34,13 +34,17 @@ class Place(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment of this process's own, ready to be passed on; `window` if replies may be shown there."""
+    """A segment of this process's own, ready to be passed on.
+
+    Attributes:
+        windows: Where its windows end, if replies may be shown in them; None in any other segment.
+    """
 
     number: int
     descriptor: int
     start: int
     nbytes: int
-    window: bool
+    windows: set[int] | None
 
 
 class Arena:
@@ -64,15 +68,23 @@ class Arena:
 
     def allocate(self, nbytes: int, *, window: bool = False) -> memoryview:
         """Zeroed memory; its segment goes with the last view of it."""
-        room = rounded(max(nbytes, 1))
         with self._lock:
-            if self._guarded or room > SEGMENT_BYTES // 2:
-                return self._new_segment(room, window)[:nbytes]
-            if room > self._rest[window].nbytes:
-                self._rest[window] = self._new_segment(SEGMENT_BYTES, window)
-            rest = self._rest[window]
-            self._rest[window] = rest[room:]
-            return rest[:nbytes]
+            memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
+        place = self.find(memory)
+        if window and place is not None:
+            ends = self._segments[place.segment].windows
+            assert ends is not None
+            ends.add(place.offset + place.length)
+        return memory
+
+    def _take(self, room: int, window: bool) -> memoryview:
+        if self._guarded or room > SEGMENT_BYTES // 2:
+            return self._new_segment(room, window)
+        if room > self._rest[window].nbytes:
+            self._rest[window] = self._new_segment(SEGMENT_BYTES, window)
+        rest = self._rest[window]
+        self._rest[window] = rest[room:]
+        return rest[:room]
 
     def find(self, memory: memoryview) -> Place | None:
         """Where `memory` lies, if it is ours."""
@@ -94,7 +106,7 @@ class Arena:
         seal(descriptor, self._seals)
         number = next(self._numbers)
         start = address(memoryview(mapping))
-        self._segments[number] = Segment(number, descriptor, start, nbytes, window)
+        self._segments[number] = Segment(number, descriptor, start, nbytes, set() if window else None)
         # Not a method: it would keep the arena, and by `_rest` the mapping, from ever dying.
         weakref.finalize(mapping, _drop, self._segments, number).atexit = False
         return memoryview(mapping)

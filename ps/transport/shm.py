@@ -116,16 +116,16 @@ class ShmConnection:
         pending = self._pending[tag] = _Pending(message.payload, into)
         payload = self._place(pending)
         pending.home = self._introductions.place(into)
-        kind = Kind.WINDOWED if self._windows.is_one(pending.home) else Kind.REQUEST
+        kind = Kind.WINDOWED if self._windows.fit(pending.home) else Kind.REQUEST
         self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
 
     def _place(self, pending: _Pending) -> Place:
-        """Where the shard finds the payload; one from elsewhere is copied into a segment first."""
+        """Where the shard finds the payload; one from elsewhere, or from a window, is copied there first."""
         payload = pending.payload
         if payload is None or not payload.nbytes:
             return Place()
         place = self._introductions.place(payload)
-        if not place.length or self._windows.is_one(place):  # a window may show another's memory
+        if not place.length or self._windows.contain(place):
             pending.bounce = self._borrow(payload.nbytes)
             copy(payload, pending.bounce)
             place = self._introductions.place(pending.bounce[: payload.nbytes])
@@ -337,7 +337,7 @@ def _reply_packet(way: _ReturnPath, message: Message, stable: bool) -> Packet:
     payload = message.payload
     if payload is None or not payload.nbytes:
         return Packet(Descriptor(Kind.LANDED, way.tag).pack(message.header))
-    if stable and way.windowed and way.into is not None and payload.nbytes <= way.into.nbytes:
+    if stable and way.windowed and way.into is not None and payload.nbytes == way.into.nbytes:
         place = way.peer.introductions.place(payload)
         if place.length and place.offset % PAGE == 0:
             return Packet(Descriptor(Kind.SHOWN, way.tag, place).pack(message.header))

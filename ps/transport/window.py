@@ -28,12 +28,18 @@ class Windows:
         self._shown: dict[Place, tuple[object, Place]] = {}
         """By window: whose memory is there, and where in it."""
 
-    def is_one(self, place: Place) -> bool:
-        """Whether somebody's memory could be shown at this place."""
+    def contain(self, place: Place) -> bool:
+        """Whether this place may be showing somebody else's memory."""
         segment = self._arena.segment(place.segment)
-        if self._pages is None or segment is None or place.offset % pages.PAGE:
+        return segment is not None and segment.windows is not None
+
+    def fit(self, place: Place) -> bool:
+        """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
+        segment = self._arena.segment(place.segment)
+        if self._pages is None or segment is None or segment.windows is None or place.offset % pages.PAGE:
             return False
-        return segment.window and place.length > 0
+        end = place.offset + place.length
+        return end % pages.PAGE == 0 or end in segment.windows
 
     def show(self, window: Place, owner: object, descriptor: int, place: Place) -> None:
         """Shows what lies at `place` of `owner`'s open file; what this process wrote there is lost.
