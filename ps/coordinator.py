@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protos import control_pb2 as pb
-from ps import manifest as checkpoints
 from ps import status
 from ps.blueprint import Blueprint, Buckets
 from ps.config import ServerConfig
@@ -25,8 +24,9 @@ from ps.consistency import Consistency
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
 from ps.fleet import Fleet, Shard
 from ps.job import Job, Joiner, Outcome, Reason
+from ps.keeper import Keeper
 from ps.manifest import Manifest
-from ps.saver import Held, Saver
+from ps.saver import Held
 from ps.timing import TimeSource
 from ps.types import Member, Sender
 
@@ -67,20 +67,24 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.shards, config.lease)
-        self.saver = Saver(self.fleet, config.checkpoint_dir) if config.checkpoint_dir else None
+        self.keeper = Keeper(
+            self.fleet,
+            config.checkpoint_dir,
+            config.checkpoint_every,
+            clock,
+            self._held,
+            restored[0] if restored else None,
+        )
         self.done = asyncio.Event()
         """Set when the server should end: after its only job, or beyond help."""
         self.outcome: Outcome | None = None
         self.failure: HubringError | None = None
-        self.last_checkpoint: Path | None = restored[0] if restored else None
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
-        self._saving = asyncio.Lock()
-        self._passing: asyncio.Task[None] | None = None
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin(restored)
 
@@ -99,7 +103,7 @@ class Coordinator:
         self._board: dict[str, str] = {}
         self._ending = False
         self._failure_told = False
-        self._saved_at = self._clock.now()
+        self.keeper.begin()
 
     # What workers ask for.
 
@@ -206,8 +210,7 @@ class Coordinator:
         if self.job.over and not self._ending:
             await self._end()
         elif self._due(now):
-            # Not awaited: it may take many steps, and leases run meanwhile.
-            self._passing = asyncio.create_task(self._save_in_passing())
+            self.keeper.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
         """A shard is gone and its parameters with it: neither job nor server can go on."""
@@ -233,33 +236,6 @@ class Coordinator:
             except JobFailed as error:
                 self.shard_lost(str(error))
 
-    async def save(self) -> tuple[Path, int]:
-        """Writes a checkpoint now.
-
-        Raises:
-            ConfigError: There is no directory, or nothing to save.
-        """
-        if self.saver is None:
-            raise ConfigError("the server was started without --checkpoint-dir")
-        if not self.blueprint.on_the_hub:
-            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
-        async with self._saving:
-            held = Held(
-                self.job.name,
-                self.config.mode,
-                self.blueprint.buckets,
-                self.blueprint.plan,
-                self._incarnation_after(),
-            )
-            self.last_checkpoint, step = await self.saver.save(
-                held,
-                lockstep=self.consistency.lockstep,
-                running=not self.job.over,
-                step=self.job.step,
-            )
-            self._saved_at = self._clock.now()
-        return self.last_checkpoint, step
-
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
         return {
@@ -272,7 +248,7 @@ class Coordinator:
             "workers": status.workers(self.job, self._clock.now()),
             "shards": await self._shards(),
             "slowest": self.job.slowest(),
-            "checkpoint": str(self.last_checkpoint or ""),
+            "checkpoint": str(self.keeper.last or ""),
         }
 
     # Inside.
@@ -359,9 +335,7 @@ class Coordinator:
             return
         self._ending = True
         self.outcome = self.job.outcome
-        await self._stop_passing()
-        if self._savable and self.failure is None:
-            await self._save_in_passing()
+        await self.keeper.end(save=self.blueprint.on_the_hub and self.failure is None)
         self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
@@ -371,37 +345,30 @@ class Coordinator:
             self.done.set()
             return
         await self.fleet.reset()
-        self._begin(None if self.outcome.ok else self._newest())
+        self._begin(None if self.outcome.ok else self.keeper.newest())
         log.info("ready for the next job")
 
-    def _newest(self) -> tuple[Path, Manifest] | None:
-        """From where a job that broke off goes on."""
-        return checkpoints.newest(self.config.checkpoint_dir) if self.config.checkpoint_dir else None
-
-    async def _stop_passing(self) -> None:
-        """Gives up a checkpoint under way: its step will not be reached any more."""
-        if self._passing is not None and not self._passing.done():
-            self._passing.cancel()
-            await asyncio.wait([self._passing])
-
-    async def _save_in_passing(self) -> None:
-        try:
-            await self.save()
-        except HubringError as error:
-            log.error("no checkpoint: %s", error)
-            self._saved_at = self._clock.now()
-
-    @property
-    def _savable(self) -> bool:
-        return self.saver is not None and self.blueprint.on_the_hub
-
     def _due(self, now: float) -> bool:
-        return (
-            self._savable
-            and self.job.started
-            and self.job.failure is None
-            and not self._saving.locked()
-            and now - self._saved_at >= self.config.checkpoint_every
+        trains = self.job.started and self.job.failure is None and self.blueprint.on_the_hub
+        return trains and self.keeper.due(now)
+
+    def _held(self) -> Held:
+        """What there is to save.
+
+        Raises:
+            ConfigError: There is nothing.
+        """
+        if not self.blueprint.on_the_hub:
+            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
+        return Held(
+            self.job.name,
+            self.config.mode,
+            self.blueprint.buckets,
+            self.blueprint.plan,
+            self._incarnation_after(),
+            lockstep=self.consistency.lockstep,
+            running=not self.job.over,
+            step=self.job.step,
         )
 
     async def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

@@ -211,7 +211,7 @@ class Server:
             "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
             "error": str(coordinator.failure or coordinator.job.failure or ""),
             "shards": coordinator.last_stats,
-            "checkpoint": str(coordinator.last_checkpoint or ""),
+            "checkpoint": str(coordinator.keeper.last or ""),
         }
 
     def _exit_code(self, coordinator: Coordinator) -> int:

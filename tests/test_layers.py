@@ -34,7 +34,7 @@ FLOORS = {
     """,
     "processes": """
         ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
+        ps.fleet ps.saver ps.keeper ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
@@ -54,6 +54,7 @@ COORDINATOR = {
     "ps.coordinator",
     "ps.blueprint",
     "ps.fleet",
+    "ps.keeper",
     "ps.saver",
     "ps.status",
 }
