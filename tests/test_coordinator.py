@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,22 @@ BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 class FakeFleet(Fleet):
     """Shards that do as they are told, and remember it."""
 
-    def __init__(self, expected: int, lease_seconds: float) -> None:
-        super().__init__(expected, lease_seconds)
+    def __init__(self, lease_seconds: float) -> None:
+        super().__init__(lease_seconds)
         self.views: list[View] = []
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
         self.silent_ones = False
 
-    def register(self, request: pb.RegisterShardRequest, now: float) -> Shard:
+    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         channel: Any = None
-        shard = Shard(len(self.shards), request.token, "here", 1, "host", {}, channel, float("inf"))
-        self.shards.append(shard)
+        shard = Shard(index, request.token, "here", 1, "host", {}, channel, float("inf"), request.worker)
+        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
+
+    async def dismiss(self, shards: Sequence[Shard]) -> None:
+        self.shards = [shard for shard in self.shards if shard not in shards]
 
     async def set_view(self, view: View) -> None:
         if self.shards:

@@ -33,7 +33,8 @@ FLOORS = {
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.client ps.session
+        ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.saver ps.keeper ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
