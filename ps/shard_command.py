@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import msgspec
@@ -17,12 +18,14 @@ class Settings(msgspec.Struct, frozen=True):
         host: Address to listen on.
         log_format: How its log looks.
         worker: Incarnation of the worker that brings it; 0 where `ps-server` started it.
+        parent: The process without which the shard ends.
     """
 
     control: str
     host: str = "127.0.0.1"
     log_format: LogFormat = "text"
     worker: int = 0
+    parent: int = msgspec.field(default_factory=os.getpid)
 
 
 def command(settings: Settings) -> list[str]:

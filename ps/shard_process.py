@@ -109,7 +109,8 @@ def main(argument: str) -> None:
     place = logs.configure(settings.log_format)
     place.role = "shard"
     orphaned = threading.Event()
-    threading.Thread(target=_watch_parent, args=(orphaned,), name="parent", daemon=True).start()
+    watched = (settings.parent, orphaned)
+    threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control = ShardControl()
     listeners = open_listeners(settings.host, register=[control.add_to])
     addresses = {name: listener.address for name, listener in listeners.items()}
@@ -121,13 +122,14 @@ def main(argument: str) -> None:
     loop.run()
 
 
-def _watch_parent(orphaned: threading.Event) -> None:
+def _watch_parent(parent: int, orphaned: threading.Event) -> None:
     """Our parent holds the other end of our standard input: when that says a word or ends, so do we.
 
     A worker's forked children hold that end too and may outlive it, so we look at the parent itself as well.
     """
-    parent = os.pidfd_open(os.getppid())
-    select.select([sys.stdin.fileno(), parent], [], [])
+    alive = os.pidfd_open(os.getppid())
+    if os.getppid() == parent:  # else it ended before we looked, and somebody else took us in
+        select.select([sys.stdin.fileno(), alive], [], [])
     orphaned.set()
 
 
