@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import subprocess
+import time
+from collections.abc import Callable
 
 from ps.config import LogFormat, is_loopback
 from ps.errors import ConfigError
 from ps.shard_command import Settings, command, ending
 from ps.transport.host import towards
+from ps.waiting import TOLD_EVERY
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +51,18 @@ class Companion:
         """How it ended, as a clause; empty while it runs."""
         code = self._process.poll()
         return "" if code is None else ending(code)
+
+    def outlast(self, needs: Callable[[], str]) -> None:
+        """Returns once nobody needs it any more, or it has ended.
+
+        Args:
+            needs: Waits a little; returns who needs it, empty if nobody does.
+        """
+        told = -math.inf
+        while (whom := needs()) and not self.ended:
+            if time.monotonic() - told > TOLD_EVERY:
+                log.info("done here; %s still serves %s", self, whom)
+                told = time.monotonic()
 
     def end(self) -> None:
         """Ends it: by a word, and if it does not heed that by force."""

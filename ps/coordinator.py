@@ -27,6 +27,7 @@ from ps.job import Job, Joiner, Outcome, Reason
 from ps.keeper import Keeper
 from ps.manifest import Manifest
 from ps.saver import Held
+from ps.supply import OwnShards, Supply, WorkersShards
 from ps.timing import TimeSource
 from ps.types import Member, Sender
 
@@ -73,6 +74,7 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
+        self._supply: Supply = WorkersShards() if config.colocate else OwnShards(config.shards)
         self.keeper = Keeper(
             self.fleet,
             config.checkpoint_dir,
@@ -210,7 +212,7 @@ class Coordinator:
         known = self.fleet.find(request.token)
         if known is not None:
             return known
-        index = self._number(request.worker)
+        index = self._supply.number(request.worker, self.job, self.fleet.shards)
         if self._complete and self._wanted:
             return None  # the job's plan knows nothing of it
         shard = self.fleet.register(request, index, self._clock.now())
@@ -234,7 +236,9 @@ class Coordinator:
     async def _look_after(self) -> None:
         now = self._clock.now()
         self.job.expire(now)
-        await self._part_with_orphans(now)
+        if not self._complete:
+            leases_from = now - self.config.lease
+            await self.fleet.dismiss(self._supply.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
         if silent is not None:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
@@ -325,9 +329,7 @@ class Coordinator:
     @property
     def _wanted(self) -> int:
         """How many shards the job needs before it may begin; a ring needs none."""
-        if self.job.topology == "ring":
-            return 0
-        return self.job.world_size if self.config.colocate else self.config.shards
+        return 0 if self.job.topology == "ring" else self._supply.wanted(self.job)
 
     def waiting_for(self) -> str:
         """Who is missing, as a sentence; under --colocate the workers, who bring the shards."""
@@ -335,28 +337,6 @@ class Coordinator:
         if missing > 0 and (self.job.started or not self.config.colocate):
             return f"waiting for {missing} of {self._wanted} shards"
         return self.job.waiting_for()
-
-    def _number(self, worker: int) -> int:
-        """A new shard's number: under --colocate its worker's rank, so that a replacement takes its place."""
-        if not self.config.colocate:
-            return len(self.fleet.shards)
-        for member in self.job.members:
-            if member.incarnation == worker:
-                return member.rank
-        raise ConfigError(
-            "the worker that brought this shard has left"
-            if worker
-            else "this hub runs with --colocate: its workers bring its shards, and it takes no others"
-        )
-
-    async def _part_with_orphans(self, now: float) -> None:
-        """Until a job begins a shard may go: whoever takes its worker's place brings another."""
-        if self.config.colocate and not self._complete:
-            present = {member.incarnation for member in self.job.members}
-            silent = self.fleet.silent(now)
-            await self.fleet.dismiss(
-                [shard for shard in self.fleet.shards if shard.worker not in present or shard is silent]
-            )
 
     def _incarnation_after(self) -> int:
         """A number above every incarnation given so far; it survives restarts in the checkpoint."""

@@ -8,7 +8,6 @@ it through `on_failure`, so that nobody waits for ever.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import secrets
 import socket
@@ -37,7 +36,7 @@ from ps.job import Reason
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
-from ps.waiting import TOLD_EVERY, Waiting, sentence
+from ps.waiting import Waiting, sentence
 
 log = logging.getLogger(__name__)
 
@@ -334,19 +333,12 @@ class Session:
         """
         try:
             if self._left.is_set() and self._companion is not None:
-                self._serve_out(self._companion)
+                self._goodbye.wait_seconds = 2.0
+                self._companion.outlast(self._say_goodbye)
         finally:
             if self._companion is not None:
                 self._companion.end()
             self._channel.close()
-
-    def _serve_out(self, companion: Companion) -> None:
-        self._goodbye.wait_seconds = 2.0
-        told = -math.inf
-        while (whom := self._say_goodbye()) and not companion.ended:
-            if time.monotonic() - told > TOLD_EVERY:
-                log.info("done here; %s still serves %s", companion, whom)
-                told = time.monotonic()
 
     def _say_goodbye(self) -> str:
         """Tells the server; returns who needs this worker's shard still."""

@@ -35,7 +35,8 @@ FLOORS = {
     "processes": """
         ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.keeper ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
+        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
+        ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
@@ -56,6 +57,7 @@ COORDINATOR = {
     "ps.blueprint",
     "ps.fleet",
     "ps.keeper",
+    "ps.supply",
     "ps.saver",
     "ps.status",
 }
