@@ -281,6 +281,8 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
 
 def _share_cores(workers: int) -> None:
     """Gives torch this worker's part of the host's cores: workers that take all of them stall one another."""
+    # A shard beside a worker gets no share of its own: the two mostly take turns. Measured with one of
+    # each on 2 cores, an MLP of 25 M parameters: 128 ms a step with both cores to the worker, 152 with one.
     if "OMP_NUM_THREADS" not in environment():
         share = max(1, len(os.sched_getaffinity(0)) // workers)
         torch.set_num_threads(min(share, torch.get_num_threads()))  # a script may have taken fewer already
