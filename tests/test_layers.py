@@ -34,8 +34,10 @@ FLOORS = {
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.client ps.session
+        ps.shard ps.shard_control ps.shard_process
+        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
+        ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
@@ -55,6 +57,8 @@ COORDINATOR = {
     "ps.coordinator",
     "ps.blueprint",
     "ps.fleet",
+    "ps.keeper",
+    "ps.supply",
     "ps.saver",
     "ps.status",
 }
