@@ -1,0 +1,69 @@
+"""What the ranks' gradients are, and what parameters must come of them.
+
+All is periodic, so that one period, stepped by torch's own optimizer on the
+mean, tells every element of every tensor. The ranks' gradients rise and fall
+from step to step, each in its own way: a lost rank or a lost step then leaves
+other parameters under Adam too, which does not see a constant factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from workers.bench.model import optimizer_of
+
+PERIOD = 1024
+"""Gradients repeat after so many elements of a tensor, and so must the parameters."""
+
+
+class Truth:
+    """Follows a job step by step.
+
+    Args:
+        optimizer: The job's.
+        size: How many ranks give gradients.
+    """
+
+    def __init__(self, optimizer: str, size: int) -> None:
+        self._size = size
+        self._pattern = torch.arange(PERIOD) % 7 + 1.0
+        self._expected = nn.Parameter(torch.zeros(PERIOD))
+        self._optimizer = optimizer_of(optimizer, [self._expected])
+        self._step = 0
+
+    def write(self, gradients: Iterable[Tensor], rank: int) -> None:
+        """Fills flat gradients with what this rank's are in the step to come, as backward would."""
+        period = self._pattern * _weight(rank, self._step)
+        for gradient in gradients:
+            whole = gradient.numel() // PERIOD * PERIOD
+            gradient[:whole].view(-1, PERIOD).copy_(period)
+            gradient[whole:].copy_(period[: gradient.numel() - whole])
+
+    def advance(self) -> None:
+        """Takes the step."""
+        weights = [_weight(rank, self._step) for rank in range(self._size)]
+        self._expected.grad = self._pattern * (sum(weights) / self._size)
+        self._optimizer.step()
+        self._step += 1
+
+    def wrong(self, values: Iterable[Tensor]) -> int:
+        """How many elements of flat parameters are not what they must be by now."""
+        return sum(self._wrong(each) for each in values)
+
+    def _wrong(self, values: Tensor) -> int:
+        expected = self._expected.detach()
+        whole = values.numel() // PERIOD * PERIOD
+        rest = expected[: values.numel() - whole]
+        right = _close(values[:whole].view(-1, PERIOD), expected) + _close(values[whole:], rest)
+        return values.numel() - right
+
+
+def _weight(rank: int, step: int) -> int:
+    return 1 + (rank + step * (rank + 1)) % 5
+
+
+def _close(found: Tensor, expected: Tensor) -> int:
+    return int(torch.isclose(found, expected, rtol=1e-5, atol=0.0).sum())
