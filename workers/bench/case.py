@@ -76,6 +76,8 @@ class Plan:
             processes = stack.enter_context(Processes(place, environment, self.timeout))
             teams = [self._team(row, case, place, processes) for row in self.rows]
             for team in teams:
+                team.start()
+            for team in teams:
                 team.meet()
             turns = self._rounds(teams, self.steps or shapes.find(case.shape).steps)
             _end(teams, processes)

@@ -61,14 +61,9 @@ class Member:
         return seconds
 
 
-def main(side: str, argument: str, rank: str) -> None:
-    """Takes part until the bench closes the line.
-
-    Args:
-        side: `module:Class` of a `Side`.
-        argument: The job.
-        rank: Which of the row's members this is.
-    """
+def main() -> None:
+    """Takes part until the bench closes the line."""
+    side, argument, rank = sys.argv[1:]
     job = Job.decode(argument)
     module, _, name = side.partition(":")
     taken: Side = getattr(import_module(module), name)(job, int(rank))
@@ -77,4 +72,4 @@ def main(side: str, argument: str, rank: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

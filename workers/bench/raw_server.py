@@ -74,10 +74,10 @@ class RawServer:
             wire.send(number, bytes_of(self._slices[number].values))
 
 
-def main(argument: str) -> None:
+def main() -> None:
     """Serves until all ranks have left."""
     torch.set_num_threads(1)  # as a shard does
-    job = Job.decode(argument)
+    job = Job.decode(sys.argv[1])
     server = RawServer(job)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         written = job.place / f"{ADDRESS}.new"
@@ -87,4 +87,4 @@ def main(argument: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()

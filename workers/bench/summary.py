@@ -14,8 +14,8 @@ PEER = "gloo+sgd"
 BOUND, WIRE_BOUND = "bound-memory", "raw-tcp"
 OVER_WIRE = ("hub-zmq", "hub-grpc")
 NOTE = (
-    f"*peer*: how many times faster than `{PEER}` a row is. *limit*: its time divided by that of `{WIRE_BOUND}`"
-    f" for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, `{BOUND}` for all others."
+    f"*peer*: how many times faster than `{PEER}` a row is. *limit*: its time divided by the limit's, that"
+    f" is by `{WIRE_BOUND}` for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, by `{BOUND}` for all others."
 )
 
 Entry = Mapping[str, Any]

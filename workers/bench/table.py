@@ -70,9 +70,7 @@ class Entry:
         size = f"{self.bytes:>11}{self.bytes // 4:>10}{'float':>6}{'avg':>6}{self.optimizer:>5}"
         times = "".join(f"{_digits(each):>9}" for each in (self.median_ms, self.min_ms, self.spread_ms))
         bandwidth = f"{self.algbw:>7.2f}{self.busbw:>7.2f}"
-        return (
-            f"{self.row:<15}{self.n:>3}{self.shape:>14}{size}{times}{self.steps:>6}{bandwidth}{self.wrong:>8}"
-        )
+        return f"{head}{size}{times}{self.steps:>6}{bandwidth}{self.wrong:>8}"
 
 
 def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entry:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ps.errors import ConnectionLost
+from workers.bench.fork import Forked
 from workers.bench.job import Job
 from workers.bench.line import Line
 from workers.bench.row import Row
@@ -30,7 +31,7 @@ class Turn(NamedTuple):
 
 
 class Team:
-    """The members of one row, and its server if it has one; they start at once, and `meet` waits for them.
+    """The members of one row, and its server if it has one, which starts at once.
 
     Args:
         row: Which row.
@@ -49,11 +50,16 @@ class Team:
         self._count = row.members or job.size
         self._lines: list[Line] = []
         self._idle = _Idle()
+        self._address = job.place / "address"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(job.control))
         self._listener.listen()
         self._listener.setblocking(False)
-        self._started = list(self._start())
+        self._started = [] if row.server is None else [self._serve()]
+
+    def start(self) -> None:
+        """Starts the members; raises as `Processes.pause`."""
+        self._started += self._members()
 
     def meet(self) -> None:
         """Returns once every member has built its model and waits for orders; raises as `Processes.pause`."""
@@ -109,39 +115,38 @@ class Team:
 
     # How they start.
 
-    def _start(self) -> Iterator[Process]:
-        name, job = self.row.name, self._job
-        member = ["-m", MEMBER]
-        before: list[str] = [sys.executable]
+    def _serve(self) -> Process:
+        size = ["--workers", str(self._job.size), "--slice-bytes", str(self._job.slice_bytes)]
+        shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
+        flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
+        command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
+        return self._processes.start(f"{self.row.name} server", command)
+
+    def _members(self) -> Iterator[Process]:
+        name, size = self.row.name, self._job.size
         if self.row.launcher == "mpirun":
-            count = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(job.size)]
-            yield self._processes.start(name, ["mpirun", *count, *before, *member, *self._told(0)])
+            flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
+            command = ["mpirun", *flags, sys.executable, "-m", MEMBER, *self._told(0)]
+            yield self._processes.start(name, command)
             return
         if self.row.side == "raw:Raw":
-            yield self._processes.start(f"{name} server", [*before, "-m", RAW_SERVER, job.encode()])
-        address = ""
-        if self.row.server is not None:
-            file = job.place / "address"
-            yield self._processes.start(f"{name} server", [*before, *self._hub(file)])
-            address = await_address(self._processes, file)
+            yield self._fork(f"{name} server", RAW_SERVER, self._job.encode())
         for rank in range(self._count):
-            command = member if self.row.server is None else self._worker(address, rank)
-            yield self._processes.start(f"{name} rank {rank}", [*before, *command, *self._told(rank)])
+            command = [MEMBER] if self.row.server is None else self._worker(rank)
+            yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
+
+    def _fork(self, name: str, module: str, *arguments: str) -> Process:
+        place = self._processes.directory, self._processes.environment
+        return self._processes.adopt(Forked(name, module, arguments, *place))
 
     def _told(self, rank: int) -> list[str]:
         return [f"workers.bench.{self.row.side}", self._job.encode(), str(rank)]
 
-    def _hub(self, file: Path) -> list[str]:
-        assert self.row.server is not None
-        size = ["--workers", str(self._job.size), "--slice-bytes", str(self._job.slice_bytes)]
-        shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
-        place = ["--port", "0", "--address-file", str(file)]
-        return ["-m", "ps.cli", "start", "--once", *place, *size, *shards, *self.row.server]
-
-    def _worker(self, address: str, rank: int) -> list[str]:
+    def _worker(self, rank: int) -> list[str]:
+        server = ["--server", await_address(self._processes, self._address)]
         place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(self._job.size)]
         script = str(Path(__file__).with_name("member.py"))
-        return ["-m", "workers.cli", "--server", address, *place, *self.row.worker, script]
+        return ["workers.cli", *server, *place, *self.row.worker, script]
 
 
 def _shards(row: Row, size: int, asked: int) -> int:

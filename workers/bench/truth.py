@@ -17,6 +17,8 @@ from workers.bench.model import optimizer_of
 
 PERIOD = 1024
 """Gradients repeat after so many elements of a tensor, and so must the parameters."""
+_TILE_PERIODS = 256
+"""Parameters are compared in pieces that stay in the cache."""
 
 
 class Truth:
@@ -51,19 +53,16 @@ class Truth:
 
     def wrong(self, values: Iterable[Tensor]) -> int:
         """How many elements of flat parameters are not what they must be by now."""
-        return sum(self._wrong(each) for each in values)
-
-    def _wrong(self, values: Tensor) -> int:
-        expected = self._expected.detach()
-        whole = values.numel() // PERIOD * PERIOD
-        rest = expected[: values.numel() - whole]
-        right = _close(values[:whole].view(-1, PERIOD), expected) + _close(values[whole:], rest)
-        return values.numel() - right
+        tile = self._expected.detach().repeat(_TILE_PERIODS)
+        parts = (part for each in values for part in each.split(tile.numel()))
+        return sum(_wrong(part, tile[: part.numel()]) for part in parts)
 
 
 def _weight(rank: int, step: int) -> int:
     return 1 + (rank + step * (rank + 1)) % 5
 
 
-def _close(found: Tensor, expected: Tensor) -> int:
-    return int(torch.isclose(found, expected, rtol=1e-5, atol=0.0).sum())
+def _wrong(found: Tensor, expected: Tensor) -> int:
+    if torch.equal(found, expected):  # nearly always, and ten times as fast
+        return 0
+    return int((~torch.isclose(found, expected, rtol=1e-5, atol=0.0)).sum())

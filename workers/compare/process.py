@@ -108,8 +108,8 @@ class Processes:
 
     def __init__(self, directory: Path, environment: Mapping[str, str], timeout: float) -> None:
         self.started: list[Process] = []
-        self._directory = directory
-        self._environment = environment
+        self.directory = directory
+        self.environment = environment
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
@@ -127,7 +127,10 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str]) -> Process:
         """Starts one more; the arguments are `Process`'s."""
-        process = Process(name, command, self._directory, self._environment)
+        return self.adopt(Process(name, command, self.directory, self.environment))
+
+    def adopt(self, process: Process) -> Process:
+        """Takes over a process that was started in another way; returns it."""
         self.started.append(process)
         return process
 
