@@ -50,8 +50,8 @@ class Bound(Side):
     def _cut(self, job: Job) -> list[Slice]:
         length = job.slice_bytes // 4
         scratch = torch.empty(length)
-        given = zip(*(gradient.split(length) for gradient in self._gradients), strict=True)
-        pairs = zip(self._values.split(length), given, strict=True)
+        given = zip(*(torch.split(gradient, length) for gradient in self._gradients), strict=True)
+        pairs = zip(torch.split(self._values, length), given, strict=True)
         return [Slice(job.optimizer, values, list(gradients), scratch) for values, gradients in pairs]
 
 
@@ -68,7 +68,7 @@ class BoundCopy(Bound):
         super().__init__(job, rank)
         self._copies = [torch.zeros_like(self._values) for _ in self.ranks]
         length = job.slice_bytes // 4
-        self._windows = list(zip(*(copy.split(length) for copy in self._copies), strict=True))
+        self._windows = list(zip(*(torch.split(copy, length) for copy in self._copies), strict=True))
 
     def values(self) -> Sequence[Tensor]:
         return self._copies

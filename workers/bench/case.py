@@ -18,7 +18,7 @@ from ps.config import ServerConfig
 from workers.bench import shapes
 from workers.bench.job import Job
 from workers.bench.row import Row
-from workers.bench.table import Entry, entry
+from workers.bench.table import Entry, entry, trained
 from workers.bench.team import Team, Turn
 from workers.compare import machine
 from workers.compare.process import Processes
@@ -74,14 +74,19 @@ class Plan:
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             environment = clean_environment(_threads(case))
             processes = stack.enter_context(Processes(place, environment, self.timeout))
-            teams = [self._team(row, case, place, processes) for row in self.rows]
+            teams = [self._team(row, case, place, processes) for row in self._taking_part(case)]
             for team in teams:
                 team.start()
             for team in teams:
                 team.meet()
             turns = self._rounds(teams, self.steps or shapes.find(case.shape).steps)
             _end(teams, processes)
-        return [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
+        entries = [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
+        return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
+
+    def _taking_part(self, case: Case) -> list[Row]:
+        train = shapes.find(case.shape).trained
+        return [row for row in self.rows if (row.training if train else row.side)]
 
     def _team(self, row: Row, case: Case, place: Path, processes: Processes) -> Team:
         directory = place / row.name

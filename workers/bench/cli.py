@@ -94,7 +94,7 @@ def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, A
     from workers.bench.summary import render
     from workers.bench.table import HEAD
 
-    plan, chosen = _plan(**options), _cases(cases)
+    plan, chosen = _plan(**options), cases_of(cases)
     entries: list[Entry] = []
     for case in chosen:
         print(f"\n{case}\n{HEAD}", file=sys.stderr)
@@ -135,7 +135,12 @@ def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
     )
 
 
-def _cases(text: str | None) -> list[Case]:
+def cases_of(text: str | None) -> list[Case]:
+    """What `--cases` asks for.
+
+    Raises:
+        UsageError: A word of it is no case.
+    """
     from ps.errors import UsageError
     from workers.bench import shapes
     from workers.bench.case import Case

@@ -42,6 +42,11 @@ class Job(msgspec.Struct, frozen=True):
         return shapes.nbytes(self.shape, self.megabytes)
 
     @property
+    def trained(self) -> bool:
+        """Whether whole training steps are taken."""
+        return shapes.find(self.shape).trained
+
+    @property
     def place(self) -> Path:
         """The directory as a path."""
         return Path(self.directory)

@@ -43,11 +43,12 @@ class Line:
 
         Raises:
             ConnectionLost: The other end has closed.
-            DeadlineExceeded: None came within `timeout` seconds.
+            DeadlineExceeded: None came within `timeout` seconds; the line is of no use after that.
         """
         self._socket.settimeout(timeout)
         try:
             line = self._reader.readline()
+            self._socket.settimeout(None)
         except TimeoutError as cause:
             raise DeadlineExceeded(f"no answer within {timeout:g} s (--timeout)") from cause
         except ConnectionResetError as cause:

@@ -3,7 +3,7 @@
     python -m workers.bench.member MODULE:CLASS JOB RANK
 
 An order is `STEPS alone` or `STEPS together`. Before each step the member fills
-in the gradients; together, it then says `ready` and steps when it hears `go`, as
+in the gradients, or reads a batch; together, it then says `ready` and steps when it hears `go`, as
 all ranks do at once: so neither MPI's barrier, which spins, nor a hub's, which
 costs a round, weighs on one row more than on another. The answer is a line of
 JSON: every step's seconds, and how many elements are wrong.
@@ -20,7 +20,6 @@ from ps.errors import ConnectionLost
 from workers.bench.job import Job
 from workers.bench.line import Line
 from workers.bench.side import Side
-from workers.bench.truth import Truth
 
 
 class Member:
@@ -28,13 +27,11 @@ class Member:
 
     Args:
         side: How the row exchanges.
-        truth: What must come out.
         line: Where orders come from.
     """
 
-    def __init__(self, side: Side, truth: Truth, line: Line) -> None:
+    def __init__(self, side: Side, line: Line) -> None:
         self._side = side
-        self._truth = truth
         self._line = line
 
     def serve(self) -> None:
@@ -45,11 +42,13 @@ class Member:
             except ConnectionLost:
                 return
             seconds = [self._step(together=how == "together") for _ in range(int(steps))]
-            self._line.tell(json.dumps({"seconds": seconds, "wrong": self._truth.wrong(self._side.values())}))
+            self._line.tell(
+                json.dumps({"seconds": seconds, "wrong": self._side.check.wrong(self._side.values())})
+            )
 
     def _step(self, *, together: bool) -> float:
         for rank in self._side.ranks:
-            self._truth.write(self._side.gradients(rank), rank)
+            self._side.check.write(self._side.gradients(rank), rank)
         self._side.prepare()
         if together:
             self._line.tell("ready")
@@ -57,7 +56,7 @@ class Member:
         began = time.perf_counter()
         self._side.step()
         seconds = time.perf_counter() - began
-        self._truth.advance()
+        self._side.check.advance()
         return seconds
 
 
@@ -67,7 +66,7 @@ def main() -> None:
     job = Job.decode(argument)
     module, _, name = side.partition(":")
     taken: Side = getattr(import_module(module), name)(job, int(rank))
-    Member(taken, Truth(job.optimizer, job.size), Line.dial(job.control)).serve()
+    Member(taken, Line.dial(job.control)).serve()
     taken.close()
 
 

@@ -28,7 +28,8 @@ class FlatModel:
     def __init__(self, tensors: Sequence[Dims]) -> None:
         numels = [prod(dims) for dims in tensors]
         self.values, self.gradients = torch.zeros(sum(numels)), torch.zeros(sum(numels))
-        self.value_parts, self.gradient_parts = self.values.split(numels), self.gradients.split(numels)
+        self.value_parts = torch.split(self.values, numels)
+        self.gradient_parts = torch.split(self.gradients, numels)
         self.parameters = [nn.Parameter(view) for view in views(self.values, tensors)]
         for parameter, view in zip(self.parameters, views(self.gradients, tensors), strict=True):
             parameter.grad = view
@@ -36,12 +37,12 @@ class FlatModel:
 
 def views(flat: Tensor, tensors: Sequence[Dims]) -> list[Tensor]:
     """The tensors of a model, one after the other in `flat`."""
-    parts = flat.split([prod(dims) for dims in tensors])
+    parts = torch.split(flat, [prod(dims) for dims in tensors])
     return [part.view(dims) for part, dims in zip(parts, tensors, strict=True)]
 
 
-def optimizer_of(name: str, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """One of `OPTIMIZERS` over these parameters."""
+def optimizer_of(name: str, parameters: Iterable[nn.Parameter], scale: float = 1.0) -> torch.optim.Optimizer:
+    """One of `OPTIMIZERS` over these parameters; `scale` is of its learning rate."""
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=0.01, fused=True)
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+        return torch.optim.Adam(parameters, lr=0.01 * scale, fused=True)
+    return torch.optim.SGD(parameters, lr=0.1 * scale, momentum=0.9, fused=True)

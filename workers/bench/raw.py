@@ -96,12 +96,12 @@ class Raw(FlatSide):
 
 def slices_of(flat: Tensor, slice_bytes: int) -> list[memoryview]:
     """The tensor's own memory, cut into what travels at once."""
-    return [bytes_of(piece) for piece in flat.split(slice_bytes // flat.itemsize)]
+    return [bytes_of(piece) for piece in torch.split(flat, slice_bytes // flat.itemsize)]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """The tensor's own memory."""
-    return memoryview(tensor.view(torch.uint8).numpy())
+    return tensor.view(torch.uint8).numpy().data
 
 
 def _dial(job: Job) -> socket.socket:

@@ -26,8 +26,8 @@ class RawServer:
         values = torch.zeros(numel)
         gradients = [torch.zeros(numel) for _ in range(job.size)]
         self._inboxes = [slices_of(gradient, job.slice_bytes) for gradient in gradients]
-        given = zip(*(gradient.split(length) for gradient in gradients), strict=True)
-        pairs = zip(values.split(length), given, strict=True)
+        given = zip(*(torch.split(gradient, length) for gradient in gradients), strict=True)
+        pairs = zip(torch.split(values, length), given, strict=True)
         self._slices = [
             Slice(job.optimizer, part, list(parts), torch.empty_like(part)) for part, parts in pairs
         ]

@@ -22,7 +22,8 @@ class Row:
         name: What the user calls it.
         about: What it does, in a few words.
         kind: Other people's, ours, or a limit that nobody can beat.
-        side: Module and class in this folder of what its members run.
+        side: Module and class in this folder of what its members run; empty: it only trains.
+        training: The same for whole training steps; empty: it only exchanges.
         launcher: What starts a member.
         server: Flags of `ps-server start`; None: the row has no hub.
         worker: Flags of `ps-worker`.
@@ -33,6 +34,7 @@ class Row:
     about: str
     kind: Literal["peer", "ours", "bound"]
     side: str
+    training: str = ""
     launcher: Literal["python", "mpirun", "ps-worker"] = "python"
     server: tuple[str, ...] | None = None
     worker: tuple[str, ...] = ()
@@ -59,23 +61,24 @@ class Row:
         return ""
 
 
-def _peer(name: str, side: str, about: str) -> Row:
-    return Row(name, about, "peer", side, "mpirun" if name == "mpi" else "python")
+def _peer(name: str, side: str, about: str, training: str = "") -> Row:
+    return Row(name, about, "peer", side, training, "mpirun" if name == "mpi" else "python")
 
 
 def _ours(name: str, worker: tuple[str, ...], about: str, *server: str) -> Row:
-    return Row(name, about, "ours", "hubring:Hubring", "ps-worker", server, worker)
+    sides = "hubring:Hubring", "train:HubringTraining"
+    return Row(name, about, "ours", *sides, "ps-worker", server, worker)
 
 
-def _bound(name: str, side: str, members: int, about: str) -> Row:
-    return Row(name, about, "bound", side, members=members)
+def _bound(name: str, side: str, members: int, about: str, training: str = "") -> Row:
+    return Row(name, about, "bound", side, training, members=members)
 
 
 ROWS = {
     row.name: row
     for row in (
         _peer("gloo+sgd", "gloo:Gloo", "Gloo allreduce in buckets, then torch's fused optimizer"),
-        _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo"),
+        _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo", "train:DdpTraining"),
         _peer("mpi", "mpi:Mpi", "Open MPI allreduce in buckets, then torch's fused optimizer"),
         _ours("hub-shm", ("--transport", "shm"), "hub, shared memory"),
         _ours("hub-colo", ("--transport", "auto"), "hub, every worker serves a shard", "--colocate"),
@@ -86,6 +89,7 @@ ROWS = {
         _bound("bound-memory-2", "bound:BoundOfTwo", 2, "the same, by 2 processes"),
         _bound("bound-copy", "bound:BoundCopy", 1, "as bound-memory, and a copy to each worker"),
         _bound("raw-tcp", "raw:Raw", 0, "plain sockets over loopback doing the hub's work"),
+        _bound("train-alone", "", 0, "every rank computes, nothing is exchanged", "train:Alone"),
     )
 }
 

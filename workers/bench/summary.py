@@ -12,10 +12,15 @@ from ps.errors import ConfigError
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"
 BOUND, WIRE_BOUND = "bound-memory", "raw-tcp"
+TRAINED_PEER = "ddp-gloo"
+EXCHANGED = ("peer", "limit")
+TRAINED = ("samples/s", "exposed ms", "peer")
 OVER_WIRE = ("hub-zmq", "hub-grpc")
 NOTE = (
-    f"*peer*: how many times faster than `{PEER}` a row is. *limit*: its time divided by the limit's, that"
-    f" is by `{WIRE_BOUND}` for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, by `{BOUND}` for all others."
+    f"*peer*: how many times faster than `{PEER}` a row is, or than `{TRAINED_PEER}` where whole steps of"
+    " training are timed. *limit*: its time divided by the limit's, that is by"
+    f" `{WIRE_BOUND}` for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, by `{BOUND}` for all others."
+    " *exposed*: what a step takes beyond computing."
 )
 
 Entry = Mapping[str, Any]
@@ -39,7 +44,7 @@ def read(file: Path) -> list[Entry]:
 
 def render(entries: Sequence[Entry]) -> str:
     """Markdown: a table for every shape and optimizer, one column group for every number of ranks."""
-    kinds = dict.fromkeys((each["shape"], each["optimizer"]) for each in entries)
+    kinds = dict.fromkeys(_kind(each) for each in entries)
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     return "\n\n".join([_setting(entries), *tables, NOTE])
 
@@ -81,26 +86,40 @@ def _wrong(entries: Iterable[Entry]) -> str:
 def _table(entries: Sequence[Entry]) -> str:
     found = {(each["row"], each["n"]): each for each in entries}
     sizes = list(dict.fromkeys(each["n"] for each in entries))
-    shape, optimizer = _kind(entries[0])
-    heads = [f"{n} worker{'s' * (n > 1)} | peer | limit" for n in sizes]
-    rule = "| --- " + "| ---: " * 3 * len(sizes) + "|"
-    lines = [f"| {shape}, {optimizer} | {' | '.join(heads)} |", rule]
+    heads, cells = (TRAINED, _trained) if entries[0]["samples_per_s"] else (EXCHANGED, _exchanged)
+    titles = [title for n in sizes for title in (f"{n} worker{'s' * (n > 1)}", *heads)]
+    lines = [_line(", ".join(_kind(entries[0])), *titles), "| --- " + "| ---: " * len(titles) + "|"]
     for row in dict.fromkeys(each["row"] for each in entries):
-        cells = [cell for n in sizes for cell in _cells(found, row, n)]
-        lines.append(f"| `{row}` | {' | '.join(cells)} |")
+        lines.append(_line(f"`{row}`", *(cell for n in sizes for cell in cells(found, row, n))))
     return "\n".join(lines)
 
 
-def _cells(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _exchanged(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
+    entry = found.get((row, n))
+    # One rank alone exchanges nothing in a peer, so there is nothing to be faster than.
+    peer = found.get((PEER, n)) if n > 1 else None
+    bound = found.get((WIRE_BOUND if row in OVER_WIRE else BOUND, n))
+    return [_time(entry), _ratio(peer, entry, 1), _ratio(entry, bound, 2)]
+
+
+def _trained(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
     entry = found.get((row, n))
     if entry is None:
-        return ["-"] * 3
-    time = f"{_number(entry['median_ms'])} ({_number(entry['spread_ms'])})"
-    peer = found.get((PEER, n))
-    bound = found.get((WIRE_BOUND if row in OVER_WIRE else BOUND, n))
-    # One rank alone exchanges nothing in a peer, so there is nothing to be faster than.
-    faster = "-" if peer is None or n == 1 else f"{peer['median_ms'] / entry['median_ms']:.1f}"
-    return [time, faster, "-" if bound is None else f"{entry['median_ms'] / bound['median_ms']:.2f}"]
+        return ["-"] * 4
+    speed, exposed = f"{entry['samples_per_s']:.0f}", _number(entry["exposed_ms"])
+    return [_time(entry), speed, exposed, _ratio(found.get((TRAINED_PEER, n)), entry, 2)]
+
+
+def _time(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{_number(entry['median_ms'])} ({_number(entry['spread_ms'])})"
+
+
+def _ratio(entry: Entry | None, to: Entry | None, digits: int) -> str:
+    return "-" if entry is None or to is None else f"{entry['median_ms'] / to['median_ms']:.{digits}f}"
 
 
 def _number(milliseconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
@@ -37,6 +37,8 @@ class Entry:
         bucket_bytes: What was handed over at once.
         threads: OMP_NUM_THREADS of every process.
         idle_cores: Cores that the row kept busy while others had their turn.
+        samples_per_s: End to end: samples that all ranks together trained on in a second.
+        exposed_ms: End to end: what the step took longer than computing alone.
         machine: What it ran on.
         date: When, ISO 8601.
     """
@@ -58,6 +60,8 @@ class Entry:
     bucket_bytes: int = 0
     threads: int = 1
     idle_cores: float = 0.0
+    samples_per_s: float = 0.0
+    exposed_ms: float = 0.0
     machine: str = ""
     date: str = ""
 
@@ -94,6 +98,24 @@ def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entr
         busbw=algbw * 2 * (n - 1) / n,
         **rest,
     )
+
+
+def trained(entries: Sequence[Entry], samples: int) -> list[Entry]:
+    """The same with what is told of whole training steps.
+
+    Args:
+        entries: All rows of one case.
+        samples: Of one rank in one step.
+    """
+    alone = [each.median_ms for each in entries if each.row == "train-alone"]
+    return [
+        replace(
+            each,
+            samples_per_s=1e3 * samples * each.n / each.median_ms,
+            exposed_ms=each.median_ms - alone[0] if alone else 0.0,
+        )
+        for each in entries
+    ]
 
 
 def _digits(milliseconds: float) -> str:

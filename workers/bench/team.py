@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ps.errors import ConnectionLost
 from workers.bench.fork import Forked
@@ -99,7 +99,7 @@ class Team:
         for line in self._lines:
             line.close()
 
-    def _take(self, steps: int) -> list[dict[str, list[float]]]:
+    def _take(self, steps: int) -> list[dict[str, Any]]:
         together = self._count > 1
         for line in self._lines:
             line.tell(f"{steps} {'together' if together else 'alone'}")
@@ -140,7 +140,8 @@ class Team:
         return self._processes.adopt(Forked(name, module, arguments, *place))
 
     def _told(self, rank: int) -> list[str]:
-        return [f"workers.bench.{self.row.side}", self._job.encode(), str(rank)]
+        side = self.row.training if self._job.trained else self.row.side
+        return [f"workers.bench.{side}", self._job.encode(), str(rank)]
 
     def _worker(self, rank: int) -> list[str]:
         server = ["--server", await_address(self._processes, self._address)]

@@ -54,7 +54,7 @@ class Truth:
     def wrong(self, values: Iterable[Tensor]) -> int:
         """How many elements of flat parameters are not what they must be by now."""
         tile = self._expected.detach().repeat(_TILE_PERIODS)
-        parts = (part for each in values for part in each.split(tile.numel()))
+        parts = (part for each in values for part in torch.split(each, tile.numel()))
         return sum(_wrong(part, tile[: part.numel()]) for part in parts)
 
 
