@@ -45,7 +45,7 @@ FLOORS = {
         workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.exchange workers.watch workers.backward workers.scaling workers.wrapping workers.optimizer
-        workers.api workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
+        workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]

@@ -53,6 +53,8 @@ def run(
     """Train as one worker: through a hub, around a ring, or alone.
 
     Arguments for a job that ships stand behind --, as in: ps-worker --job digits -- --epochs 3
+
+    ps-worker bench times the exchange alone: see ps-worker bench --help
     """
     flags = dict(locals())
     config_file, words = flags.pop("config"), flags.pop("command") or []
@@ -61,6 +63,10 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-worker`."""
+    if sys.argv[1:2] == ["bench"]:  # a word of its own, where any other would name a script
+        from workers.bench import cli
+
+        cli.main(sys.argv[2:])
     terminal.run(app, "ps-worker")
 
 
