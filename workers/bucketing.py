@@ -96,7 +96,7 @@ class Bucket:
         self._staged_values.settle()
 
     def collect(self) -> None:
-        """Brings every gradient that is elsewhere back into the flat tensor; a missing one counts as zeros."""
+        """Brings gradients that are elsewhere back into the flat tensor; a missing one counts as zeros."""
         if self.holds_gradients():
             return
         for parameter, view in zip(self.parameters, self.gradient_views, strict=True):

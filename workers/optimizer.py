@@ -104,6 +104,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self._communicator = communicator = place.communicator
         self._after_step = place.after_step
         self._steps_on_server = communicator.steps_on == "server"
+        if cross_barrier and model is None:
+            raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+        self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
@@ -125,8 +128,7 @@ class DistributedOptimizer(OptimizerWrapper):
         )
         # None: asked for, and the first step is being watched.
         self._crossing = None if cross_barrier else False
-        self._guard = self._watch_forward(model) if cross_barrier else None
-        self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
+        self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
         place.adopt(self)
 
     @property
@@ -266,9 +268,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _mend(self) -> str:
         return "overlap=False" if self._steps_on_server else "cross_barrier=False"
 
-    def _watch_forward(self, model: torch.nn.Module | None) -> ForwardGuard:
-        if model is None:
-            raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+    def _watch_forward(self, model: torch.nn.Module) -> ForwardGuard:
         self.wrapped.register_state_dict_pre_hook(lambda _: self.synchronize())
         self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         return ForwardGuard(model, self._buckets, self._exchange)
