@@ -42,7 +42,7 @@ FLOORS = {
         workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.convoy workers.exchange workers.watch workers.backward workers.forward workers.stepper
-        workers.scaling workers.wrapping workers.optimizer
+        workers.tuning workers.scaling workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
     """,
 }

@@ -70,6 +70,14 @@ class Exchange:
 
     # Handing over.
 
+    def sizes(self, sizes: Iterable[int]) -> list[int]:
+        """Those of `sizes` that make a difference; of alike ones the first."""
+        cuts: dict[tuple[int, ...], int] = {}
+        for nbytes in sizes:
+            grouped = convoys(self._buckets, nbytes, joined=False)
+            cuts.setdefault(tuple(len(convoy.buckets) for convoy in grouped), nbytes)
+        return list(cuts.values())
+
     def group(self, nbytes: int) -> None:
         """Hands over convoys of up to `nbytes` from the next step on; ranks of a ring must do so alike."""
         assert not self.begun, "convoys change between steps"

@@ -35,13 +35,14 @@ from workers.exchange import Exchange
 from workers.forward import ForwardGuard
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
+from workers.tuning import Tuner
 from workers.watch import CHANGED, ChangeWatch
 from workers.wrapping import OptimizerWrapper
 
 log = logging.getLogger(__name__)
 
-BUCKET_BYTES = 25 * 2**20
-"""Where a bucket is full unless the settings say otherwise."""
+BUCKET_BYTES = 4 << 20
+"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Convoys of them are tuned."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -85,7 +86,8 @@ class DistributedOptimizer(OptimizerWrapper):
             model: Names the parameters; its buffers and frozen parameters come from rank 0 as well.
             named_parameters: Names the parameters where there is no one model.
             backward_passes_per_step: How many backward passes one step sums up before the exchange.
-            bucket_bytes: Where a bucket is full; None takes the worker's setting.
+            bucket_bytes: Where a bucket is full; None takes the worker's setting. If that is None too,
+                the first steps try how many bytes are best handed over together (`workers.tuning`).
             communicator: None takes that of `workers.init()`.
             after_step: Called with `completed_steps` after each step; None takes `workers.init()`'s.
             overlap: False never exchanges during backward: for scripts that begin to change gradients
@@ -110,7 +112,7 @@ class DistributedOptimizer(OptimizerWrapper):
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
-        self._buckets = self._lay_out(named, place.bucket_bytes)
+        self._buckets = self._lay_out(named, place.bucket_bytes or BUCKET_BYTES)
         exchanged = self._exchanged()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
@@ -126,6 +128,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self._bucket_ready,
             self._backward_ended,
         )
+        self._tuner = None if place.bucket_bytes else Tuner(communicator, self._exchange, self._timeout)
         # None: asked for, and the first step is being watched.
         self._crossing = None if cross_barrier else False
         self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
@@ -174,6 +177,10 @@ class DistributedOptimizer(OptimizerWrapper):
         else:
             self._take_step()
             self._begin_step()
+            if (
+                self._tuner is not None and self._overlap
+            ):  # else the hand-over is at one time, whatever the size
+                self._tuner.note_step()
             self.completed_steps += 1
             self._tell_step()
         return loss
@@ -218,7 +225,13 @@ class DistributedOptimizer(OptimizerWrapper):
         name = self._name_on_server() if self._steps_on_server else ""
         here = self._communicator
         return make_buckets(
-            self.wrapped, named_parameters, here.allocate, bucket_bytes, name, here.allocate_values
+            self.wrapped,
+            named_parameters,
+            here.allocate,
+            bucket_bytes,
+            name,
+            here.allocate_values,
+            adjacent=here.joins,
         )
 
     def _exchanged(self) -> set[torch.nn.Parameter]:
@@ -363,7 +376,7 @@ class _Place(NamedTuple):
     """What an optimizer stands on."""
 
     communicator: Communicator
-    bucket_bytes: int
+    bucket_bytes: int | None
     after_step: Callable[[int], None]
     adopt: Callable[[DistributedOptimizer], None]
 
@@ -373,7 +386,7 @@ def _place(
 ) -> _Place:
     """Fills in what the caller left to `workers.init()`."""
     if communicator is not None:
-        return _Place(communicator, bucket_bytes or BUCKET_BYTES, after_step or _ignore, _ignore)
+        return _Place(communicator, bucket_bytes, after_step or _ignore, _ignore)
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)

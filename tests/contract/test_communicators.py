@@ -33,6 +33,8 @@ from ps.transport.inproc import InprocTransport
 from ps.transport.registry import Line
 from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, View
 from ps.work import Work
+from workers import optimizer as optimizer_module
+from workers import tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
@@ -299,6 +301,47 @@ def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
 
     for crossed, plain in zip(ends(True), ends(False), strict=True):
         assert all(torch.equal(one, two) for one, two in zip(crossed, plain, strict=True))
+
+
+def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
+
+    def train(communicator: Communicator) -> list[list[torch.Tensor]]:
+        ends = []
+        for bucket_bytes in (None, 16) if communicator.topology == "ring" else (None,):
+            model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = DistributedOptimizer(
+                inner, model, communicator=communicator, bucket_bytes=bucket_bytes
+            )
+            data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+            for batch in data:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+            ends.append(parameters(model))
+        return ends
+
+    first, *others = ranks.run(train)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first[0], other[0], strict=True))
+    torch.testing.assert_close(first[0], first[-1])
+
+
+def linear_of(inputs: int, outputs: int) -> nn.Linear:
+    """Always the same values; torch's generator is shared by the ranks' threads."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(inputs))
+    return layer
+
+
+def parameters(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
 
 
 class Told(torch.autograd.Function):
