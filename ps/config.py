@@ -152,8 +152,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """File to which every step is written, one JSON object a line."""
     save_parameters: Path | None = None
     """File to which the built-in job's last parameters are written."""
-    bucket_bytes: Bytes = 25 * 2**20
-    """How much gradient is exchanged together, in bytes."""
+    bucket_bytes: Bytes | None = None
+    """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
     timeout: Seconds = 300.0
     """Seconds that one exchange, or the start of the job, may take."""
     log_format: LogFormat = "text"

@@ -44,7 +44,8 @@ FLOORS = {
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
-        workers.exchange workers.watch workers.backward workers.scaling workers.wrapping workers.optimizer
+        workers.convoy workers.exchange workers.watch workers.backward workers.forward workers.stepper
+        workers.tuning workers.scaling workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }

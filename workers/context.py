@@ -47,6 +47,9 @@ class Trainer(Protocol):
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """Every trained parameter by name."""
 
+    def synchronize(self) -> None:
+        """Waits until the parameters are those of the last step."""
+
 
 @dataclass(slots=True)
 class Context:
@@ -186,15 +189,18 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     if _current is None or _current.pid != os.getpid():
         return
     atexit.unregister(_leave_at_exit)
-    _result = _current.result()
     context, _current = _current, None
     try:
+        if reason is Reason.FINISHED:
+            for trainer in context.trainers:
+                trainer.synchronize()
         if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
             _save(context.config.save_parameters, context.trainers)
     except BaseException as error:
         reason, text = Reason.FAILED, _last_line(error)
         raise
     finally:
+        _result = context.result()
         context.record.close()
         _give_back(context, reason, text)
 
