@@ -109,7 +109,9 @@ class Values:
     `values` is None where they have landed in the memory that the reader named.
 
     `stable` promises that the shard leaves these bytes alone until the reader
-    has pushed again, so that a transport may send them without a copy.
+    has pushed again, so that a transport may send them without a copy, or show
+    them where they lie. That is so where every update needs a gradient of every
+    live worker: in bsp, and in no other mode.
     """
 
     key: int
