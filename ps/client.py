@@ -11,14 +11,13 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import zmq
 
 from ps.errors import ConfigError, ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
 from ps.messages import Code, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
@@ -165,12 +164,12 @@ class KVClient:
 
     def _serve(self) -> None:
         connections: dict[int, Connection] = {}
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
         try:
             for shard in range(self._shards):
                 connections[shard] = self._dial(shard)
-                poller.register(connections[shard].waitable, zmq.POLLIN)
+                poller.register(connections[shard].waitable, select.POLLIN)
             self._connected.complete_part()
             while not self._closing:
                 self._turn(connections, poller)
@@ -180,7 +179,7 @@ class KVClient:
             for connection in connections.values():
                 connection.close()
 
-    def _turn(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _turn(self, connections: dict[int, Connection], poller: select.poll) -> None:
         """Waits for something to do, and does it."""
         ready = dict(poller.poll())
         if self._wake in ready:
@@ -190,7 +189,7 @@ class KVClient:
             if connection.waitable in ready:
                 self._receive(shard, connections, poller)
 
-    def _flush(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _flush(self, connections: dict[int, Connection], poller: select.poll) -> None:
         """Sends all that was handed in, then lets it out together."""
         shards = set()
         while (call := self._next_call()) is not None:
@@ -219,7 +218,7 @@ class KVClient:
         if call.message.payload is not None:
             self.traffic.bytes_sent += call.message.payload.nbytes
 
-    def _receive(self, shard: int, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _receive(self, shard: int, connections: dict[int, Connection], poller: select.poll) -> None:
         try:
             for message in connections[shard].receive():
                 self._answer(shard, message)
@@ -227,7 +226,7 @@ class KVClient:
             self._reconnect(shard, connections, poller, lost)
 
     def _reconnect(
-        self, shard: int, connections: dict[int, Connection], poller: zmq.Poller, lost: ConnectionLost
+        self, shard: int, connections: dict[int, Connection], poller: select.poll, lost: ConnectionLost
     ) -> None:
         """Dials a shard again and repeats every request that it has not answered."""
         log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
@@ -240,7 +239,7 @@ class KVClient:
             try:
                 connection = self._dial(shard)
                 connections[shard] = connection
-                poller.register(connection.waitable, zmq.POLLIN)
+                poller.register(connection.waitable, select.POLLIN)
                 with self._lock:
                     unanswered = [call for _, call in sorted(self._calls.items()) if call.shard == shard]
                 for call in unanswered:

@@ -51,8 +51,8 @@ class Connection(Protocol):
     """A worker's end of the line to one shard."""
 
     @property
-    def waitable(self) -> Any:
-        """A file descriptor or a zmq.Socket; readable when `receive` has something to say."""
+    def waitable(self) -> int:
+        """A file descriptor; readable when `receive` has something to say."""
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         """Sends a request. Its payload, and `into`, belong to the transport until the reply is there.
