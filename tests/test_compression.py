@@ -79,9 +79,7 @@ def test_int8_is_off_by_half_a_scale_of_the_block_at_most(numel: int, seed: int,
 
 @untimed
 @given(numels, seeds, scales)
-def test_sign_keeps_the_signs_and_the_mean_magnitude_of_the_block(
-    numel: int, seed: int, scale: float
-) -> None:
+def test_sign_keeps_signs_and_the_mean_magnitude_of_the_block(numel: int, seed: int, scale: float) -> None:
     tensor = random(numel, seed) * scale
     for block, back in zip(blocks(tensor), blocks(there_and_back(by_name("sign"), tensor)), strict=True):
         assert torch.equal(back >= 0, block >= 0)

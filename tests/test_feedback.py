@@ -67,9 +67,7 @@ def test_a_codec_that_is_not_biased_keeps_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", BIASED)
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_is_told_once_and_leaves_nothing_behind(
-    name: str, value: float
-) -> None:
+def test_a_gradient_that_is_not_finite_is_told_and_leaves_nothing_behind(name: str, value: float) -> None:
     codec = by_name(name)
     feedback = ErrorFeedback(codec, 3000, torch.float32)
     broken = random(3000, 1)

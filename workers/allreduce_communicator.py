@@ -71,24 +71,24 @@ class AllreduceCommunicator(Communicator):
         self.timeout = timeout
         self.traffic = Traffic()
         self._compress = compress
-        self._means: dict[int, list[RingMean]] = {}
-        """Of every bucket, by its index: one, or one for each phase of its low-rank mean."""
-        self._low_rank: dict[int, LowRankMean] = {}
-        open_ring = partial(Ring, backend=backend, device=torch.device(device), timeout=timeout)
-        self.ring = open_ring(rank, size, store, host=host)
-        self._second: Ring | None = None
-        if compress.startswith("powersgd:"):
-            # All ranks must begin a ring's operations in one order. Second phases begin when first ones
-            # end, which is whenever: among themselves in one order, so they have a ring of their own.
-            there = PrefixStore("second", store)
-            self._second = open_ring(rank, size, there, host=host or own_address(store))
-        self._rings = [self.ring, self._second] if self._second else [self.ring]
+        self._means: dict[Bucket, list[RingMean]] = {}
+        """One, or one for each phase of a low-rank mean; several optimizers may have buckets here."""
+        self._low_rank: dict[Bucket, LowRankMean] = {}
+        self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
+        self._store, self._host = store, host
+        self.ring = self._open(store=store, host=host)
+        self._rings = [self.ring]
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._compare([bucket.spec for bucket in buckets])
+        if self._compress.startswith("powersgd:") and len(self._rings) == 1:
+            # All ranks must begin a ring's operations in one order. Second phases begin when first ones
+            # end, which is whenever: among themselves in one order, so they have a ring of their own.
+            host = self._host or own_address(self._store)
+            self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
             ring_collectives.broadcast_into(self.ring, bucket.values, 0, what)
@@ -98,7 +98,7 @@ class AllreduceCommunicator(Communicator):
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         index = bucket.spec.index
-        means, low_rank = self._means[index], self._low_rank.get(index)
+        means, low_rank = self._means[bucket], self._low_rank.get(bucket)
         travels = sum(mean.travels for mean in means)
         self.traffic.bytes_sent += travels
         self.traffic.bytes_received += travels
@@ -140,19 +140,19 @@ class AllreduceCommunicator(Communicator):
 
     def _prepare(self, bucket: Bucket) -> None:
         """Settles how the bucket travels."""
-        index, gradients = bucket.spec.index, bucket.gradients
-        if self._second is not None:
+        gradients = bucket.gradients
+        if self._compress.startswith("powersgd:"):
             rank = int(parse(self._compress).argument)
-            low_rank = self._low_rank[index] = LowRankMean(bucket.spec, gradients, rank, self.allocate)
+            low_rank = self._low_rank[bucket] = LowRankMean(bucket.spec, gradients, rank, self.allocate)
             pairs = zip(self._rings, low_rank.phases, strict=True)
-            self._means[index] = [ring_mean(ring, phase, None) for ring, phase in pairs]
+            self._means[bucket] = [ring_mean(ring, phase, None) for ring, phase in pairs]
             return
         codec = codec_for(self._compress, gradients.numel(), gradients.dtype)
-        self._means[index] = [ring_mean(self.ring, gradients, codec)]
+        self._means[bucket] = [ring_mean(self.ring, gradients, codec)]
 
     def _warn_of_waste(self, buckets: list[Bucket]) -> None:
         """Payloads that all gather may be more than tensors that are summed."""
-        travels = sum(mean.travels for means in self._means.values() for mean in means)
+        travels = sum(mean.travels for bucket in buckets for mean in self._means[bucket])
         plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
         if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
             log.warning(

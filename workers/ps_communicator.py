@@ -12,13 +12,13 @@ from typing import Literal
 import torch
 
 from ps.client import Decode, KVClient
-from ps.codecs import parse
+from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
 from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
-from ps.types import Hyper, Slice
+from ps.types import BucketSpec, Hyper, Slice
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.coder import SliceCoder
@@ -84,18 +84,12 @@ class PSCommunicator(Communicator):
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
-        if self._compress.startswith("powersgd:"):
-            rank = int(parse(self._compress).argument)
-            for bucket in buckets:
-                low_rank = LowRankMean(bucket.spec, bucket.host_gradients, rank, self.allocate)
-                self._low_rank[bucket.spec.index] = low_rank
-            specs = [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
-        else:
-            specs = [replace(bucket.spec, codec=self._compress) for bucket in buckets]
+        specs = self._specs(buckets)
         assigned = self._session.plan(specs)
         self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
-        for bucket in buckets:
-            self._coders.update(self._make_coders(bucket))
+        if not self._low_rank:
+            for bucket in buckets:
+                self._make_coders(bucket)
         if self.steps_on == "server":
             self._bring_parameters(buckets, assigned)
         else:
@@ -170,19 +164,24 @@ class PSCommunicator(Communicator):
             return into, None
         return coder.payload, coder.decode
 
-    def _make_coders(self, bucket: Bucket) -> dict[int, SliceCoder]:
-        """Those of the slices that get shorter by it; their payloads lie in the transport's memory."""
-        if self._low_rank:
-            return {}
-        slices = self._slices[bucket.spec.index]
-        codecs = {piece: codec_for(self._compress, piece.numel, bucket.gradients.dtype) for piece in slices}
-        coders: dict[int, SliceCoder] = {}
-        for piece, codec in codecs.items():
+    def _specs(self, buckets: list[Bucket]) -> list[BucketSpec]:
+        """What the hub is to hold: the buckets, or two of factors for each of them."""
+        kind, argument = parse(self._compress) if self._compress else CodecSpec("")
+        if kind != "powersgd":
+            return [replace(bucket.spec, codec=self._compress) for bucket in buckets]
+        for bucket in buckets:
+            low_rank = LowRankMean(bucket.spec, bucket.host_gradients, int(argument), self.allocate)
+            self._low_rank[bucket.spec.index] = low_rank
+        return [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
+
+    def _make_coders(self, bucket: Bucket) -> None:
+        """For the slices that get shorter by it; their payloads lie in the transport's memory."""
+        for piece in self._slices[bucket.spec.index]:
+            part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
+            codec = codec_for(self._compress, piece.numel, part.dtype)
             if codec is not None:
-                part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
                 payload = self.allocate(codec.nbytes(piece.numel), torch.uint8)
-                coders[piece.key] = SliceCoder(codec, part, payload)
-        return coders
+                self._coders[piece.key] = SliceCoder(codec, part, payload)
 
     def _check_attachable(self) -> None:
         if self._slices:  # a second one would share the keys of the first

@@ -196,13 +196,14 @@ def test_models_of_other_dtypes_are_compressed_too(topology: str, codec: str, dt
         place.close()
 
 
-def test_ring_members_must_compress_alike() -> None:
+@pytest.mark.parametrize("other", ["bf16", "powersgd:2", ""])
+def test_ring_members_must_compress_alike(other: str) -> None:
     class Mixed(RingRanks):
         size = 2
 
         def join(self, rank: int) -> Communicator:
             return AllreduceCommunicator(
-                rank, 2, self.store, host="127.0.0.1", timeout=LIMIT, compress=["int8", "bf16"][rank]
+                rank, 2, self.store, host="127.0.0.1", timeout=LIMIT, compress=["int8", other][rank]
             )
 
     def action(communicator: Communicator) -> str:
@@ -212,8 +213,26 @@ def test_ring_members_must_compress_alike() -> None:
 
     (text,) = set(Mixed().run(action))
     assert "rank 1" in text
-    assert "--compress bf16" in text
+    assert f"--compress {other or 'not given'}" in text
     assert "--compress int8" in text
+
+
+@pytest.mark.parametrize("codec", ["", *CODECS])
+def test_two_optimizers_share_a_ring(codec: str) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        models = [nn.Linear(64, 10, bias=False) for _ in range(2)]
+        optimizers = [
+            DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=1.0), m, communicator=communicator)
+            for m in models
+        ]
+        for weight, model, optimizer in zip((1, 2), models, optimizers, strict=True):
+            (model.weight * weight).sum().backward()
+            optimizer.step()
+        return [float(m.weight.grad.abs().max()) for m in models if m.weight.grad is not None]
+
+    settings = {"size": 2, "compress": codec}
+    for ends in type("Compressed", (RingRanks,), settings)().run(action):
+        assert ends == pytest.approx([1, 2], rel=1e-2)
 
 
 def test_a_codec_that_saves_nothing_around_the_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -92,16 +92,15 @@ class Sliced:
 
     def __init__(self, name: str, gradients: Tensor, out: Tensor) -> None:
         self._codec = by_name(name)
-        slices = zip(gradients.split(SIDE * SIDE), out.split(SIDE * SIDE), strict=True)
         length = self._codec.nbytes(SIDE * SIDE)
         self._slices = [
-            (source, target, torch.empty(length, dtype=torch.uint8), self._feedback(source))
-            for source, target in slices
+            (source, target, torch.empty(length, dtype=torch.uint8), self._feedback())
+            for source, target in zip(gradients.view(MATRICES, -1), out.view(MATRICES, -1), strict=True)
         ]
         self.nbytes = length * len(self._slices)
 
-    def _feedback(self, source: Tensor) -> ErrorFeedback:
-        return ErrorFeedback(self._codec, source.numel(), source.dtype)
+    def _feedback(self) -> ErrorFeedback:
+        return ErrorFeedback(self._codec, SIDE * SIDE, torch.float32)
 
     def encode(self) -> None:
         """Codes every slice, and keeps what did not fit."""
