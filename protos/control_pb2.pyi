@@ -403,12 +403,15 @@ class BucketSpec(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     dtype: _builtins.str
     group: _builtins.int
     """index of the optimizer's parameter group"""
     optimizer: _builtins.str
     """name from the allow-list; empty: aggregate only"""
+    codec: _builtins.str
+    """what gradients are compressed with; empty: nothing"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     def __init__(
@@ -419,10 +422,11 @@ class BucketSpec(_message.Message):
         group: _builtins.int = ...,
         optimizer: _builtins.str = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

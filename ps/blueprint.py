@@ -7,6 +7,7 @@ on from; everybody else's must be the same. No I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ps.consistency import Consistency
@@ -82,7 +83,7 @@ class Blueprint:
         plan = make_plan(offered, shards, self._slice_bytes)
         if self.restored is not None:
             path, manifest = self.restored
-            clause = difference(manifest.buckets, offered)
+            clause = difference(_uncoded(manifest.buckets), _uncoded(offered))
             if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
                 clause = "slices cut by another --slice-bytes"
             if clause is not None:
@@ -99,6 +100,11 @@ class Blueprint:
 
 def _steps_on_hub(buckets: Buckets) -> bool:
     return all(bucket.optimizer for bucket in buckets)
+
+
+def _uncoded(buckets: Buckets) -> Buckets:
+    """What gradients are compressed with may change from start to start."""
+    return tuple(replace(bucket, codec="") for bucket in buckets)
 
 
 def _cuts(slices: Sequence[Slice]) -> list[tuple[int, int, int, int]]:

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from ps import codecs
 from ps.errors import ConfigError
 from ps.settings import flag, settle
 
@@ -138,6 +139,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """What carries the ring."""
     aggregate: bool = False
     """The hub only averages, and this worker's own optimizer steps."""
+    compress: str | None = None
+    """What gradients are compressed with: bf16, fp16, int8, sign, topk:F or powersgd:R; None: nothing."""
     transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
     """Wire to the hub's shards; auto takes the fastest that both ends share."""
     rank: Whole | None = None
@@ -168,6 +171,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             self._check_ring()
         elif self.backend == "nccl":
             raise _only_with("--backend nccl", "--topology ring", "--topology hub")
+        if self.compress is not None:
+            self._check_compress(self.compress)
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ConfigError(
                 f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "
@@ -180,6 +185,16 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.world_size is not None and self.world_size > 1:
             raise ConfigError(
                 f"--world-size {self.world_size} needs --server HOST:PORT: without it a worker is alone"
+            )
+
+    def _check_compress(self, name: str) -> None:
+        kind = codecs.parse(name).kind
+        if self.backend == "nccl":
+            raise _only_with(f"--compress {name}", "--backend gloo", "--backend nccl")
+        if kind == "powersgd" and self.topology == "hub" and self.server and not self.aggregate:
+            raise ConfigError(
+                f"--compress {name} on a hub needs --aggregate: its two rounds end in a mean, which the"
+                " worker's own optimizer applies. Add --aggregate, or take another codec, such as int8"
             )
 
     def _check_ring(self) -> None:

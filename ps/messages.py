@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ps.types import Hyper, Sender
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Ticket = Hashable
@@ -53,6 +54,20 @@ class Code(enum.IntEnum):
 
 
 @dataclass(slots=True)
+class Coded:
+    """A flat tensor as a codec of `ps.compression` wrote it.
+
+    `payload` is flat uint8; `numel` and `dtype` are those of the tensor that it
+    decodes to.
+    """
+
+    codec: str
+    payload: Tensor
+    numel: int
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
 class Init:
     """First values for a key, from rank 0; ignored where the key has values already."""
 
@@ -72,7 +87,7 @@ class Push:
     sender: Sender
     key: int
     clock: int
-    gradient: Tensor
+    gradient: Tensor | Coded
     hyper: Hyper = field(default_factory=dict)
 
 
@@ -115,7 +130,7 @@ class Values:
     """
 
     key: int
-    values: Tensor | None
+    values: Tensor | Coded | None
     clock: int
     version: int
     staleness: int = 0

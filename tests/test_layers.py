@@ -19,11 +19,12 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "wire format": "protos protos.*",
     "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic
+        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.codecs
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
+        ps.quantization ps.sparsification ps.compression ps.feedback
         ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
@@ -42,6 +43,7 @@ FLOORS = {
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
+        workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.convoy workers.exchange workers.watch workers.backward workers.forward workers.stepper

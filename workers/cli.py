@@ -32,6 +32,10 @@ def run(
     aggregate: Annotated[
         bool | None, typer.Option("--aggregate", help="the hub averages, this worker's optimizer steps")
     ] = None,
+    compress: Annotated[
+        str | None,
+        typer.Option(help="gradients: bf16, fp16, int8, sign, topk:0.01 or powersgd:4 [not at all]"),
+    ] = None,
     transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
     rank: Annotated[int | None, typer.Option(help="[as the launcher says, else as the hub assigns]")] = None,
     world_size: Annotated[

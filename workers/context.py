@@ -254,6 +254,8 @@ def _alone(config: WorkerConfig, place: logs.Place, placement: Placement) -> Con
             " give --server HOST:PORT (or PS_SERVER); ps-server start prints it"
         )
     log.info("no server named: training alone in this process")
+    if config.compress:
+        log.info("--compress %s: a lone worker exchanges nothing, so nothing is compressed", config.compress)
     place.role = "w0"
     device = torch.device("cpu")
     return Context(config, placement, LocalCommunicator(), device, None, Record(config.record), place)
@@ -310,7 +312,14 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
     except BaseException:
         client.close()
         raise
-    return PSCommunicator(session, client, transport, aggregate=config.aggregate, timeout=config.timeout)
+    return PSCommunicator(
+        session,
+        client,
+        transport,
+        aggregate=config.aggregate,
+        timeout=config.timeout,
+        compress=config.compress or "",
+    )
 
 
 def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
@@ -330,6 +339,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
         backend=config.backend,
         device=device,
         timeout=config.timeout,
+        compress=config.compress or "",
     )
     session.on_failure(communicator.fail)
     return communicator

@@ -77,7 +77,7 @@ def open_group(
     try:
         if backend == "gloo":
             return dist.ProcessGroupGloo(
-                store, rank, size, _gloo_options(host or _own_address(store), timeout)
+                store, rank, size, _gloo_options(host or own_address(store), timeout)
             )
         if backend == "nccl":
             return _open_nccl(rank, size, store, device, timeout)
@@ -107,8 +107,12 @@ def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _own_address(store: Store) -> str:
-    """The address from which this host reaches the store's; the ranks meet on the same network."""
+def own_address(store: Store) -> str:
+    """The address from which this host reaches the store's; the ranks meet on the same network.
+
+    Raises:
+        ConfigError: It is no store that has an address.
+    """
     if not isinstance(store, TCPStore):
         raise ConfigError("a store that is no TCPStore says nothing of the network: give the host's address")
     return towards(store.host)

@@ -86,12 +86,15 @@ class LocalRanks(Ranks):
 
 class RingRanks(Ranks):
     size = 3
+    compress: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.store = dist.HashStore()  # type: ignore[attr-defined]
 
     def join(self, rank: int) -> Communicator:
-        return AllreduceCommunicator(rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT)
+        return AllreduceCommunicator(
+            rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT, compress=self.compress
+        )
 
 
 class Seat:
@@ -117,6 +120,8 @@ class HubRanks(Ranks):
 
     size = 3
     aggregate: ClassVar[bool] = False
+    compress: ClassVar[str] = ""
+    slice_bytes: ClassVar[int] = 16
 
     def __init__(self) -> None:
         self.transport = InprocTransport()
@@ -133,7 +138,7 @@ class HubRanks(Ranks):
     def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
         with self.lock:
             if self.shared is None:
-                self.shared = plan(buckets, len(self.loops), 16)
+                self.shared = plan(buckets, len(self.loops), self.slice_bytes)
                 for shard, loop in enumerate(self.loops):
                     mine = self.shared.of_shard(shard)
                     loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
@@ -148,7 +153,12 @@ class HubRanks(Ranks):
 
         client = KVClient(seat.sender, len(self.loops), dial)
         return PSCommunicator(
-            cast(Session, seat), client, self.transport, aggregate=self.aggregate, timeout=LIMIT
+            cast(Session, seat),
+            client,
+            self.transport,
+            aggregate=self.aggregate,
+            timeout=LIMIT,
+            compress=self.compress,
         )
 
     def close(self) -> None:
