@@ -30,6 +30,9 @@ def start(
     host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="control port, 0 for a free one [5555]")] = None,
     shards: Annotated[int | None, typer.Option(help="shard processes on this host [1]")] = None,
+    colocate: Annotated[
+        bool | None, typer.Option("--colocate", help="no shards here: each worker brings one")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="workers of the job [as their launcher says]")] = None,
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
     staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,

@@ -44,6 +44,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Port of the control service; 0 takes a free one, and the banner names it."""
     shards: Count = 1
     """Shard processes to start on this host."""
+    colocate: bool = False
+    """Start none: each worker brings one, on its own host."""
     workers: Whole = 0
     """Workers that the job needs, spare ones included; 0: as their launcher says, else 1."""
     mode: Literal["bsp", "asp", "ssp", "backup"] = "bsp"
@@ -75,7 +77,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_mode()
-        if not _is_loopback(self.host) and not self.insecure:
+        if self.colocate and self.shards != 1 and self.join is None:
+            raise ConfigError(
+                f"--shards {self.shards} starts shards on this host, and under --colocate each worker brings"
+                " one to its own: drop one of the two"
+            )
+        if not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
                 f"--host {self.host} is reachable from other machines, and workers are not asked for "
                 "credentials yet: anybody there could read or change the model. Listen on 127.0.0.1, "
@@ -105,7 +112,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                     f"{flag(field.name)} is the coordinator's to say, and this host joins the one at "
                     f"{coordinator}: give it there, or drop --join"
                 )
-        if _is_loopback(self.host) and not _is_loopback(there):
+        if is_loopback(self.host) and not is_loopback(there):
             raise ConfigError(
                 f"shards on --host {self.host} cannot be reached from {coordinator}:"
                 " give --host with this machine's address, and --insecure"
@@ -145,8 +152,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """File to which every step is written, one JSON object a line."""
     save_parameters: Path | None = None
     """File to which the built-in job's last parameters are written."""
-    bucket_bytes: Bytes = 25 * 2**20
-    """How much gradient is exchanged together, in bytes."""
+    bucket_bytes: Bytes | None = None
+    """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
     timeout: Seconds = 300.0
     """Seconds that one exchange, or the start of the job, may take."""
     log_format: LogFormat = "text"
@@ -246,7 +253,8 @@ def _given(variables: Mapping[str, str] | None) -> Mapping[str, str]:
     return os.environ if variables is None else variables
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +29,23 @@ BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 class FakeFleet(Fleet):
     """Shards that do as they are told, and remember it."""
 
-    def __init__(self, expected: int, lease_seconds: float) -> None:
-        super().__init__(expected, lease_seconds)
+    def __init__(self, lease_seconds: float) -> None:
+        super().__init__(lease_seconds)
         self.views: list[View] = []
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
+        self.drains = 0
         self.silent_ones = False
 
-    def register(self, request: pb.RegisterShardRequest, now: float) -> Shard:
+    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         channel: Any = None
-        shard = Shard(len(self.shards), request.token, "here", 1, "host", {}, channel, float("inf"))
-        self.shards.append(shard)
+        shard = Shard(index, request.token, "here", 1, "host", {}, channel, float("inf"), request.worker)
+        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
+
+    async def dismiss(self, shards: Sequence[Shard]) -> None:
+        self.shards = [shard for shard in self.shards if shard not in shards]
 
     async def set_view(self, view: View) -> None:
         if self.shards:
@@ -49,6 +53,9 @@ class FakeFleet(Fleet):
 
     async def set_plan(self, *_: object) -> None:
         """Takes any."""
+
+    async def drain(self) -> None:
+        self.drains += 1
 
     async def fail(self, text: str) -> None:
         self.failures.append(text)
@@ -66,7 +73,7 @@ class FakeFleet(Fleet):
     async def stats(self) -> list[pb.ShardStats]:
         if self.silent_ones:
             raise JobFailed("shard 0 does not answer")
-        return [pb.ShardStats()]
+        return [pb.ShardStats() for _ in self.shards]
 
 
 class Refused(Exception):
@@ -95,9 +102,9 @@ class Hub:
         assert isinstance(fleet, FakeFleet)
         self.fleet = fleet
 
-    async def shard(self, token: str = "s") -> pb.RegisterShardReply:
+    async def shard(self, token: str = "s", worker: int = 0) -> pb.RegisterShardReply:
         return await self.control.RegisterShard(
-            pb.RegisterShardRequest(protocol=PROTOCOL, token=token), CONTEXT
+            pb.RegisterShardRequest(protocol=PROTOCOL, token=token, worker=worker), CONTEXT
         )
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
@@ -115,10 +122,10 @@ class Hub:
         request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
         return await self.control.Heartbeat(request, CONTEXT)
 
-    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> None:
+    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> pb.LeaveReply:
         number = pb.LeaveRequest.Reason.Value(reason)
         request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
-        await self.control.Leave(request, CONTEXT)
+        return await self.control.Leave(request, CONTEXT)
 
     async def started(self) -> list[pb.JoinReply]:
         await self.shard()
@@ -287,6 +294,27 @@ def test_only_members_write_on_the_board(monkeypatch: pytest.MonkeyPatch) -> Non
         await hub.leave(first)
         with pytest.raises(Refused, match="has left the job"):
             await hub.control.Rendezvous(note, CONTEXT)
+
+    run(story())
+
+
+def test_a_ring_waits_for_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, workers=1)
+        assert (await hub.join("a", topology="ring")).state == pb.JoinReply.READY
+        assert (await hub.shard()).lease_seconds > 0, "it is there for the next job"
+
+    run(story())
+
+
+def test_a_shard_that_registers_again_after_the_start_keeps_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        await hub.started()
+        again = await hub.shard()
+        assert (again.shard, again.lease_seconds > 0) == (0, True)
 
     run(story())
 

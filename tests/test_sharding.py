@@ -69,6 +69,20 @@ def test_the_heaviest_slices_are_dealt_first() -> None:
     assert [piece.shard for piece in slices] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_with_a_shard_beside_each_worker_a_link_carries_what_a_rings_does(workers: int) -> None:
+    buckets = [bucket(index, numel) for index, numel in enumerate([25 << 18] * 4)]
+    shares = [0] * workers
+    for piece in plan(buckets, workers, slice_bytes=1 << 20).slices:
+        shares[piece.shard] += piece.numel * 4
+    model = sum(shares)
+    for own in shares:
+        # Out: this worker's gradients for the other hosts' shards, and its shard's values for their workers.
+        out = (model - own) + (workers - 1) * own
+        ring = 2 * (workers - 1) / workers * model
+        assert out == pytest.approx(ring, abs=workers << 20), "further off than by a slice a worker"
+
+
 def test_no_tiny_rest_is_left_over() -> None:
     sizes = [piece.numel for piece in plan([bucket(0, 1025)], 1, slice_bytes=4096).slices]
     assert sizes == [528, 497]

@@ -44,6 +44,7 @@ class AllreduceCommunicator(Communicator):
     """
 
     topology = "ring"
+    joins = True
     steps_on = "worker"
 
     def __init__(

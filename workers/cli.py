@@ -43,7 +43,7 @@ def run(
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the last parameters here")
     ] = None,
-    bucket_bytes: Annotated[int | None, typer.Option(help="gradient exchanged together [26214400]")] = None,
+    bucket_bytes: Annotated[int | None, typer.Option(help="gradient exchanged together [tuned]")] = None,
     timeout: Annotated[
         float | None, typer.Option(help="seconds an exchange or the start may take [300]")
     ] = None,

@@ -35,6 +35,7 @@ class PSCommunicator(Communicator):
     """
 
     topology = "hub"
+    drains = True
 
     def __init__(
         self, session: Session, client: KVClient, transport: Transport, *, aggregate: bool, timeout: float

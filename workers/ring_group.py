@@ -7,7 +7,6 @@ one a process and would take the script's own.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from ps.errors import ConfigError, RingBroken
+from ps.transport.host import towards
 
 
 def ring_store(
@@ -111,7 +111,4 @@ def _own_address(store: Store) -> str:
     """The address from which this host reaches the store's; the ranks meet on the same network."""
     if not isinstance(store, TCPStore):
         raise ConfigError("a store that is no TCPStore says nothing of the network: give the host's address")
-    family, kind, _, _, place = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)  # a datagram socket sends nothing by it
-        return str(probe.getsockname()[0])
+    return towards(store.host)

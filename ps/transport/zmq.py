@@ -150,6 +150,9 @@ class ZmqConnection:
         if _has_message(self._dealer):
             self._bell.ring()
 
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     def receive(self) -> list[Message]:
         self._bell.clear()
         lost = self._lost or self._look_for_loss()  # before the messages: all that came earlier are there
@@ -209,6 +212,9 @@ class ZmqListener:
     @property
     def waitable(self) -> zmq.Socket[bytes]:
         return self._router
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def receive(self) -> list[Envelope]:
         envelopes = []

@@ -33,6 +33,7 @@ from ps.transport.conformance import (
 from ps.transport.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from ps.transport.grpc import GrpcTransport
 from ps.transport.inproc import InprocTransport
+from ps.transport.packet import VERSION
 from ps.transport.segment import enclose
 from ps.transport.shm import ShmTransport
 from ps.transport.zmq import ZmqTransport
@@ -113,7 +114,8 @@ def test_shm_maps_nothing_that_has_a_name_on_the_host():
 
 # Shared memory.
 
-LAYOUT = struct.Struct("<BB6xQQQQQQQ")
+LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
+LENGTH = LAYOUT.size - 4
 NOWHERE = (0, 0, 0)
 REQUEST, SEGMENT = 3, 1
 
@@ -131,10 +133,10 @@ def stranger(address: str):
     "packet",
     [
         pytest.param(b"?", id="shorter than a descriptor"),
-        pytest.param(LAYOUT.pack(2, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
-        pytest.param(LAYOUT.pack(1, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
-        pytest.param(LAYOUT.pack(1, REQUEST, 0, 1, 0, 8, *NOWHERE), id="a segment never passed on"),
-        pytest.param(LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE), id="a segment without a descriptor"),
+        pytest.param(LAYOUT.pack(LENGTH, 1, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, 1, 0, 8, *NOWHERE), id="no segment"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE), id="no descriptor"),
         pytest.param(bytes(60_000), id="a packet beyond all bounds"),
     ],
 )
@@ -153,9 +155,9 @@ def test_shm_refuses_places_beyond_the_segment(place, offset, length):
     places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = enclose(noise(4096))
-        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
-        line.send(LAYOUT.pack(1, REQUEST, 0, *places))
+        line.send(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, *places))
         assert line.recv(1) == b""
 
 
@@ -163,7 +165,7 @@ def test_shm_refuses_a_segment_that_could_shrink():
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, 4096)
-        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
         assert line.recv(1) == b""
 
