@@ -48,8 +48,9 @@ def test_the_committed_measurement_has_nothing_wrong() -> None:
 
 
 def test_ratios_are_to_the_peer_and_to_the_limit_of_the_kind() -> None:
-    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq": 90.0, "bound-memory": 20.0, "raw-tcp": 75.0}
-    text = render([made(row, 2, median) for row, median in rows.items()])
+    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq": 90.0, "raw-tcp": 75.0}
+    bounds = {"bound-memory": 30.0, "bound-memory-2": 20.0}
+    text = render([made(row, 2, median) for row, median in (rows | bounds).items()])
     assert cells(text, "hub-shm") == ["25 (2.5)", "4.0", "1.25"]
     assert cells(text, "hub-zmq") == ["90 (9)", "1.1", "1.20"]
 

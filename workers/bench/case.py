@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ps.config import ServerConfig
+from ps.errors import UsageError
 from workers.bench import shapes
 from workers.bench.job import Job
 from workers.bench.row import Row
@@ -66,6 +67,7 @@ class Plan:
         """Times a case; one entry for every row.
 
         Raises:
+            UsageError: No row takes part in it.
             ProcessFailed: A process failed; shows the end of its log.
             DeadlineExceeded: It took longer than the timeout.
         """
@@ -86,7 +88,13 @@ class Plan:
 
     def _taking_part(self, case: Case) -> list[Row]:
         train = shapes.find(case.shape).trained
-        return [row for row in self.rows if (row.training if train else row.side)]
+        rows = [row for row in self.rows if (row.training if train else row.side)]
+        if not rows:
+            names = ", ".join(row.name for row in self.rows)
+            raise UsageError(
+                f"--rows: nothing of {names} takes part in {case.shape}; leave --rows out for all"
+            )
+        return rows
 
     def _team(self, row: Row, case: Case, place: Path, processes: Processes) -> Team:
         directory = place / row.name

@@ -19,13 +19,14 @@ from ps import terminal
 
 if TYPE_CHECKING:
     from workers.bench.case import Case, Plan
+    from workers.bench.row import Row
     from workers.bench.table import Entry
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 STANDARD = (
-    "1:flat:sgd 2:flat:sgd 4:flat:sgd 2:resnet50:sgd 4:resnet50:sgd 2:resnet50:adam"
-    " 2:thousand:sgd 2:thousand-flat:sgd 1:lone:sgd 2:lone:sgd"
+    "2:flat:sgd 4:flat:sgd 2:resnet50:sgd 2:resnet50:adam 2:thousand:sgd 2:thousand-flat:sgd 1:lone:sgd"
+    " 2:mlp:sgd 2:digits:sgd"
 )
 """The cases of `make bench`."""
 
@@ -36,8 +37,8 @@ def bench(
         str | None, typer.Option(help="ranks:shape:optimizer, by comma [the standard set]")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="which ways, by comma [all that this machine has]")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="turns of every row that count")] = 7,
-    steps: Annotated[int | None, typer.Option(min=1, help="steps of a turn [3; 200 of lone]")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of every row that count")] = 5,
+    steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3; more of what is small]")] = None,
     shards: Annotated[int | None, typer.Option(min=1, help="of every hub [2, or 1 on one core]")] = None,
     megabytes: Annotated[int, typer.Option(min=1, help="MiB of float32 in the shape flat")] = 100,
     bucket_bytes: Annotated[int, typer.Option(min=4096, help="handed over at once")] = 25 * 2**20,
@@ -51,8 +52,8 @@ def bench(
     """Time one exchange of a model: push, mean, optimizer, parameters back in every worker.
 
     Peers, our modes and the limits of memory and sockets take turns in one run.
-    Shapes: flat, resnet50, thousand, thousand-flat, lone; optimizers: sgd, adam. Ends
-    with 1 if a single element came out wrong.
+    Shapes: flat, resnet50, thousand, thousand-flat, lone; digits and mlp are whole
+    training steps. Optimizers: sgd, adam. Ends with 1 if a single element came out wrong.
     """
     raise SystemExit(_run(dict(locals())))
 
@@ -74,6 +75,8 @@ def _run(options: dict[str, Any]) -> int:
         result = {"error": str(error), "exit_code": error.exit_code}
     except KeyboardInterrupt:
         result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
+    except SystemExit as stopped:
+        result = {"error": "told to stop", "exit_code": stopped.code}
     print(json.dumps(result), flush=True)
     code: int = result["exit_code"]
     return code
@@ -95,35 +98,47 @@ def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, A
     from workers.bench.table import HEAD
 
     plan, chosen = _plan(**options), cases_of(cases)
+    out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     entries: list[Entry] = []
     for case in chosen:
         print(f"\n{case}\n{HEAD}", file=sys.stderr)
         for each in plan.run(case):
             print(each, file=sys.stderr)
             entries.append(each)
-    out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps([each.as_json() for each in entries], indent=1) + "\n")
+        # After every case: whoever stops the bench keeps what it has.
+        out.write_text(json.dumps([each.as_json() for each in entries], indent=1) + "\n")
     print(f"\n{render([each.as_json() for each in entries])}", file=sys.stderr)
     wrong = sum(each.wrong for each in entries)
     return {"out": str(out), "wrong": wrong, "exit_code": 1 if wrong else 0}
 
 
+def rows_of(names: str | None) -> list[Row]:
+    """The rows asked for, or all that this machine has; says which it has not.
+
+    Raises:
+        UsageError: One was asked for that does not exist, or cannot be had here.
+    """
+    from ps.errors import UsageError
+    from workers.bench.row import ROWS, select
+
+    chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
+    lacks = {row.name: lack for row in chosen if (lack := row.missing())}
+    if names and lacks:
+        raise UsageError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
+    for name, lack in lacks.items():
+        print(f"without {name}: {lack}", file=sys.stderr)
+    return [row for row in chosen if row.name not in lacks]
+
+
 def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
     from workers.bench.case import Plan
-    from workers.bench.row import ROWS, select
     from workers.compare import machine
 
-    chosen = []
-    for row in select(rows.split(",") if rows else ROWS):
-        if lack := row.missing():
-            print(f"without {row.name}: {lack}", file=sys.stderr)
-        else:
-            chosen.append(row)
     found = machine.describe()
     versions = f"Python {found['python']}, torch {found['torch']}"
     return Plan(
-        rows=chosen,
+        rows=rows_of(rows),
         rounds=more["rounds"],
         steps=more["steps"],
         shards=shards or min(2, machine.cores()),

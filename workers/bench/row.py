@@ -8,9 +8,6 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Literal
 
-from msgspec.structs import fields
-
-from ps.config import ServerConfig
 from ps.errors import UsageError
 
 
@@ -56,8 +53,6 @@ class Row:
             return "there is no mpirun here (apt install openmpi-bin)"
         if self.launcher == "mpirun" and find_spec("mpi4py") is None:
             return "mpi4py is not installed (pip install 'hubring[bench]')"
-        if self.colocated and "colocate" not in {field.name for field in fields(ServerConfig)}:
-            return "this version's ps-server has no --colocate"
         return ""
 
 

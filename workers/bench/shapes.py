@@ -81,7 +81,7 @@ def find(name: str) -> Shape:
         UsageError: There is none.
     """
     if name not in SHAPES:
-        raise UsageError(f"--shapes: there is no shape {name!r}; there are {', '.join(SHAPES)}")
+        raise UsageError(f"--cases: there is no shape {name!r}; there are {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
