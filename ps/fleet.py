@@ -14,6 +14,7 @@ from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlStub
 from ps.errors import ConfigError, JobFailed
 from ps.plans import bucket_to_proto, slice_to_proto
+from ps.transport.channel import open_async_channel
 from ps.types import BucketSpec, ShardPlan, View
 
 if TYPE_CHECKING:
@@ -65,9 +66,6 @@ class Fleet:
         for shard in self.shards:
             if shard.token == request.token:
                 return shard
-        channel = grpc.aio.insecure_channel(
-            request.addresses["grpc"], options=[("grpc.enable_http_proxy", 0)]
-        )
         shard = Shard(
             index=len(self.shards),
             token=request.token,
@@ -75,7 +73,7 @@ class Fleet:
             pid=request.pid,
             host_id=request.host_id,
             addresses=dict(request.addresses),
-            channel=channel,
+            channel=open_async_channel(request.addresses["grpc"]),
             heard=now,
         )
         self.shards.append(shard)

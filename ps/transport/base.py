@@ -65,7 +65,7 @@ class Connection(Protocol):
         """
 
     def receive(self) -> list[Message]:
-        """All replies that are here; never blocks.
+        """All replies that are here, in any order; never blocks.
 
         Raises:
             ConnectionLost: The peer is gone, and all replies before that were handed out.
