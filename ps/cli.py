@@ -123,9 +123,10 @@ def _ask(server: str, call: Any) -> Any:
     from protos.control_pb2_grpc import ControlStub
     from ps.config import address
     from ps.errors import ServerUnreachable
+    from ps.transport.channel import open_channel
 
     address(server)
-    with grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel(server) as channel:
         try:
             return call(ControlStub(channel))
         except grpc.RpcError as error:

@@ -14,6 +14,7 @@ from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlStub
 from ps.errors import ConfigError, JobFailed
 from ps.plans import bucket_to_proto, slice_to_proto
+from ps.transport.channel import open_async_channel
 from ps.types import BucketSpec, ShardPlan, View
 
 if TYPE_CHECKING:
@@ -66,9 +67,6 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Takes a shard in under this number."""
-        channel = grpc.aio.insecure_channel(
-            request.addresses["grpc"], options=[("grpc.enable_http_proxy", 0)]
-        )
         shard = Shard(
             index=index,
             token=request.token,
@@ -76,7 +74,7 @@ class Fleet:
             pid=request.pid,
             host_id=request.host_id,
             addresses=dict(request.addresses),
-            channel=channel,
+            channel=open_async_channel(request.addresses["grpc"]),
             heard=now,
             worker=request.worker,
         )

@@ -34,6 +34,7 @@ from ps.errors import (
 )
 from ps.job import Reason
 from ps.plans import bucket_to_proto, slice_from_proto
+from ps.transport.channel import open_channel
 from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
 from ps.waiting import Waiting, sentence
@@ -102,7 +103,7 @@ class Session:
         self._left = threading.Event()
         self._companion: Companion | None = None
         self._log_format = log_format
-        self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+        self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
         request = pb.JoinRequest(
             protocol=PROTOCOL,

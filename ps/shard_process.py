@@ -25,6 +25,7 @@ from ps.errors import ConfigError, HubringError, ServerUnreachable
 from ps.shard import ShardLoop
 from ps.shard_command import Settings
 from ps.shard_control import ShardControl
+from ps.transport.channel import open_channel
 from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
 
@@ -42,9 +43,7 @@ class Registration:
     ) -> None:
         self._orphaned = orphaned
         self._control = settings.control
-        self._stub = ControlStub(
-            grpc.insecure_channel(settings.control, options=[("grpc.enable_http_proxy", 0)])
-        )
+        self._stub = ControlStub(open_channel(settings.control))
         self._token = secrets.token_hex(16)
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,

@@ -29,9 +29,10 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.frame ps.transport.bell ps.transport.doorbell
+        ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
+        ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
-        ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
+        ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """

@@ -68,7 +68,7 @@ class Connection(Protocol):
         """Lets out what `send` may have collected; called before the thread waits. Raises as `send`."""
 
     def receive(self) -> list[Message]:
-        """All replies that are here; never blocks.
+        """All replies that are here, in any order; never blocks.
 
         Raises:
             ConnectionLost: The peer is gone, and all replies before that were handed out.
