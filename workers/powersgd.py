@@ -78,6 +78,7 @@ class LowRankMean:
             def ended(work: Work) -> None:
                 try:
                     work.wait(0)  # raises what it failed with
+                    torch.get_num_threads()  # a thread that never asked has MKL take every core (torch 2.13)
                     then()
                 except Exception as error:  # whatever it is, somebody waits for this exchange
                     whole.fail(error)
