@@ -29,6 +29,7 @@ FLOORS = {
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
         ps.transport.frame ps.transport.bell ps.transport.doorbell ps.transport.segment
+        ps.transport.waitlist ps.transport.heap
         ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,

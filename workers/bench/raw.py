@@ -79,7 +79,9 @@ class Hub:
     def __init__(self, size: int, megabytes: int) -> None:
         self._values = slices_of(zeros(megabytes))
         self._gradients = [slices_of(zeros(megabytes)) for _ in range(size)]
-        self._steps = [torch.optim.SGD([values], lr=LR, momentum=MOMENTUM, fused=True) for values in self._values]
+        self._steps = [
+            torch.optim.SGD([values], lr=LR, momentum=MOMENTUM, fused=True) for values in self._values
+        ]
         self._missing: dict[int, int] = {}
         self._lock = threading.Lock()
         self._outboxes: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in range(size)]
