@@ -155,8 +155,9 @@ class KVClient:
         with self._lock:
             failure = self._failure
             if failure is None:
+                if not self._outbox:
+                    os.eventfd_write(self._wake, 1)
                 self._outbox.append((number, call))
-                os.eventfd_write(self._wake, 1)
         if failure is not None:
             work.fail(failure)
 
@@ -190,16 +191,27 @@ class KVClient:
                 self._receive(shard, connections, poller)
 
     def _flush(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
-        while True:
-            with self._lock:
-                if not self._outbox:
-                    return
-                number, call = self._outbox.popleft()
-                self._calls[number] = call
+        """Sends all that was handed in, then lets it out together."""
+        shards = set()
+        while (call := self._next_call()) is not None:
+            shards.add(call.shard)
             try:
                 self._send(connections[call.shard], call)
             except ConnectionLost as lost:
                 self._reconnect(call.shard, connections, poller, lost)
+        for shard in shards:
+            try:
+                connections[shard].flush()
+            except ConnectionLost as lost:
+                self._reconnect(shard, connections, poller, lost)
+
+    def _next_call(self) -> _Call | None:
+        with self._lock:
+            if not self._outbox:
+                return None
+            number, call = self._outbox.popleft()
+            self._calls[number] = call
+            return call
 
     def _send(self, connection: Connection, call: _Call) -> None:
         into = None if call.into is None else wire.bytes_of(call.into)
@@ -233,6 +245,7 @@ class KVClient:
                     unanswered = [call for _, call in sorted(self._calls.items()) if call.shard == shard]
                 for call in unanswered:
                     self._send(connection, call)
+                connection.flush()
                 return
             except ServerUnreachable as error:
                 stale = connections.pop(shard, None)
@@ -254,13 +267,13 @@ class KVClient:
         if message.payload is not None:
             self.traffic.bytes_received += message.payload.nbytes
         try:
-            self._settle(shard, call, reply, message.landed)
+            self._settle(shard, call, reply)
         except Exception as error:  # whatever it is, somebody waits for this call
             call.work.fail(error)
         else:
             call.work.complete_part()
 
-    def _settle(self, shard: int, call: _Call, reply: Reply, landed: bool) -> None:
+    def _settle(self, shard: int, call: _Call, reply: Reply) -> None:
         if isinstance(reply, Refusal):
             raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
         if isinstance(reply, Values):
@@ -268,7 +281,7 @@ class KVClient:
             if reply.key == 0 and reply.drain:
                 # Only key 0 decides: other keys may see the drain a round earlier or later.
                 self.draining = True
-            if call.into is not None and not landed:
+            if call.into is not None and reply.values is not None:
                 call.into.copy_(reply.values)
         if call.on_reply is not None:
             call.on_reply(reply)

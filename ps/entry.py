@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ps.blocks import BlockSteps
 from ps.errors import CheckpointCorrupt, ConfigError
 from ps.messages import Push, Ticket
-from ps.optim import SliceStep, optimizer_for
 from ps.snapshot import KeyState
 from ps.types import BucketSpec, Sender, Slice
 
@@ -59,7 +59,7 @@ class Entry:
 
     key: int
     values: Tensor
-    optimizer: SliceStep
+    optimizer: BlockSteps
     initialised: bool
     version: int = 0
     contributions: dict[int, Contribution] = field(default_factory=dict)
@@ -70,8 +70,10 @@ class Entry:
     drain_from: float = inf
 
     @classmethod
-    def allocate(cls, piece: Slice, bucket: BucketSpec) -> Entry:
-        """A zeroed entry; where workers step themselves, it needs no first values.
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: memoryview) -> Entry:
+        """An entry whose values are the first bytes of `memory`, all of them zero.
+
+        Where workers step themselves, it needs no first values.
 
         Raises:
             ConfigError: The dtype has no mean, or the hub does not run the optimizer.
@@ -81,19 +83,19 @@ class Entry:
             raise ConfigError(
                 f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
             )
-        values = torch.zeros(piece.numel, dtype=dtype)
-        return cls(piece.key, values, optimizer_for(bucket.optimizer), initialised=not bucket.optimizer)
+        values = torch.frombuffer(memory, dtype=dtype, count=piece.numel)
+        return cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
 
     def close(self, scratch: Tensor) -> list[Contribution]:
         """Applies the mean of the open round; returns who gave it, in rank order.
 
         Args:
-            scratch: At least as long as the values, and of their dtype.
+            scratch: At least as long as a block, and of the values' dtype.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = [contribution.push.gradient for contribution in contributions]
         # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
-        self.optimizer.step(self.values, _mean(gradients, scratch), contributions[0].push.hyper)
+        self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
         self.version += 1
         self.contributions.clear()
         return contributions
@@ -115,8 +117,7 @@ class Entry:
 
     def export(self) -> KeyState:
         """A copy of what a checkpoint holds, the clocks left out."""
-        state = {name: tensor.clone() for name, tensor in self.optimizer.state().items()}
-        return KeyState(self.values.clone(), state, self.version)
+        return KeyState(self.values.clone(), self.optimizer.state(), self.version)
 
     def restore(self, state: KeyState) -> None:
         """Goes on from what `export` gave.
@@ -135,14 +136,3 @@ class Entry:
         self.optimizer.load(state.optimizer)
         self.version = state.version
         self.initialised = True
-
-
-def _mean(gradients: list[Tensor], scratch: Tensor) -> Tensor:
-    """Summed in the order given, in the bucket's dtype as the ring does; one alone is its own mean."""
-    if len(gradients) == 1:
-        return gradients[0]
-    total = scratch[: gradients[0].numel()]
-    torch.add(gradients[0], gradients[1], out=total)
-    for gradient in gradients[2:]:
-        total.add_(gradient)
-    return total.div_(len(gradients))

@@ -106,12 +106,14 @@ class Contribute:
 class Values:
     """A key's parameters, or in aggregate-only jobs the mean gradient.
 
+    `values` is None where they have landed in the memory that the reader named.
+
     `stable` promises that the shard leaves these bytes alone until the reader
     has pushed again, so that a transport may send them without a copy.
     """
 
     key: int
-    values: Tensor
+    values: Tensor | None
     clock: int
     version: int
     staleness: int = 0

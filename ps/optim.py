@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ps.errors import ConfigError
+from ps.fused import KERNELS
 from ps.types import Hyper
 
 _TRAVELS: Mapping[str, tuple[str, ...]] = {
@@ -112,14 +113,47 @@ class SliceStep(Protocol):
             ConfigError: Says what, and the mend.
         """
 
-    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
-        """Updates `values` in place; `gradient` is only read, and not kept."""
+    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+        """Updates `values` in place by the mean of `count` gradients.
+
+        `gradient` is their sum, which may be overwritten; the sum of one is only read. It is not kept.
+        """
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold besides the values: the tensors themselves, not copies."""
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from such a state; it belongs to the optimizer from then on."""
+
+
+class FusedStep:
+    """One slice's optimizer, run by torch's fused kernel."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._kernel = KERNELS[name]
+        self._state: dict[str, Tensor] = {}
+        self._hyper: Hyper | None = None
+        self._options: dict[str, Any] = {}
+        self._divisors: dict[int, Tensor | None] = {1: None}
+
+    def check(self, hyper: Hyper) -> None:
+        if hyper != self._hyper:
+            self._options = kwargs_of(hyper, self._name)
+            self._hyper = hyper
+
+    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+        self.check(hyper)
+        if count not in self._divisors:
+            self._divisors[count] = torch.tensor(float(count))
+        # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
+        self._kernel(values, gradient, self._state, self._options, self._divisors[count])
+
+    def state(self) -> dict[str, Tensor]:
+        return dict(self._state)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._state = dict(state)
 
 
 class SliceOptimizer:
@@ -129,7 +163,6 @@ class SliceOptimizer:
     """
 
     def __init__(self, name: str) -> None:
-        _check_name(name)
         self._name = name
         self._kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
         # A process's first optimizer makes torch load its compiler, for a second: now, not in a push.
@@ -144,13 +177,13 @@ class SliceOptimizer:
             kwargs_of(hyper, self._name)
             self._checked = hyper
 
-    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
+    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
         if self._optimizer is None:
             self._optimizer = self._build(values, hyper)
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
             self._hyper = hyper
-        values.grad = gradient
+        values.grad = gradient if count == 1 else gradient.div_(count)
         self._optimizer.step()
         values.grad = None
 
@@ -185,8 +218,8 @@ class Assign:
     def check(self, hyper: Hyper) -> None:
         """Takes anything: nothing is used."""
 
-    def step(self, values: Tensor, gradient: Tensor, hyper: Hyper) -> None:
-        values.copy_(gradient)
+    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+        torch.div(gradient, count, out=values)
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -195,13 +228,16 @@ class Assign:
         """Keeps nothing: there is no state."""
 
 
-def optimizer_for(name: str) -> SliceStep:
-    """What steps a slice of a bucket with this `BucketSpec.optimizer`.
+def optimizer_for(name: str, dtype: torch.dtype) -> SliceStep:
+    """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype.
 
     Raises:
         ConfigError: The hub does not run it.
     """
-    return SliceOptimizer(name) if name else Assign()
+    if not name:
+        return Assign()
+    _check_name(name)
+    return FusedStep(name) if name in KERNELS and dtype in _FUSED[name] else SliceOptimizer(name)
 
 
 def _check_name(name: str) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import zmq
@@ -26,6 +27,7 @@ from ps.store import KVStore
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
+from ps.transport.memory import plain_memory
 
 log = logging.getLogger(__name__)
 
@@ -50,14 +52,20 @@ class ShardLoop:
     Args:
         consistency: The policy of every store that this shard will hold.
         listeners: Where workers reach it; closed when `run` returns.
+        allocate: Where each store keeps its parameters; None: in memory of this process alone.
     """
 
-    def __init__(self, consistency: Consistency, listeners: list[Listener]) -> None:
-        self.store = KVStore(consistency)
+    def __init__(
+        self,
+        consistency: Consistency,
+        listeners: list[Listener],
+        allocate: Callable[[int], memoryview] = plain_memory,
+    ) -> None:
+        self._make_store = partial(KVStore, consistency, allocate)
+        self.store = self._make_store()
         self.traffic = Traffic()
         self.after_turn: Callable[[], None] | None = None
         """Called in the loop whenever the store has changed; for whoever waits for a snapshot."""
-        self._consistency = consistency
         self._listeners = listeners
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -80,6 +88,8 @@ class ShardLoop:
                     if listener.waitable in ready:
                         for envelope in listener.receive():
                             self._serve(listener, envelope)
+                for listener in self._listeners:
+                    listener.flush()
                 if self.after_turn is not None:
                     self.after_turn()
         finally:
@@ -114,7 +124,7 @@ class ShardLoop:
 
     def reset(self) -> None:
         """Forgets the job; in the loop's thread."""
-        self.store = KVStore(self._consistency)
+        self.store = self._make_store()
 
     def send(self, deliveries: list[Delivery]) -> None:
         """Sends what the store wants sent; in the loop's thread."""

@@ -24,7 +24,7 @@ from ps.consistency import by_name
 from ps.errors import ConfigError, HubringError, ServerUnreachable
 from ps.shard import ShardLoop
 from ps.shard_control import ShardControl
-from ps.transport.registry import host_id, open_listeners
+from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
 
 log = logging.getLogger(__name__)
@@ -117,11 +117,11 @@ def main(argument: str) -> None:
     orphaned = threading.Event()
     threading.Thread(target=_watch_parent, args=(orphaned,), name="parent", daemon=True).start()
     control = ShardControl()
-    listeners = open_listeners(settings.host, register=[control.add_to])
-    addresses = {name: listener.address for name, listener in listeners.items()}
+    doors = open_doors(settings.host, register=[control.add_to])
+    addresses = {name: listener.address for name, listener in doors.listeners.items()}
     registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
-    loop = ShardLoop(registration.consistency, list(listeners.values()))
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), doors.allocate)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

@@ -17,8 +17,12 @@ from ps.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice
 SLICE_BYTES = 4 << 20
 """Small enough that summing one slice overlaps with the next one's journey, big enough to pay for Python."""
 
+PAGE_BYTES = 4096
+"""Slices start at multiples of a page, so that each can be mapped by itself into a worker's memory."""
+
+_MANY_PAGES = 16
 _LINE_BYTES = 64
-"""Slices start at multiples of a cache line, which is also the widest SIMD vector.
+"""Slices of fewer pages start at multiples of a cache line, which is also the widest SIMD vector.
 
 A fused optimizer treats whole vectors and the rest with other instructions, so
 slices cut between vectors round as the uncut tensor would: bitwise.
@@ -75,10 +79,10 @@ def _cuts(numel: int, element_bytes: int, slice_bytes: int) -> Iterator[tuple[in
         return
     most = slice_bytes // element_bytes
     step = ceil(numel / ceil(numel / most))
-    line = _LINE_BYTES // element_bytes
-    aligned = ceil(step / line) * line
+    unit = (PAGE_BYTES if slice_bytes >= _MANY_PAGES * PAGE_BYTES else _LINE_BYTES) // element_bytes
+    aligned = ceil(step / unit) * unit
     if aligned > most:
-        aligned = most // line * line or step  # a limit under one line leaves nothing to align
+        aligned = most // unit * unit or step  # a limit under one line leaves nothing to align
     for offset in range(0, numel, aligned):
         yield offset, min(aligned, numel - offset)
 

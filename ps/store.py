@@ -14,7 +14,9 @@ messages can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import accumulate
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -38,9 +40,10 @@ from ps.messages import (
     Values,
 )
 from ps.rounds import RoundBook
+from ps.sharding import PAGE_BYTES
 from ps.snapshot import Capture, Snapshot
 from ps.stats import Stats
-from ps.types import BucketSpec, Sender, Slice, View
+from ps.types import DTYPE_BYTES, BucketSpec, Sender, Slice, View
 
 __all__ = ["KVStore", "Snapshot"]
 
@@ -54,10 +57,12 @@ class KVStore:
 
     Args:
         consistency: When a gradient counts, and who may read.
+        allocate: Makes zeroed memory of so many bytes for the parameters; None: torch does.
     """
 
-    def __init__(self, consistency: Consistency) -> None:
+    def __init__(self, consistency: Consistency, allocate: Callable[[int], memoryview] | None = None) -> None:
         self._consistency = consistency
+        self._allocate = allocate or _allocate
         self._view = View()
         self._live: dict[int, int] = {}
         self._founders: tuple[int, ...] = ()
@@ -78,8 +83,7 @@ class KVStore:
         Raises:
             ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
         """
-        by_index = {bucket.index: bucket for bucket in buckets}
-        self._entries = {piece.key: Entry.allocate(piece, by_index[piece.bucket]) for piece in slices}
+        self._entries = self._make_entries(slices, {bucket.index: bucket for bucket in buckets})
         longest: dict[torch.dtype, int] = {}
         for entry in self._entries.values():
             dtype = entry.values.dtype
@@ -89,6 +93,17 @@ class KVStore:
         self._seat(self._senders())
         if self._draining:
             self.drain()
+
+    def _make_entries(self, slices: Sequence[Slice], buckets: Mapping[int, BucketSpec]) -> dict[int, Entry]:
+        """All values lie in one allocation, and each key's begin at a page."""
+        sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
+        pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
+        *starts, total = accumulate(pages, initial=0)
+        memory = self._allocate(total * PAGE_BYTES)
+        return {
+            piece.key: Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :])
+            for piece, start in zip(slices, starts, strict=True)
+        }
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes on from a checkpoint; it may hold keys of other shards too.
@@ -377,3 +392,8 @@ class KVStore:
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
         expected = self._ledger.expected(push.sender, push.key)
         return Delivery(ticket, refusals.out_of_order(push, expected))
+
+
+def _allocate(nbytes: int) -> memoryview:
+    memory: memoryview = torch.zeros(nbytes, dtype=torch.uint8).numpy().data
+    return memory

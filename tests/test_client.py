@@ -124,6 +124,9 @@ class Breaking:
         self.sent += 1
         self.inner.send(message, into)
 
+    def flush(self) -> None:
+        self.inner.flush()
+
     def receive(self) -> list[Message]:
         if self.sent >= self.at and not self.broken:
             self.broken.append(True)

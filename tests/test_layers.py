@@ -23,12 +23,13 @@ FLOORS = {
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
-        ps.sharding ps.consistency ps.membership ps.ledger ps.optim ps.rounds
+        ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.frame ps.transport.bell ps.transport.doorbell ps.transport.segment
+        ps.transport.frame ps.transport.bell ps.transport.doorbell
+        ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.waitlist ps.transport.heap
         ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ps.errors import ConfigError
-from ps.optim import Assign, SliceOptimizer, hyper_of, kwargs_of, optimizer_for
+from ps.optim import Assign, hyper_of, kwargs_of, optimizer_for
 
 STEPS = 20
 CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as ps.sharding cuts
@@ -54,18 +54,18 @@ def by_torch(name: str, options: dict[str, Any], **kernel: bool) -> Tensor:
 def by_slices(name: str, options: dict[str, Any], restart_at: int = STEPS) -> Tensor:
     group = getattr(torch.optim, name)([torch.zeros(1)], lr=rate(0), **options).param_groups[0]
     slices = [part.clone() for part in start().tensor_split(CUTS[1:-1])]
-    optimizers = [SliceOptimizer(name) for _ in slices]
+    optimizers = [optimizer_for(name, torch.float32) for _ in slices]
     for step, gradient in enumerate(gradients()):
         if step == restart_at:
             saved = [{key: value.clone() for key, value in each.state().items()} for each in optimizers]
-            optimizers = [SliceOptimizer(name) for _ in slices]
+            optimizers = [optimizer_for(name, torch.float32) for _ in slices]
             for optimizer, state in zip(optimizers, saved, strict=True):
                 optimizer.load(state)
         group["lr"] = rate(step)
         for optimizer, values, part in zip(
             optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
         ):
-            optimizer.step(values, part, hyper_of(group, name))
+            optimizer.step(values, part, 1, hyper_of(group, name))
     return torch.cat(slices)
 
 
@@ -89,9 +89,20 @@ def test_a_restored_optimizer_goes_on_bitwise(name: str, options: dict[str, Any]
 
 
 def test_loaded_state_can_be_saved_again_before_the_first_step() -> None:
-    optimizer = SliceOptimizer("SGD")
+    optimizer = optimizer_for("SGD", torch.float32)
     optimizer.load({"momentum_buffer": torch.ones(3)})
     assert torch.equal(optimizer.state()["momentum_buffer"], torch.ones(3))
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_sum_of_several_steps_as_its_mean_bitwise(name: str, options: dict[str, Any]) -> None:
+    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1, **options).param_groups[0], name)
+    summed, averaged = start(), start()
+    of_sum, of_mean = (optimizer_for(name, torch.float32) for _ in range(2))
+    for gradient in gradients():
+        of_mean.step(averaged, gradient / 3, 1, hyper)
+        of_sum.step(summed, gradient, 3, hyper)
+    assert torch.equal(summed, averaged)
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
@@ -112,15 +123,15 @@ def test_other_floating_dtypes_follow_the_float32_run(
     group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.05, **options).param_groups[0]
     if dtype is torch.float16:
         group["eps"] = 1e-4  # float16 has no number as small as the default
-    optimizer, reference = SliceOptimizer(name), SliceOptimizer(name)
+    optimizer, reference = optimizer_for(name, dtype), optimizer_for(name, torch.float32)
     values, expected = start().to(dtype), start().to(dtype).float()
     address = values.data_ptr()
     hyper = hyper_of(group, name)
     for gradient in gradients()[:3]:
         kept = gradient.to(dtype)
         given = kept.clone()
-        optimizer.step(values, given, hyper)
-        reference.step(expected, kept.float(), hyper)
+        optimizer.step(values, given, 1, hyper)
+        reference.step(expected, kept.float(), 1, hyper)
         assert torch.equal(given, kept)
     assert (values.data_ptr(), values.grad) == (address, None)
     torch.testing.assert_close(values.float(), expected, rtol=0.02, atol=0.05)
@@ -128,15 +139,15 @@ def test_other_floating_dtypes_follow_the_float32_run(
 
 def test_assign_makes_the_gradient_the_values() -> None:
     values, gradient = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
-    optimizer_for("").step(values, gradient, {})
+    optimizer_for("", torch.float32).step(values, gradient, 1, {})
     assert torch.equal(values, gradient)
     assert values.data_ptr() != gradient.data_ptr()
-    assert isinstance(optimizer_for(""), Assign)
+    assert isinstance(optimizer_for("", torch.float32), Assign)
 
 
 def test_an_optimizer_outside_the_list_is_refused_with_the_list() -> None:
     with pytest.raises(ConfigError, match=r"cannot run LBFGS: use one of SGD, Adam.*--aggregate"):
-        optimizer_for("LBFGS")
+        optimizer_for("LBFGS", torch.float32)
 
 
 @pytest.mark.parametrize("option", ["differentiable", "capturable"])
@@ -155,7 +166,7 @@ def test_an_option_that_is_no_number_is_named() -> None:
 @pytest.mark.parametrize("wrong", [{}, {"beta3": 1.0}, {"lr": float("nan")}, {"lr": float("inf")}])
 def test_hyperparameters_that_no_step_could_use_are_refused(wrong: dict[str, float]) -> None:
     hyper = hyper_of(torch.optim.Adam([torch.zeros(1)]).param_groups[0], "Adam")
-    fresh, used = SliceOptimizer("Adam"), SliceOptimizer("Adam")
+    fresh, used = (optimizer_for("Adam", torch.float32) for _ in range(2))
     used.check(hyper)
     for optimizer in (fresh, used):
         with pytest.raises(ConfigError, match="Adam came with"):

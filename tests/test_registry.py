@@ -8,7 +8,7 @@ import pytest
 
 from ps.errors import ConfigError, ServerUnreachable
 from ps.transport.conformance import PATIENCE, Serving, ask, content, noise, request
-from ps.transport.registry import FASTEST_FIRST, Line, choose, host_id, open_listeners, transport
+from ps.transport.registry import FASTEST_FIRST, Line, choose, host_id, open_doors, transport
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_an_unknown_transport_is_a_setting_gone_wrong():
 
 
 def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
-    listeners = open_listeners("127.0.0.1")
+    listeners = open_doors("127.0.0.1").listeners
     assert tuple(listeners) == FASTEST_FIRST
     kind, _ = choose(
         [Line(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
@@ -92,4 +92,4 @@ def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
     for listener in listeners.values():
         listener.close()
     with pytest.raises(ConfigError, match=r"no\.such\.host"):
-        open_listeners("no.such.host.invalid")
+        open_doors("no.such.host.invalid")

@@ -6,8 +6,8 @@ from ps.transport.base import Message
 from ps.transport.waitlist import Waitlist
 
 
-def message(priority: int, nbytes: int = 10) -> Message:
-    return Message(b"header", memoryview(bytes(nbytes)), priority=priority)
+def message(priority: int, nbytes: int = 10, header: bytes = b"header") -> Message:
+    return Message(header, memoryview(bytes(nbytes)), priority=priority)
 
 
 def full(window: int = 10) -> tuple[Waitlist, list[str]]:
@@ -21,12 +21,10 @@ def full(window: int = 10) -> tuple[Waitlist, list[str]]:
 
 def test_highest_priority_goes_first_and_of_equals_the_earliest() -> None:
     waitlist, _ = full(window=1000)
-    put = [message(priority) for priority in (1, 3, 2, 3, 1)]
-    for each in put:
-        waitlist.put(each)
-    taken = [waitlist.take() for _ in put]
-    assert [put.index(each) for each in taken if each is not None] == [1, 3, 2, 0, 4]
-    assert waitlist.take() is None
+    for header, priority in ((b"a", 1), (b"b", 3), (b"c", 2), (b"d", 3), (b"e", 1)):
+        waitlist.put(message(priority, header=header))
+    taken = [each.header for each in iter(waitlist.take, None)]
+    assert taken == [b"b", b"d", b"c", b"a", b"e"]
 
 
 def test_no_more_than_the_window_is_under_way() -> None:

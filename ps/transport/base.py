@@ -64,6 +64,9 @@ class Connection(Protocol):
             ConnectionLost: The peer is gone. Dial again, send again.
         """
 
+    def flush(self) -> None:
+        """Lets out what `send` may have collected; called before the thread waits. Raises as `send`."""
+
     def receive(self) -> list[Message]:
         """All replies that are here; never blocks.
 
@@ -95,6 +98,9 @@ class Listener(Protocol):
         Unless `stable`, the payload may change as soon as this returns, so a
         transport that sends later must copy first.
         """
+
+    def flush(self) -> None:
+        """Lets out what `send` may have collected; called before the thread waits."""
 
     def close(self) -> None:
         """Stops listening, drops all peers, removes what the address left on the host."""

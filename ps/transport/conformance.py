@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import threading
@@ -112,6 +113,7 @@ class Serving:
             assert listener.waitable in ready
             for envelope in listener.receive():
                 self._answer(listener, envelope)
+            listener.flush()
 
 
 def await_readable(connection: Connection) -> None:
@@ -123,6 +125,7 @@ def await_readable(connection: Connection) -> None:
 
 def replies(connection: Connection, count: int = 1) -> list[Message]:
     """The next `count` replies."""
+    connection.flush()
     messages: list[Message] = []
     while len(messages) < count:
         await_readable(connection)
@@ -200,6 +203,57 @@ def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> N
         assert bytes(roomy[payload.nbytes :]) == bytes(64), "wrote beyond the payload"
         assert not ask(line, request(8, payload), small).landed
         assert not ask(line, request(9), exact).landed
+
+
+def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> None:
+    """In a window stands what the last reply brought; what either side writes, the other does not see.
+
+    That holds for replies that stay and for those that change, and outlives the connection.
+    """
+    transport = make_transport()
+    held = transport.allocate(3 * 4096 + 5)
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        held[:] = content(envelope.message)
+        header, stable = envelope.message.header, number_of(envelope.message) != 3
+        listener.send(envelope.reply_to, Message(header, held), stable)
+
+    with Serving(transport, answer) as server:
+        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+            window = transport.window(held.nbytes)
+            for number in range(1, 6):
+                said = noise(held.nbytes, seed=number)
+                assert content(ask(line, request(number, said), window)) == bytes(said)
+                window[4095:4097] = b"!!"
+                window[-1:] = b"!"
+                assert bytes(held) == bytes(said)
+        kept = bytes(window)
+        held[:] = noise(held.nbytes)
+        assert kept == bytes(window)
+
+
+def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
+    """Replies that land side by side in one window, wherever pages begin, leave each other alone."""
+    transport = make_transport()
+    parts = [transport.allocate(nbytes) for nbytes in (64, 4096, 3 * 4096, 8192, 100)]
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        number = number_of(envelope.message)
+        listener.send(envelope.reply_to, request(number, parts[number]), stable=True)
+
+    with (
+        Serving(transport, answer) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        window = transport.window(sum(part.nbytes for part in parts))
+        ends = list(itertools.accumulate(part.nbytes for part in parts))
+        places = [window[end - part.nbytes : end] for part, end in zip(parts, ends, strict=True)]
+        for turn in range(2):
+            for number, part in enumerate(parts):
+                part[:] = noise(part.nbytes, seed=10 * turn + number)
+            landed = [ask(line, request(number), place).landed for number, place in enumerate(places)]
+            for part, place in zip(parts, places, strict=True):
+                assert not all(landed) or bytes(place) == bytes(part)
 
 
 def lands_replies_over_their_own_request(make_transport: MakeTransport) -> None:
@@ -301,7 +355,7 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
         if len(held) == count:
             for one in sorted(held, key=lambda each: number_of(each.message)):
                 number = number_of(one.message)
-                reply = Message(one.message.header, payload, priority=priorities[number])
+                reply = replace(request(number, payload), priority=priorities[number])
                 listener.send(one.reply_to, reply, stable=True)
 
     transport = make_transport()
@@ -311,6 +365,7 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
     ):
         for number, priority in enumerate(priorities):
             line.send(replace(request(number, payload), priority=priority))
+            line.flush()
         ready.set()
         came = replies(line, count)
     for arrived in ([number_of(each.message) for each in held], [number_of(reply) for reply in came]):
@@ -327,8 +382,8 @@ def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
 
     def answer_in_time(listener: Listener, envelope: Envelope) -> None:
         assert reading.wait(PATIENCE)
-        sent = number_of(envelope.message) % 2
-        reply = Message(envelope.message.header, memoryview(b"") if sent else payload)
+        number = number_of(envelope.message)
+        reply = request(number, None if number % 2 else payload)
         listener.send(envelope.reply_to, reply, stable=True)
 
     with (
@@ -338,6 +393,7 @@ def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
         before = _forget_peak()
         for number in range(2 * count):
             line.send(request(number, payload if number % 2 else None))
+        line.flush()
         poller = zmq.Poller()
         poller.register(line.waitable, zmq.POLLIN)
         for _ in range(20):  # time in which a transport that copies would do so
@@ -358,7 +414,7 @@ def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> Non
     payload = noise(1 << 20)
 
     def answer_at_length(listener: Listener, envelope: Envelope) -> None:
-        listener.send(envelope.reply_to, Message(envelope.message.header, payload), stable=True)
+        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
 
     transport = make_transport()
     with (
@@ -368,6 +424,7 @@ def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> Non
     ):
         for number in range(64):
             sleeper.send(request(number))
+        sleeper.flush()
         for number in range(4):
             assert content(ask(reader, request(number))) == bytes(payload)
         assert len(replies(sleeper, 64)) == 64
@@ -394,6 +451,7 @@ def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
         with contextlib.closing(transport.dial(server.address, PATIENCE)) as leaver:
             payload = transport.allocate(100_000)
             leaver.send(request(1, payload), payload)
+            leaver.flush()
             assert came.wait(PATIENCE)
         for number in (2, 3):
             assert number_of(ask(stayer, request(number, noise(100_000)))) == number
@@ -411,6 +469,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
     with Serving(transport, echo_and_tell) as server:
         idle, busy = (transport.dial(server.address, PATIENCE) for _ in range(2))
         busy.send(request(1, noise(10)))
+        busy.flush()
         assert answered.wait(PATIENCE)
     assert number_of(replies(busy)[0]) == 1
     for line in (idle, busy):
@@ -418,6 +477,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
             await_loss(line)
         with contextlib.suppress(ConnectionLost):
             line.send(request(2))
+            line.flush()
         await_loss(line)
         line.close()
 
@@ -462,6 +522,7 @@ def leaves_nothing_behind(make_transport: MakeTransport) -> None:
             ask(line, request(1, noise(1 << 20)), into)
             ask(line, request(2, into))
             line.send(request(3, noise(1 << 20)))
+            line.flush()
 
     use()  # what a library keeps for the whole process, it has by now
     before = _held()
@@ -495,6 +556,8 @@ CHECKS: tuple[Callable[[MakeTransport], None], ...] = (
     carries_headers_up_to_the_bound,
     allocates_memory_to_send_from,
     lands_replies_where_asked_or_brings_them,
+    shows_what_the_reply_said_until_the_next,
+    fills_the_parts_of_a_window_apart,
     lands_replies_over_their_own_request,
     answers_many_requests_in_any_order,
     serves_several_clients_at_once,

@@ -124,6 +124,9 @@ class GrpcConnection:
             self._rooms[request] = into
         self._outbox.put(to_frames(message))
 
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     def receive(self) -> list[Message]:
         self._bell.clear()
         lost = self._lost  # before the inbox: nothing is put there once it is set
@@ -226,6 +229,9 @@ class GrpcListener:
     @property
     def waitable(self) -> int:
         return self._bell.waitable
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()

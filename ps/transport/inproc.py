@@ -37,6 +37,9 @@ class InprocConnection:
             raise self._loss()
         self._listener.put(Envelope(message, _ReturnPath(self, into)))
 
+    def flush(self) -> None:
+        """Nothing is held back."""
+
     def receive(self) -> list[Message]:
         self._bell.clear()
         lost = self._lost  # read before the inbox: nothing is put there once it is set
@@ -89,6 +92,9 @@ class InprocListener:
     @property
     def waitable(self) -> int:
         return self._bell.waitable
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()

@@ -21,7 +21,7 @@ from ps.transport.zmq import ZmqTransport
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["FASTEST_FIRST", "Line", "choose", "host_id", "open_listeners", "transport"]
+__all__ = ["FASTEST_FIRST", "Doors", "Line", "choose", "host_id", "open_doors", "transport"]
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,17 @@ def transport(name: str) -> Transport:
     return kinds[name]()
 
 
-def open_listeners(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> dict[str, Listener]:
+class Doors(NamedTuple):
+    """Where a shard is reached, by transport, and memory that all of these send from at their best."""
+
+    listeners: Mapping[str, Listener]
+    allocate: Callable[[int], memoryview]
+
+
+def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> Doors:
     """Listens on free ports of `host` by every transport; the services in `register` share gRPC's port."""
-    kinds: list[Transport] = [ShmTransport(), ZmqTransport(), GrpcTransport(register)]
+    shared = ShmTransport(guarded=True)
+    kinds: list[Transport] = [shared, ZmqTransport(), GrpcTransport(register)]
     listeners: dict[str, Listener] = {}
     try:
         for kind in kinds:
@@ -66,7 +74,7 @@ def open_listeners(host: str, register: Sequence[Callable[[grpc.Server], None]] 
         for listener in listeners.values():
             listener.close()
         raise
-    return listeners
+    return Doors(listeners, shared.allocate)
 
 
 def choose(

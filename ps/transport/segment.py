@@ -15,10 +15,14 @@ import threading
 import weakref
 from typing import NamedTuple
 
-from ps.transport.memory import ALIGNMENT, address
+from ps.transport.memory import address
+from ps.transport.pages import rounded
 
 SEGMENT_BYTES = 256 << 20
 """Address space of one segment; its pages come into being when they are first touched."""
+
+_SEAL_FUTURE_WRITE = 0x10
+"""Of Linux 5.1: mappings that exist stay writable, new ones are not."""
 
 
 class Place(NamedTuple):
@@ -30,33 +34,57 @@ class Place(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment of this process's own, ready to be passed on."""
+    """A segment of this process's own, ready to be passed on.
+
+    Attributes:
+        windows: Where its windows end, if replies may be shown in them; None in any other segment.
+    """
 
     number: int
     descriptor: int
     start: int
     nbytes: int
+    windows: set[int] | None
 
 
 class Arena:
-    """Hands out memory from segments, and knows which memory lies in which. Safe from any thread."""
+    """Hands out memory from segments, and knows which memory lies in which. Safe from any thread.
 
-    def __init__(self) -> None:
+    All of it begins at a page, since only whole pages can be shown to others.
+
+    Args:
+        guarded: Processes to which a segment is passed on may read it, but not write to it; and each
+            allocation has a segment of its own, so that its memory is free as soon as it goes.
+    """
+
+    def __init__(self, *, guarded: bool = False) -> None:
+        self._guarded = guarded
+        self._seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | (_SEAL_FUTURE_WRITE if guarded else 0)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._segments: dict[int, Segment] = {}
-        self._rest = memoryview(b"")
+        self._rest = {False: memoryview(b""), True: memoryview(b"")}
+        """What is left of the newest segment, and of the newest one of windows."""
 
-    def allocate(self, nbytes: int) -> memoryview:
-        """Zeroed memory, aligned to 64 bytes; its segment goes with the last view of it."""
-        room = -(-max(nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    def allocate(self, nbytes: int, *, window: bool = False) -> memoryview:
+        """Zeroed memory; its segment goes with the last view of it."""
         with self._lock:
-            if room > SEGMENT_BYTES // 2:
-                return self._new_segment(room)[:nbytes]
-            if room > self._rest.nbytes:
-                self._rest = self._new_segment(SEGMENT_BYTES)
-            piece, self._rest = self._rest[:nbytes], self._rest[room:]
-            return piece
+            memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
+        place = self.find(memory)
+        if window and place is not None:
+            ends = self._segments[place.segment].windows
+            assert ends is not None
+            ends.add(place.offset + place.length)
+        return memory
+
+    def _take(self, room: int, window: bool) -> memoryview:
+        if self._guarded or room > SEGMENT_BYTES // 2:
+            return self._new_segment(room, window)
+        if room > self._rest[window].nbytes:
+            self._rest[window] = self._new_segment(SEGMENT_BYTES, window)
+        rest = self._rest[window]
+        self._rest[window] = rest[room:]
+        return rest[:room]
 
     def find(self, memory: memoryview) -> Place | None:
         """Where `memory` lies, if it is ours."""
@@ -71,13 +99,14 @@ class Arena:
         """The segment of this number, if it is still alive."""
         return self._segments.get(number)
 
-    def _new_segment(self, nbytes: int) -> memoryview:
+    def _new_segment(self, nbytes: int, window: bool) -> memoryview:
         descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, nbytes)
-        seal(descriptor)
         mapping = mmap.mmap(descriptor, nbytes)
+        seal(descriptor, self._seals)
         number = next(self._numbers)
-        self._segments[number] = Segment(number, descriptor, address(memoryview(mapping)), nbytes)
+        start = address(memoryview(mapping))
+        self._segments[number] = Segment(number, descriptor, start, nbytes, set() if window else None)
         # Not a method: it would keep the arena, and by `_rest` the mapping, from ever dying.
         weakref.finalize(mapping, _drop, self._segments, number).atexit = False
         return memoryview(mapping)
@@ -100,9 +129,9 @@ def enclose(payload: memoryview) -> int:
     return descriptor
 
 
-def seal(descriptor: int) -> None:
-    """Fixes a segment's size for good."""
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+def seal(descriptor: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) -> None:
+    """Fixes a segment's size, or what else `seals` say, for good."""
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals | fcntl.F_SEAL_SEAL)
 
 
 def attach(descriptor: int) -> memoryview:
@@ -111,6 +140,15 @@ def attach(descriptor: int) -> memoryview:
     Raises:
         ValueError: It could shrink under our feet, or is no segment at all.
     """
+    return memoryview(mmap.mmap(descriptor, sealed_size(descriptor)))
+
+
+def sealed_size(descriptor: int) -> int:
+    """Bytes of a segment that another process passed on, which can never become fewer.
+
+    Raises:
+        ValueError: They could, or it is no segment at all.
+    """
     nbytes = os.fstat(descriptor).st_size
     try:
         sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
@@ -118,4 +156,4 @@ def attach(descriptor: int) -> memoryview:
         raise ValueError(f"a descriptor that is no memfd: {error}") from error
     if not sealed or nbytes == 0:
         raise ValueError(f"a segment of {nbytes} bytes whose size is not sealed")
-    return memoryview(mmap.mmap(descriptor, nbytes))
+    return nbytes

@@ -2,23 +2,23 @@
 
 A Unix socket carries descriptors of fixed form and the header behind them; a
 payload never goes through it. A worker's payload lies in a segment of its own,
-which the shard maps once and reads in place; the reply is written straight into
-the worker's memory where `into` lies in a segment too, and otherwise comes in a
-segment of its own. The socket's name is in the abstract namespace, so neither it
-nor the segments leave anything on the host.
+which the shard maps once and reads in place. A reply that is `stable` and lies in
+the shard's own segment is shown in the worker's window: its pages are mapped there
+the first time, and nothing at all is moved from then on. Any other is written
+straight into the worker's memory where `into` lies in a segment, and otherwise
+comes in a segment of its own. The socket's name is in the abstract namespace, so
+neither it nor the segments leave anything on the host.
 """
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import logging
 import os
 import secrets
 import select
 import socket
-import struct
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,72 +27,46 @@ from ps.errors import ConnectionLost, ServerUnreachable, UsageError
 from ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from ps.transport.doorbell import Doorbell, Packet, peer_user
 from ps.transport.memory import copy, land
-from ps.transport.segment import Arena, Place, attach, enclose
+from ps.transport.packet import Descriptor, Introductions, Kind, unpack
+from ps.transport.pages import PAGE
+from ps.transport.segment import Arena, Place, attach, enclose, sealed_size
+from ps.transport.window import Windows
 
 log = logging.getLogger(__name__)
-
-VERSION = 1
-AT_ONCE = 64
-"""Packets taken from one peer before the others and the replies get their turn."""
 
 MAX_SEGMENTS = 4096
 """Segments that one peer may have mapped at a time."""
 
 _SCHEME = "shm://"
 _BACKLOG = 1024
-
-
-class _Kind(enum.IntEnum):
-    SEGMENT = 1  # the descriptor enclosed is segment number `tag` of the sender
-    FORGET = 2  # segment number `tag` is used no more
-    REQUEST = 3
-    REPLY = 4  # the payload, if any, has landed in the place that the request named
-    ENCLOSED = 5  # a reply whose payload is the segment enclosed
-
-
-class _Descriptor(NamedTuple):
-    """What every packet begins with."""
-
-    kind: int
-    tag: int
-    payload: Place = Place()
-    into: Place = Place()
-
-    def pack(self, header: bytes = b"") -> bytes:
-        return _LAYOUT.pack(VERSION, self.kind, self.tag, *self.payload, *self.into) + header
-
-
-_LAYOUT = struct.Struct("<BB6xQQQQQQQ")
-
-
-def _unpack(data: bytes) -> tuple[_Descriptor, bytes]:
-    if len(data) < _LAYOUT.size:
-        raise ValueError(f"a packet of {len(data)} bytes, shorter than a descriptor")
-    version, kind, tag, *places = _LAYOUT.unpack_from(data)
-    if version != VERSION:
-        raise ValueError(f"descriptors of version {version}; this end speaks {VERSION}")
-    return _Descriptor(kind, tag, Place(*places[:3]), Place(*places[3:])), data[_LAYOUT.size :]
+_NOWHERE = Place()
 
 
 class ShmTransport:
-    """The segments of one process, and the lines on which it passes them on."""
+    """The segments of one process, and the lines on which it passes them on.
+
+    Args:
+        guarded: Peers may read this process's segments but not write to them: a shard's, where
+            replies never land.
+    """
 
     name = "shm"
 
-    def __init__(self) -> None:
-        self._arena = Arena()
+    def __init__(self, *, guarded: bool = False) -> None:
+        self._arena = Arena(guarded=guarded)
+        self._windows = Windows(self._arena)
 
     def listen(self, host: str) -> ShmListener:
-        return ShmListener()
+        return ShmListener(self._arena)
 
     def dial(self, address: str, timeout: float) -> ShmConnection:
-        return ShmConnection(self._arena, address, timeout)
+        return ShmConnection(self._arena, self._windows, address, timeout)
 
     def allocate(self, nbytes: int) -> memoryview:
         return self._arena.allocate(nbytes)
 
     def window(self, nbytes: int) -> memoryview:
-        return self.allocate(nbytes)
+        return self._arena.allocate(nbytes, window=True)
 
 
 @dataclass(slots=True)
@@ -101,23 +75,35 @@ class _Pending:
 
     payload: memoryview | None
     into: memoryview | None
+    home: Place = _NOWHERE
+    """Where `into` lies."""
     bounce: memoryview | None = None
+
+
+class _File(NamedTuple):
+    """A segment of the shard's, open."""
+
+    descriptor: int
+    nbytes: int
 
 
 class ShmConnection:
     """A worker's end."""
 
-    def __init__(self, arena: Arena, address: str, timeout: float) -> None:
+    def __init__(self, arena: Arena, windows: Windows, address: str, timeout: float) -> None:
         self._arena = arena
+        self._windows = windows
         self._address = address
         self._tags = itertools.count()
         self._pending: dict[int, _Pending] = {}
-        self._announced: set[int] = set()
+        self._files: dict[int, _File] = {}
+        """The shard's segments by their numbers."""
         self._bounces: defaultdict[int, list[memoryview]] = defaultdict(list)
         line = _connect(address, timeout)
         self._epoll = select.epoll()
         self._waitable = self._epoll.fileno()
         self._doorbell = Doorbell(line, self._epoll)
+        self._introductions = Introductions(arena, self._doorbell)
 
     @property
     def waitable(self) -> int:
@@ -128,45 +114,22 @@ class ShmConnection:
             raise UsageError(f"a header of {len(message.header)} bytes; at most {MAX_HEADER} can be sent")
         tag = next(self._tags)
         pending = self._pending[tag] = _Pending(message.payload, into)
-        try:
-            descriptor = _Descriptor(_Kind.REQUEST, tag, self._place(pending), self._announce(into))
-            self._doorbell.send(Packet(descriptor.pack(message.header)))
-        except OSError as error:
-            raise self._loss(error) from error
+        payload = self._place(pending)
+        pending.home = self._introductions.place(into)
+        kind = Kind.WINDOWED if self._windows.fit(pending.home) else Kind.REQUEST
+        self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
 
     def _place(self, pending: _Pending) -> Place:
-        """Where the shard finds the payload; one from elsewhere is copied into a segment first."""
+        """Where the shard finds the payload; one from elsewhere, or from a window, is copied there first."""
         payload = pending.payload
         if payload is None or not payload.nbytes:
             return Place()
-        place = self._announce(payload)
-        if not place.length:
+        place = self._introductions.place(payload)
+        if not place.length or self._windows.contain(place):
             pending.bounce = self._borrow(payload.nbytes)
             copy(payload, pending.bounce)
-            place = self._announce(pending.bounce[: payload.nbytes])
+            place = self._introductions.place(pending.bounce[: payload.nbytes])
         return place
-
-    def _announce(self, memory: memoryview | None) -> Place:
-        """Makes sure that the shard has mapped the segment in which `memory` lies, if it lies in one."""
-        place = self._arena.find(memory) if memory is not None and memory.nbytes else None
-        if place is None:
-            return Place()
-        if place.segment not in self._announced:
-            self._forget_dead_segments()
-            self._introduce(place.segment)
-        return place
-
-    def _introduce(self, number: int) -> None:
-        segment = self._arena.segment(number)
-        assert segment is not None, "a segment lives as long as a view of it"
-        self._announced.add(number)
-        self._doorbell.send(Packet(_Descriptor(_Kind.SEGMENT, number).pack(), os.dup(segment.descriptor)))
-
-    def _forget_dead_segments(self) -> None:
-        """A new segment is the moment to let the shard unmap those that are gone."""
-        for number in [number for number in self._announced if self._arena.segment(number) is None]:
-            self._announced.discard(number)
-            self._doorbell.send(Packet(_Descriptor(_Kind.FORGET, number).pack()))
 
     def _borrow(self, nbytes: int) -> memoryview:
         """Memory of ours that no request uses; powers of two, so that it is soon of use again."""
@@ -174,42 +137,69 @@ class ShmConnection:
         free = self._bounces[room]
         return free.pop() if free else self._arena.allocate(room)
 
+    def flush(self) -> None:
+        try:
+            self._doorbell.flush()
+        except OSError as error:
+            raise self._loss(error) from error
+
     def receive(self) -> list[Message]:
         messages: list[Message] = []
         try:
             self._doorbell.on_room()
-            while (packet := self._doorbell.receive()) is not None:
-                messages.append(self._reply(packet))
+            while packets := self._doorbell.receive():
+                for packet in packets:
+                    messages.extend(self._take(packet))
         except (EOFError, OSError, ValueError) as error:
             self._doorbell.hang_up()  # so that the next call finds the end too
             if not messages:
                 raise self._loss(error) from error
         return messages
 
-    def _reply(self, packet: Packet) -> Message:
+    def _take(self, packet: Packet) -> list[Message]:
+        descriptor, header = unpack(packet.data)
+        if descriptor.kind == Kind.SEGMENT and packet.descriptor is not None:
+            self._files[descriptor.tag] = _File(packet.descriptor, sealed_size(packet.descriptor))
+            return []
         enclosed = None if packet.descriptor is None else _attach_and_close(packet.descriptor)
-        descriptor, header = _unpack(packet.data)
+        if descriptor.kind == Kind.FORGET:
+            os.close(self._files.pop(descriptor.tag).descriptor)
+            return []
         pending = self._pending.pop(descriptor.tag, None)
         if pending is None:
             raise ValueError(f"a reply to request {descriptor.tag}, which was never sent")
         if pending.bounce is not None:
             self._bounces[pending.bounce.nbytes].append(pending.bounce)
-        if descriptor.kind == _Kind.ENCLOSED:
-            return Message(header, enclosed)
-        length = descriptor.payload.length
-        if not length:
+        if descriptor.kind == Kind.ENCLOSED:
+            return [Message(header, enclosed)]
+        return [self._landed(header, descriptor, pending)]
+
+    def _landed(self, header: bytes, descriptor: Descriptor, pending: _Pending) -> Message:
+        """A reply whose payload is where it was wanted, or is shown there."""
+        place = descriptor.payload
+        if not place.length:
             return Message(header)
-        if pending.into is None or length > pending.into.nbytes:
-            raise ValueError(f"a reply of {length} bytes landed where there was no room for it")
-        return Message(header, pending.into[:length], landed=True)
+        if pending.into is None or place.length > pending.into.nbytes:
+            raise ValueError(f"a reply of {place.length} bytes landed where there was no room for it")
+        if descriptor.kind == Kind.SHOWN:
+            file = self._files.get(place.segment)
+            if file is None or place.offset + place.length > file.nbytes:
+                raise ValueError(f"{place} lies in no segment that was passed on")
+            self._windows.show(pending.home, self, file.descriptor, place)
+        else:
+            self._windows.own(pending.home)
+        return Message(header, pending.into[: place.length], landed=True)
 
     def _loss(self, cause: Exception) -> ConnectionLost:
         return ConnectionLost(f"{self._address} is gone ({cause}); dial again")
 
     def close(self) -> None:
         if not self._epoll.closed:
+            self._windows.keep(self)
             self._doorbell.close()
             self._epoll.close()
+            for file in self._files.values():
+                os.close(file.descriptor)
 
 
 @dataclass(slots=True)
@@ -217,6 +207,7 @@ class _Peer:
     """A worker as the listener knows it."""
 
     doorbell: Doorbell
+    introductions: Introductions
     segments: dict[int, memoryview] = field(default_factory=dict)
 
     def memory(self, place: Place) -> memoryview | None:
@@ -238,12 +229,14 @@ class _ReturnPath(NamedTuple):
     peer: _Peer
     tag: int
     into: memoryview | None
+    windowed: bool
 
 
 class ShmListener:
     """A shard's end; one epoll watches for newcomers and all peers."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
         name = f"hubring-{secrets.token_hex(16)}"
         self._address = _SCHEME + name
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -254,6 +247,8 @@ class ShmListener:
         self._waitable = self._epoll.fileno()
         self._epoll.register(self._door, select.EPOLLIN)
         self._peers: dict[int, _Peer] = {}
+        self._answered: dict[int, _Peer] = {}
+        """Those with replies that wait for `flush`."""
 
     @property
     def address(self) -> str:
@@ -265,11 +260,11 @@ class ShmListener:
 
     def receive(self) -> list[Envelope]:
         envelopes: list[Envelope] = []
-        for number, events in self._epoll.poll(0):
+        for number, _ in self._epoll.poll(0):
             if number == self._door.fileno():
                 self._accept()
             elif (peer := self._peers.get(number)) is not None:
-                self._serve(peer, events, envelopes)
+                self._serve(peer, envelopes)
         return envelopes
 
     def _accept(self) -> None:
@@ -280,18 +275,15 @@ class ShmListener:
                 log.warning("turned away user %d: shared memory is for user %d alone", user, os.getuid())
                 line.close()
                 return
-            peer = _Peer(Doorbell(line, self._epoll))
+            doorbell = Doorbell(line, self._epoll)
+            peer = _Peer(doorbell, Introductions(self._arena, doorbell))
             self._peers[peer.doorbell.number] = peer
 
-    def _serve(self, peer: _Peer, events: int, envelopes: list[Envelope]) -> None:
-        """Takes in what one peer says; one that breaks the rules, or is gone, is dropped."""
+    def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
+        """Takes in what one peer says next; one that breaks the rules, or is gone, is dropped."""
         try:
-            if events & select.EPOLLOUT:
-                peer.doorbell.on_room()
-            for _ in range(AT_ONCE):
-                packet = peer.doorbell.receive()
-                if packet is None:
-                    return
+            peer.doorbell.on_room()
+            for packet in peer.doorbell.receive():  # one train, so that all peers get their turn
                 envelopes.extend(self._take(peer, packet))
         except EOFError:
             self._drop(peer)
@@ -301,13 +293,14 @@ class ShmListener:
 
     def _take(self, peer: _Peer, packet: Packet) -> list[Envelope]:
         enclosed = None if packet.descriptor is None else _attach_and_close(packet.descriptor)
-        (kind, tag, payload, into), header = _unpack(packet.data)
-        if kind == _Kind.REQUEST:
+        (kind, tag, payload, into), header = unpack(packet.data)
+        if kind in (Kind.REQUEST, Kind.WINDOWED):
             message = Message(header, peer.memory(payload))
-            return [Envelope(message, _ReturnPath(peer, tag, peer.memory(into)))]
-        if kind == _Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
+            way = _ReturnPath(peer, tag, peer.memory(into), kind == Kind.WINDOWED)
+            return [Envelope(message, way)]
+        if kind == Kind.SEGMENT and enclosed is not None and len(peer.segments) < MAX_SEGMENTS:
             peer.segments[tag] = enclosed
-        elif kind == _Kind.FORGET:
+        elif kind == Kind.FORGET:
             peer.segments.pop(tag, None)
         else:
             raise ValueError(f"a packet of kind {kind} that makes no sense, or one segment too many")
@@ -315,16 +308,21 @@ class ShmListener:
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         assert isinstance(reply_to, _ReturnPath)
-        peer, tag, into = reply_to
-        if self._peers.get(peer.doorbell.number) is not peer:
-            return
-        try:
-            peer.doorbell.send(_reply_packet(tag, into, message))
-        except OSError as error:
-            log.warning("could not answer a peer on this host: %s", error)
-            self._drop(peer)
+        peer = reply_to.peer
+        if self._peers.get(peer.doorbell.number) is peer:
+            peer.doorbell.send(_reply_packet(reply_to, message, stable))
+            self._answered[peer.doorbell.number] = peer
+
+    def flush(self) -> None:
+        answered, self._answered = self._answered, {}
+        for peer in answered.values():
+            try:
+                peer.doorbell.flush()
+            except OSError:  # it is gone, which the membership will hear of elsewhere
+                self._drop(peer)
 
     def _drop(self, peer: _Peer) -> None:
+        self._answered.pop(peer.doorbell.number, None)
         del self._peers[peer.doorbell.number]
         peer.doorbell.close()
 
@@ -335,14 +333,19 @@ class ShmListener:
         self._epoll.close()
 
 
-def _reply_packet(tag: int, into: memoryview | None, message: Message) -> Packet:
+def _reply_packet(way: _ReturnPath, message: Message, stable: bool) -> Packet:
     payload = message.payload
     if payload is None or not payload.nbytes:
-        return Packet(_Descriptor(_Kind.REPLY, tag).pack(message.header))
-    landed = land(payload, into)
+        return Packet(Descriptor(Kind.LANDED, way.tag).pack(message.header))
+    if stable and way.windowed and way.into is not None and payload.nbytes == way.into.nbytes:
+        place = way.peer.introductions.place(payload)
+        if place.length and place.offset % PAGE == 0:
+            return Packet(Descriptor(Kind.SHOWN, way.tag, place).pack(message.header))
+    landed = land(payload, way.into)
     if landed is not None:
-        return Packet(_Descriptor(_Kind.REPLY, tag, Place(length=landed.nbytes)).pack(message.header))
-    return Packet(_Descriptor(_Kind.ENCLOSED, tag).pack(message.header), enclose(payload))
+        place = Place(length=landed.nbytes)
+        return Packet(Descriptor(Kind.LANDED, way.tag, place).pack(message.header))
+    return Packet(Descriptor(Kind.ENCLOSED, way.tag).pack(message.header), enclose(payload))
 
 
 def _attach_and_close(descriptor: int) -> memoryview:

@@ -135,7 +135,7 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     body = header.WhichOneof("body")
     if body == "values":
         said = header.values
-        values = _flat(header, tensor)
+        values = None if message.landed else _flat(header, tensor)
         return header.request, Values(said.key, values, said.clock, said.version, said.staleness, said.drain)
     if body == "result":
         return header.request, Result(tensor)
@@ -174,7 +174,7 @@ def _parse(message: Message) -> tuple[pb.Header, Tensor | None]:
         raise MalformedMessage(
             f"{payload.nbytes} bytes came where the header says {header.payload_bytes}", header.request
         )
-    return header, _tensor(header, payload)
+    return header, None if message.landed else _tensor(header, payload)
 
 
 def _tensor(header: pb.Header, payload: memoryview) -> Tensor | None:

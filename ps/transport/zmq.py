@@ -4,9 +4,9 @@ A worker's DEALER talks to a shard's ROUTER in multipart messages: header, then
 the payload if there is one. Neither end copies a payload: frames are sent from
 the caller's memory, and handed out as the memory they arrived in.
 
-ZeroMQ's queues are first in, first out, and a ROUTER drops what they have no
-room for. So what is to be sent waits in an `Waitlist` for each peer, and a few
-slices of it at a time in ZeroMQ, which says that the kernel has one by letting go of its memory.
+ZeroMQ's own queues are first in, first out, and a ROUTER drops what they have
+no room for. So messages wait in a `Waitlist` for each line, by reference, and
+ZeroMQ gets a few slices at a time: as it lets go of a payload, the next goes.
 """
 
 from __future__ import annotations
@@ -39,8 +39,17 @@ SILENCE_MS = 12_000
 AT_ONCE = 8
 """Messages taken before what waits to be sent gets its turn."""
 
-IO_THREADS = 2
 UNREAD = 8
+"""Messages of one peer that ZeroMQ reads ahead; then the peer's own memory fills, not ours."""
+
+IO_THREADS = 2
+"""Threads that move the bytes of a process, each for its share of the lines.
+
+Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run: two
+threads, not one, bring two workers from 1.20 to 1.14. Two lines for one worker change nothing (1.09 to 1.08):
+a thread moves 2 GB/s each way. On a wire beyond 16 Gbit/s, more shards give more lines. Larger TCP buffers
+change nothing either; reusing frames' pages (`ps.transport.heap`) brings one worker from 1.23 to 1.09.
+"""
 
 LAST_WORDS_MS = 1_000
 """How long a closing listener tries to bring its last replies out."""
@@ -116,8 +125,8 @@ class ZmqConnection:
     """A DEALER and its monitor, which tells of the connection's end even while nothing is sent.
 
     ZeroMQ's descriptors are edge-triggered: one falls silent when any call on
-    its socket has looked, though messages may be left. `receive` therefore
-    takes all, and `send` rings a bell when it leaves some.
+    its socket has looked, though messages may be left. Whatever leaves some
+    therefore rings a bell.
     """
 
     def __init__(self, transport: ZmqTransport, address: str) -> None:
@@ -159,9 +168,8 @@ class ZmqConnection:
         if self._lost:
             raise ConnectionLost(f"{self._address} {self._lost}; dial again")
         self._waitlist.put(message)
-        self._transmit()
 
-    def _transmit(self) -> None:
+    def flush(self) -> None:
         _transmit(self._waitlist, self._dealer)
         if _has_message(self._dealer):
             self._bell.ring()
@@ -170,7 +178,7 @@ class ZmqConnection:
         self._bell.clear()
         lost = self._lost or self._look_for_loss()  # before the messages: all that came earlier are there
         messages = list(islice(iter(self._receive_one, None), AT_ONCE))
-        self._transmit()
+        self.flush()
         if lost:
             self._lost = lost
             self._bell.ring()
@@ -235,11 +243,11 @@ class ZmqListener:
     def receive(self) -> list[Envelope]:
         self._bell.clear()
         for line, waitlist in list(self._waitlists.items()):
+            _transmit(waitlist, self._router, line)
             if waitlist.idle:
                 del self._waitlists[line]
-            _transmit(waitlist, self._router, line)
         envelopes = list(islice(iter(self._receive_one, None), AT_ONCE))
-        self._ring_if_unread()
+        self.flush()
         return envelopes
 
     def _receive_one(self) -> Envelope | None:
@@ -256,9 +264,8 @@ class ZmqListener:
             self._waitlists[reply_to] = Waitlist(self._bell.ring)
         self._waitlists[reply_to].put(message)
         _transmit(self._waitlists[reply_to], self._router, reply_to)
-        self._ring_if_unread()
 
-    def _ring_if_unread(self) -> None:
+    def flush(self) -> None:
         if _has_message(self._router):
             self._bell.ring()
 
@@ -286,7 +293,10 @@ def _transmit(
 
 
 def _watched(payload: memoryview, waitlist: Waitlist) -> memoryview:
-    """The same memory; when the last one to hold this view of it lets go, that is ZeroMQ, and the kernel has it."""
+    """The same memory in a view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
+
+    pyzmq copies payloads of less than 64 KiB: those have left at once.
+    """
     view = memoryview(payload)
     weakref.finalize(view, waitlist.left, view.nbytes).atexit = False
     return view

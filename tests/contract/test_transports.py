@@ -39,6 +39,7 @@ from ps.transport.conformance import (
 from ps.transport.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from ps.transport.grpc import GrpcTransport
 from ps.transport.inproc import InprocTransport
+from ps.transport.packet import VERSION
 from ps.transport.segment import enclose
 from ps.transport.shm import ShmTransport
 from ps.transport.zmq import ZmqTransport
@@ -119,7 +120,8 @@ def test_shm_maps_nothing_that_has_a_name_on_the_host():
 
 # Shared memory.
 
-LAYOUT = struct.Struct("<BB6xQQQQQQQ")
+LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
+LENGTH = LAYOUT.size - 4
 NOWHERE = (0, 0, 0)
 REQUEST, SEGMENT = 3, 1
 
@@ -137,10 +139,10 @@ def stranger(address: str):
     "packet",
     [
         pytest.param(b"?", id="shorter than a descriptor"),
-        pytest.param(LAYOUT.pack(2, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
-        pytest.param(LAYOUT.pack(1, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
-        pytest.param(LAYOUT.pack(1, REQUEST, 0, 1, 0, 8, *NOWHERE), id="a segment never passed on"),
-        pytest.param(LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE), id="a segment without a descriptor"),
+        pytest.param(LAYOUT.pack(LENGTH, 1, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, 1, 0, 8, *NOWHERE), id="no segment"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE), id="no descriptor"),
         pytest.param(bytes(60_000), id="a packet beyond all bounds"),
     ],
 )
@@ -159,9 +161,9 @@ def test_shm_refuses_places_beyond_the_segment(place, offset, length):
     places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = enclose(noise(4096))
-        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
-        line.send(LAYOUT.pack(1, REQUEST, 0, *places))
+        line.send(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, *places))
         assert line.recv(1) == b""
 
 
@@ -169,7 +171,7 @@ def test_shm_refuses_a_segment_that_could_shrink():
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, 4096)
-        socket.send_fds(line, [LAYOUT.pack(1, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
         os.close(descriptor)
         assert line.recv(1) == b""
 
@@ -283,6 +285,7 @@ def test_zmq_lets_an_urgent_message_overtake_what_waits():
         payload = noise(4 << 20)
         for number in range(32):
             line.send(replace(request(number, payload), priority=number))
+            line.flush()
         listening.set()
         replies(line, 32)
     assert arrived.index(31) < 16
@@ -295,7 +298,7 @@ def test_zmq_lets_an_urgent_reply_overtake_what_waits():
     def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
         held.append(envelope)
         for priority, one in enumerate(held if len(held) == 32 else ()):
-            reply = Message(one.message.header, payload, priority=priority)
+            reply = replace(request(number_of(one.message), payload), priority=priority)
             listener.send(one.reply_to, reply, stable=True)
 
     with (
@@ -325,7 +328,9 @@ def test_zmq_reads_from_its_workers_in_turn():
         payload = noise(1 << 20)
         for number in range(100):
             flood.send(request(number, payload))
+        flood.flush()
         trickle.send(request(1000, payload))
+        trickle.flush()
         listening.set()
         replies(trickle)
         replies(flood, 100)
@@ -337,13 +342,13 @@ def test_zmq_brings_out_all_replies_before_it_closes():
 
     def answer(listener: Listener, envelope: Envelope) -> None:
         for number in range(8):
-            reply = Message(request(number).header, payload)
-            listener.send(envelope.reply_to, reply, stable=True)
+            listener.send(envelope.reply_to, request(number, payload), stable=True)
         answered.set()
 
     with Serving(transport, answer) as server:
         line = transport.dial(server.address, PATIENCE)
         line.send(request(0))
+        line.flush()
         assert answered.wait(PATIENCE)
         closing = threading.Thread(target=server.stop)
         closing.start()

@@ -74,7 +74,10 @@ class Hub:
         self.rank, self.size = self._communicator.rank, self._communicator.size
         sgd = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM)
         self._hyper = hyper_of(sgd.param_groups[0], "SGD")
-        self.buckets = _buckets(sgd, model, bucket_bytes, self._communicator.allocate)
+        here = self._communicator
+        self.buckets = make_buckets(
+            sgd, model.named_parameters(), here.allocate, bucket_bytes, "SGD", here.allocate_values
+        )
         self._communicator.attach(self.buckets)
 
     def barrier(self) -> None:

@@ -1,4 +1,4 @@
-"""The lower bound of a hub between hosts: plain TCP sockets and threads that do a hub's work and nothing else.
+"""The bound for a hub between hosts: plain TCP sockets and threads that do its work and nothing else.
 
     python -m workers.bench.raw serve --size N --megabytes M --address-file F
     python -m workers.bench.raw work HOST:PORT --rank R --size N --megabytes M
@@ -193,18 +193,20 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def main() -> None:
     """Serves until all ranks have left, or works until standard input ends."""
-    parser = argparse.ArgumentParser(prog="python -m workers.bench.raw", description=__doc__)
-    parser.add_argument("--size", type=int, required=True)
-    parser.add_argument("--megabytes", type=int, required=True)
+    parser = argparse.ArgumentParser(prog="python -m workers.bench.raw")
     roles = parser.add_subparsers(dest="role", required=True)
-    roles.add_parser("serve").add_argument("--address-file", type=Path, required=True)
-    work = roles.add_parser("work")
+    serve, work = roles.add_parser("serve"), roles.add_parser("work")
+    for role in (serve, work):
+        role.add_argument("--size", type=int, required=True, help="how many ranks")
+        role.add_argument("--megabytes", type=int, required=True, help="MiB of float32 parameters")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--address-file", type=Path, required=True, help="where HOST:PORT is written")
     work.add_argument("address")
     work.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.role == "serve":
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with socket.create_server((options.host, 0)) as listener:
             hub = Hub(options.size, options.megabytes)
             options.address_file.write_text("{}:{}".format(*listener.getsockname()))
             hub.serve(listener)

@@ -1,0 +1,85 @@
+"""A slice's optimizer, block by block: each is summed and stepped while it is in the cache.
+
+Summing a whole slice first would bring the sum from memory once more to step with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ps.optim import SliceStep, optimizer_for
+from ps.types import Hyper
+
+BLOCK_BYTES = 4 << 20
+"""Measured for SGD with momentum and 100 MiB from 2 workers, in ms, by one thread that has 1 MiB of L2 and
+32 MiB of L3 cache: 17.7 with blocks of 0.5 MiB, 16.8 of 1, 16.5 of 2 and 4, 18 of 8, 19 of 25."""
+
+
+class BlockSteps:
+    """Steps the values of one slice.
+
+    Args:
+        name: The optimizer, or empty where the values are to be the mean itself.
+        values: Flat; the steps happen in their memory.
+
+    Raises:
+        ConfigError: The hub does not run this optimizer.
+    """
+
+    def __init__(self, name: str, values: Tensor) -> None:
+        length = BLOCK_BYTES // values.element_size()
+        self._parts: list[tuple[slice, Tensor, SliceStep]] = []
+        for start in range(0, max(values.numel(), 1), length):
+            part = slice(start, start + length)
+            self._parts.append((part, values[part], optimizer_for(name, values.dtype)))
+
+    def check(self, hyper: Hyper) -> None:
+        """Refuses what `step` could not use.
+
+        Raises:
+            ConfigError: Says what, and the mend.
+        """
+        self._parts[0][-1].check(hyper)
+
+    def step(self, gradients: Sequence[Tensor], hyper: Hyper, scratch: Tensor) -> None:
+        """Updates the values by the mean of `gradients`, summed in the order given, as the ring does.
+
+        Args:
+            gradients: Flat, of the values' length and dtype; only read.
+            hyper: For this step.
+            scratch: At least as long as a block, and of the same dtype.
+        """
+        for part, values, optimizer in self._parts:
+            total = _sum([gradient[part] for gradient in gradients], scratch[: values.numel()])
+            optimizer.step(values, total, len(gradients), hyper)
+
+    def state(self) -> dict[str, Tensor]:
+        """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""
+        states = [optimizer.state() for *_, optimizer in self._parts]
+        return {name: _joined([state[name] for state in states]) for name in states[0]}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on from such a state."""
+        for part, _, optimizer in self._parts:
+            optimizer.load({name: _part(tensor, part).clone() for name, tensor in state.items()})
+
+
+def _sum(gradients: list[Tensor], total: Tensor) -> Tensor:
+    """One alone is its own sum."""
+    if len(gradients) == 1:
+        return gradients[0]
+    torch.add(gradients[0], gradients[1], out=total)
+    for gradient in gradients[2:]:
+        total.add_(gradient)
+    return total
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    return torch.cat(tensors) if tensors[0].dim() else tensors[0].clone()
+
+
+def _part(tensor: Tensor, part: slice) -> Tensor:
+    return tensor[part] if tensor.dim() else tensor

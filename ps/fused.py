@@ -1,0 +1,61 @@
+"""torch's fused kernels on one slice, without the optimizer around them.
+
+`Optimizer.step` spends 30 to 60 us on groups, hooks and checks around a kernel that
+takes 200 us for a slice of 4 MiB and next to nothing for a small one. State bears
+torch's own names, so that either can go on from the other's; the kernels are
+the same, and so are the numbers, bit by bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+Options = Mapping[str, Any]
+
+Kernel = Callable[[Tensor, Tensor, State, Options, Tensor | None], None]
+"""Updates values by gradient / divisor and the state with them; may leave the quotient in gradient."""
+
+
+def sgd(values: Tensor, gradient: Tensor, state: State, options: Options, divisor: Tensor | None) -> None:
+    """`torch.optim.SGD`'s step."""
+    first = options["momentum"] != 0 and "momentum_buffer" not in state
+    if first:
+        state["momentum_buffer"] = torch.empty_like(values)
+    buffers = [state["momentum_buffer"]] if options["momentum"] != 0 else []
+    torch._fused_sgd_([values], [gradient], buffers, **options, is_first_step=first, grad_scale=divisor)
+
+
+def adam(values: Tensor, gradient: Tensor, state: State, options: Options, divisor: Tensor | None) -> None:
+    """The step of `torch.optim.Adam` and `AdamW`, which differ in one option."""
+    if not state:
+        state["step"] = torch.zeros(())
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+    if options["amsgrad"] and "max_exp_avg_sq" not in state:
+        state["max_exp_avg_sq"] = torch.zeros_like(values)
+    kernel = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_
+    state["step"] += 1
+    kernel(
+        [values],
+        [gradient],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [state["max_exp_avg_sq"]] if options["amsgrad"] else [],
+        [state["step"]],
+        lr=options["lr"],
+        beta1=options["betas"][0],
+        beta2=options["betas"][1],
+        weight_decay=options["weight_decay"],
+        eps=options["eps"],
+        amsgrad=options["amsgrad"],
+        maximize=options["maximize"],
+        grad_scale=divisor,
+    )
+
+
+KERNELS: Mapping[str, Kernel] = {"SGD": sgd, "Adam": adam, "AdamW": adam}
+"""By the optimizer's name."""

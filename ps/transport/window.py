@@ -1,0 +1,78 @@
+"""Windows: memory of this process in which another process's is shown.
+
+The kernel maps the other's pages over ours, privately: reading reads them,
+and writing gives this process copies of the pages written, which nobody else
+sees. So parameters come back without a copy, and a script that writes to its
+parameters spoils nobody's. What it wrote lasts until the next reply lands: then
+the copied pages are found and dropped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from ps.transport import pages
+from ps.transport.segment import Arena, Place
+
+
+class Windows:
+    """What is shown where in an arena. For one thread.
+
+    Args:
+        arena: Whose memory the windows lie in; they are named by their places there.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._pages = pages.own_pages()
+        self._shown: dict[Place, tuple[object, Place]] = {}
+        """By window: whose memory is there, and where in it."""
+
+    def contain(self, place: Place) -> bool:
+        """Whether this place may be showing somebody else's memory."""
+        segment = self._arena.segment(place.segment)
+        return segment is not None and segment.windows is not None
+
+    def fit(self, place: Place) -> bool:
+        """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
+        segment = self._arena.segment(place.segment)
+        if self._pages is None or segment is None or segment.windows is None or place.offset % pages.PAGE:
+            return False
+        end = place.offset + place.length
+        return end % pages.PAGE == 0 or end in segment.windows
+
+    def show(self, window: Place, owner: object, descriptor: int, place: Place) -> None:
+        """Shows what lies at `place` of `owner`'s open file; what this process wrote there is lost.
+
+        Raises:
+            OSError: The kernel refuses.
+        """
+        segment = self._arena.segment(window.segment)
+        assert self._pages is not None
+        assert segment is not None, "somebody waits for this reply, and holds its memory"
+        start, nbytes = segment.start + window.offset, pages.rounded(place.length)
+        if self._shown.get(window) == (owner, place):
+            for first, end in self._pages.copied(start, start + nbytes):
+                pages.forget(first, end)
+        else:
+            pages.show(start, nbytes, descriptor, place.offset, private=True)
+            self._shown[window] = owner, place
+
+    def own(self, window: Place) -> None:
+        """Makes a window show this process's own memory, which others may write into."""
+        shown = self._shown.pop(window, None)
+        segment = self._arena.segment(window.segment)
+        if shown is not None and segment is not None:
+            nbytes = pages.rounded(shown[1].length)
+            pages.show(
+                segment.start + window.offset, nbytes, segment.descriptor, window.offset, private=False
+            )
+
+    def keep(self, owner: object) -> None:
+        """Copies what `owner` shows into this process's own memory, where it changes no more."""
+        for window, (whose, place) in list(self._shown.items()):
+            segment = self._arena.segment(window.segment)
+            if whose is owner and segment is not None:
+                seen = ctypes.string_at(segment.start + window.offset, place.length)
+                self.own(window)
+                ctypes.memmove(segment.start + window.offset, seen, place.length)

@@ -1,0 +1,124 @@
+"""Windows, and how copies are told from what is shown."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import pytest
+
+from ps.transport.memory import address
+from ps.transport.pages import PAGE, Pages, ReadPages, ScannedPages, own_pages, rounded, show
+from ps.transport.segment import SEGMENT_BYTES, Arena, Place
+from ps.transport.window import Windows
+
+PAGES = 300
+
+
+def kinds() -> list[type[Pages]]:
+    found = own_pages()
+    assert found is not None, "this kernel tells nobody which pages are copies"
+    return [ReadPages, ScannedPages] if isinstance(found, ScannedPages) else [ReadPages]
+
+
+def a_file(pages: int) -> int:
+    descriptor = os.memfd_create("test")
+    os.write(descriptor, b"x" * pages * PAGE)
+    return descriptor
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_pages_written_to_are_found_and_no_others(kind: type[Pages]) -> None:
+    descriptor = a_file(PAGES)
+    memory = mmap.mmap(-1, PAGES * PAGE)
+    start = address(memoryview(memory))
+    show(start, PAGES * PAGE, descriptor, 0, private=True)
+    os.close(descriptor)
+    assert memory[:] == b"x" * PAGES * PAGE
+    written = [0, 7, 8, *range(10, PAGES, 2)]  # more runs than one call to the kernel tells
+    for page in written:
+        memory[page * PAGE + 5] = 0
+    found = [
+        page
+        for first, end in kind().copied(start, start + PAGES * PAGE)
+        for page in range((first - start) // PAGE, (end - start) // PAGE)
+    ]
+    assert found == written
+
+
+def shown() -> tuple[Arena, memoryview, Place, Windows, int]:
+    arena = Arena()
+    window = arena.allocate(2 * PAGE, window=True)
+    place = arena.find(window)
+    assert place is not None
+    return arena, window, place, Windows(arena), a_file(4)
+
+
+def test_a_window_follows_the_file_and_drops_what_was_written_when_it_is_shown_again() -> None:
+    _, window, place, windows, descriptor = shown()
+    windows.show(place, "shard", descriptor, Place(1, PAGE, 2 * PAGE))
+    os.pwrite(descriptor, b"new", PAGE)
+    assert bytes(window[:3]) == b"new"
+    window[0:3] = b"own"
+    assert os.pread(descriptor, 3, PAGE) == b"new"
+    windows.show(place, "shard", descriptor, Place(1, PAGE, 2 * PAGE))
+    assert bytes(window[:3]) == b"new"
+    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    assert bytes(window[:3]) == b"xxx"
+    os.close(descriptor)
+
+
+def test_what_a_connection_showed_is_kept_and_changes_no_more() -> None:
+    _, window, place, windows, descriptor = shown()
+    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    windows.keep("another")
+    os.pwrite(descriptor, b"new", 0)
+    assert bytes(window[:3]) == b"new"
+    windows.keep("shard")
+    os.pwrite(descriptor, b"old", 0)
+    assert bytes(window[:4]) == b"newx"
+    os.close(descriptor)
+
+
+def test_a_window_that_is_owned_again_shows_what_others_write_into_it() -> None:
+    arena, window, place, windows, descriptor = shown()
+    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    segment = arena.segment(place.segment)
+    assert segment is not None
+    os.pwrite(segment.descriptor, b"landed", place.offset)
+    assert bytes(window[:6]) == b"xxxxxx"
+    windows.own(place)
+    assert bytes(window[:6]) == b"landed"
+    os.close(descriptor)
+
+
+def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
+    arena = Arena()
+    windows = Windows(arena)
+    memory = arena.find(arena.allocate(3 * PAGE + 10, window=True))
+    assert memory is not None
+    number, offset, _ = memory
+    assert windows.fit(memory)
+    assert windows.fit(Place(number, offset + PAGE, 2 * PAGE))
+    assert windows.fit(Place(number, offset + 2 * PAGE, PAGE + 10))
+    assert not windows.fit(Place(number, offset, PAGE + 10))
+    assert not windows.fit(Place(number, offset + 64, PAGE))
+    sent = arena.find(arena.allocate(PAGE))
+    assert sent is not None
+    assert not windows.fit(sent)
+    assert not windows.contain(sent)
+
+
+def test_memory_that_is_gone_is_left_alone() -> None:
+    arena, window, place, windows, descriptor = shown()
+    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    window.release()
+    del window
+    arena.allocate(SEGMENT_BYTES // 2, window=True)  # the arena lets go of the first segment's rest
+    windows.keep("shard")
+    windows.own(place)
+    os.close(descriptor)
+
+
+def test_sizes_are_rounded_to_pages() -> None:
+    assert [rounded(size) for size in (0, 1, PAGE, PAGE + 1)] == [0, PAGE, PAGE, 2 * PAGE]
