@@ -18,6 +18,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 import zmq
@@ -341,6 +343,93 @@ def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> No
         assert all(content(reply) == due for reply in replies(line, 4))
 
 
+def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
+    """Where requests or replies wait, none goes before an earlier one but for a higher priority."""
+    count, held, ready = 48, list[Envelope](), threading.Event()
+    priorities = random.Random(0).choices(range(8), k=count)  # noqa: S311 - no secret
+    payload = noise(1 << 20)
+
+    def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
+        assert ready.wait(PATIENCE)
+        held.append(envelope)
+        if len(held) == count:
+            for one in sorted(held, key=lambda each: number_of(each.message)):
+                number = number_of(one.message)
+                reply = replace(request(number, payload), priority=priorities[number])
+                listener.send(one.reply_to, reply, stable=True)
+
+    transport = make_transport()
+    with (
+        Serving(transport, answer_all_at_once) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        for number, priority in enumerate(priorities):
+            line.send(replace(request(number, payload), priority=priority))
+            line.flush()
+        ready.set()
+        came = replies(line, count)
+    for arrived in ([number_of(each.message) for each in held], [number_of(reply) for reply in came]):
+        assert sorted(arrived) == list(range(count))
+        for place, late in enumerate(arrived):
+            overtaken = [early for early in arrived[place:] if early < late]
+            assert all(priorities[early] < priorities[late] for early in overtaken), f"{late} came too early"
+
+
+def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
+    """Neither end reads for a while: what is sent to it waits without being copied."""
+    transport = make_transport()
+    payload, count, reading = transport.allocate(4 << 20), 64, threading.Event()
+
+    def answer_in_time(listener: Listener, envelope: Envelope) -> None:
+        assert reading.wait(PATIENCE)
+        number = number_of(envelope.message)
+        reply = request(number, None if number % 2 else payload)
+        listener.send(envelope.reply_to, reply, stable=True)
+
+    with (
+        Serving(transport, answer_in_time) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        before = _forget_peak()
+        for number in range(2 * count):
+            line.send(request(number, payload if number % 2 else None))
+        line.flush()
+        poller = zmq.Poller()
+        poller.register(line.waitable, zmq.POLLIN)
+        for _ in range(20):  # time in which a transport that copies would do so
+            if poller.poll(10):
+                assert not line.receive()
+        reading.set()
+        threading.Event().wait(0.2)
+        left = 2 * count
+        while left:
+            await_readable(line)
+            left -= len(line.receive())
+        grown = _peak() - before
+    assert grown < count * payload.nbytes / 2, f"{grown >> 20} MiB for what waited"
+
+
+def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> None:
+    """A client that leaves its replies lying holds up nobody else."""
+    payload = noise(1 << 20)
+
+    def answer_at_length(listener: Listener, envelope: Envelope) -> None:
+        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
+
+    transport = make_transport()
+    with (
+        Serving(transport, answer_at_length) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as sleeper,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as reader,
+    ):
+        for number in range(64):
+            sleeper.send(request(number))
+        sleeper.flush()
+        for number in range(4):
+            assert content(ask(reader, request(number))) == bytes(payload)
+        assert len(replies(sleeper, 64)) == 64
+
+
 def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
     """A client that leaves with a request open harms nobody; its reply goes nowhere."""
     held: list[Envelope] = []
@@ -446,6 +535,18 @@ def leaves_nothing_behind(make_transport: MakeTransport) -> None:
     assert left <= before, f"{left} descriptors and threads, {before} before"
 
 
+def _forget_peak() -> int:
+    """Bytes of memory that this process holds now; its peak is counted from here."""
+    Path("/proc/self/clear_refs").write_text("5")
+    return _peak()
+
+
+def _peak() -> int:
+    """Most bytes of memory that this process held at a time."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
 def _held() -> int:
     return len(os.listdir("/proc/self/fd")) + threading.active_count()
 
@@ -461,6 +562,9 @@ CHECKS: tuple[Callable[[MakeTransport], None], ...] = (
     answers_many_requests_in_any_order,
     serves_several_clients_at_once,
     keeps_replies_that_change_after_sending,
+    overtakes_only_by_priority,
+    keeps_what_waits_where_it_is,
+    answers_others_while_one_does_not_read,
     outlives_a_client_that_leaves,
     hands_out_last_replies_then_tells_of_the_loss,
     closes_twice,

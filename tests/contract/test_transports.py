@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from concurrent import futures
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,15 +24,17 @@ from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_ser
 from ps.errors import ConnectionLost
 from ps.transport import grpc_listener, registry
 from ps.transport.backlog import Backlog
-from ps.transport.base import Message
+from ps.transport.base import Envelope, Listener, Message
 from ps.transport.conformance import (
     CHECKS,
     PATIENCE,
+    Answer,
     Serving,
     answers_many_requests_in_any_order,
     ask,
     await_loss,
     content,
+    echo,
     noise,
     number_of,
     replies,
@@ -359,6 +362,103 @@ def test_zmq_ignores_messages_of_the_wrong_form():
         dealer.send_multipart([b"header", b"payload"])
         assert dealer.poll(int(1000 * PATIENCE))
         assert dealer.recv_multipart() == [b"header", b"payload"]
+
+
+def hold(listening: threading.Event, answer: Answer) -> Answer:
+    """Serves nobody before the event."""
+
+    def answer_later(listener: Listener, envelope: Envelope) -> None:
+        assert listening.wait(PATIENCE)
+        answer(listener, envelope)
+
+    return answer_later
+
+
+def test_zmq_lets_an_urgent_message_overtake_what_waits():
+    transport, listening, arrived = ZmqTransport(), threading.Event(), []
+
+    def note(listener: Listener, envelope: Envelope) -> None:
+        arrived.append(number_of(envelope.message))
+        echo(listener, envelope)
+
+    with (
+        Serving(transport, hold(listening, note)) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        payload = noise(4 << 20)
+        for number in range(32):
+            line.send(replace(request(number, payload), priority=number))
+            line.flush()
+        listening.set()
+        replies(line, 32)
+    assert arrived.index(31) < 16
+    assert arrived[-1] < 16
+
+
+def test_zmq_lets_an_urgent_reply_overtake_what_waits():
+    transport, payload, held = ZmqTransport(), noise(4 << 20), []
+
+    def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
+        held.append(envelope)
+        for priority, one in enumerate(held if len(held) == 32 else ()):
+            reply = replace(request(number_of(one.message), payload), priority=priority)
+            listener.send(one.reply_to, reply, stable=True)
+
+    with (
+        Serving(transport, answer_all_at_once) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        for number in range(32):
+            line.send(request(number))
+        came = [number_of(reply) for reply in replies(line, 32)]
+    assert came.index(31) < 16
+    assert came[-1] < 16
+
+
+def test_zmq_reads_from_its_workers_in_turn():
+    """A worker that floods its shard holds up nobody: the other's request is not the last to be read."""
+    transport, listening, arrived = ZmqTransport(), threading.Event(), []
+
+    def note(listener: Listener, envelope: Envelope) -> None:
+        arrived.append(number_of(envelope.message))
+        echo(listener, envelope)
+
+    with (
+        Serving(transport, hold(listening, note)) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as flood,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as trickle,
+    ):
+        payload = noise(1 << 20)
+        for number in range(100):
+            flood.send(request(number, payload))
+        flood.flush()
+        trickle.send(request(1000, payload))
+        trickle.flush()
+        listening.set()
+        replies(trickle)
+        replies(flood, 100)
+    assert arrived.index(1000) < 50
+
+
+def test_zmq_brings_out_all_replies_before_it_closes():
+    transport, payload, answered = ZmqTransport(), noise(4 << 20), threading.Event()
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        for number in range(8):
+            listener.send(envelope.reply_to, request(number, payload), stable=True)
+        answered.set()
+
+    with Serving(transport, answer) as server:
+        line = transport.dial(server.address, PATIENCE)
+        line.send(request(0))
+        line.flush()
+        assert answered.wait(PATIENCE)
+        closing = threading.Thread(target=server.stop)
+        closing.start()
+        came = replies(line, 8)
+        closing.join(PATIENCE)
+    assert [number_of(reply) for reply in came] == list(range(8))
+    line.close()
 
 
 def test_a_connection_is_lost_to_the_last_call():
