@@ -19,6 +19,7 @@ from ps.types import Hyper, Slice
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.slicing import SliceTrial
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,12 @@ class PSCommunicator(Communicator):
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
-        assigned = self._session.plan([bucket.spec for bucket in buckets])
+        specs = [bucket.spec for bucket in buckets]
+        assigned = self._session.plan(specs)
+        if assigned.undecided:
+            assigned = self._session.plan(
+                specs, SliceTrial(self, self._session, self._client, buckets).best()
+            )
         self._slices = {bucket.spec.index: assigned.plan.of_bucket(bucket.spec.index) for bucket in buckets}
         if self.steps_on == "server":
             self._bring_parameters(buckets, assigned)
