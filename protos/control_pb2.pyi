@@ -520,8 +520,14 @@ class PlanRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    SLICE_BYTES_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
+    slice_bytes: _builtins.int
+    """largest slice, as the workers found it best; 0: as the server says"""
+    trial: _builtins.bool
+    """cut these so for the workers' trial; nothing of it is kept"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     def __init__(
@@ -530,10 +536,12 @@ class PlanRequest(_message.Message):
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
+        slice_bytes: _builtins.int = ...,
+        trial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "slice_bytes", b"slice_bytes", "trial", b"trial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -548,6 +556,7 @@ class PlanReply(_message.Message):
     INITIALISED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """completed steps to go on from; 0 for a fresh job"""
     initialised: _builtins.bool
@@ -556,6 +565,8 @@ class PlanReply(_message.Message):
     """why these buckets cannot be served, and the mend"""
     exit_code: _builtins.int
     """goes with refused"""
+    undecided: _builtins.bool
+    """no slices yet: try some sizes, and ask again with the best"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
     def __init__(
@@ -566,10 +577,11 @@ class PlanReply(_message.Message):
         initialised: _builtins.bool = ...,
         refused: _builtins.str = ...,
         exit_code: _builtins.int = ...,
+        undecided: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

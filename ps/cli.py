@@ -51,7 +51,7 @@ def start(
         bool | None, typer.Option("--insecure", help="listen beyond loopback without credentials")
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="write HOST:PORT here once listening")] = None,
-    slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [4194304]")] = None,
+    slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [tuned]")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
 ) -> None:

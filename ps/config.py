@@ -71,8 +71,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Listen beyond loopback though nobody is asked for credentials."""
     address_file: Path | None = None
     """File into which the server writes its address once it listens."""
-    slice_bytes: Bytes = 4 * 2**20
-    """Largest piece in which a bucket travels and is spread over the shards, in bytes."""
+    slice_bytes: Bytes | None = None
+    """Largest piece in which a bucket travels and is spread over the shards, in bytes; None: as in the
+    checkpoint, else the workers find out by trying, before training begins."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 

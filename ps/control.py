@@ -92,7 +92,10 @@ class Control(ControlServicer):
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:
             offered = tuple(map(bucket_from_proto, request.buckets))
-            step = await self._coordinator.plan(_sender(request), offered)
+            if request.trial:
+                trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
+                return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
+            step = await self._coordinator.plan(_sender(request), offered, request.slice_bytes or None)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:
@@ -102,6 +105,7 @@ class Control(ControlServicer):
             slices=[slice_to_proto(piece) for piece in blueprint.plan.slices],
             step=step,
             initialised=blueprint.restored is not None,
+            undecided=blueprint.undecided,
         )
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:

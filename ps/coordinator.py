@@ -29,9 +29,12 @@ from ps.manifest import Manifest
 from ps.saver import Held
 from ps.supply import OwnShards, Supply, WorkersShards
 from ps.timing import TimeSource
-from ps.types import Member, Sender
+from ps.types import Member, Sender, ShardPlan
 
 log = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 30.0
+"""How long a worker that joins may wait until the others know their slices."""
 
 PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
@@ -167,10 +170,11 @@ class Coordinator:
         if shard is not None:
             self.shard_lost(f"{shard} {how}")
 
-    async def plan(self, sender: Sender, offered: Buckets) -> int:
+    async def plan(self, sender: Sender, offered: Buckets, slice_bytes: int | None) -> int:
         """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-        A late joiner counts from here on: it has all that it needs.
+        A late joiner counts from here on: it has all that it needs. If the size of slices is
+        left to the workers and none is given, nothing is agreed on, and the blueprint says so.
 
         Raises:
             Fenced: The worker has lost its place.
@@ -179,8 +183,10 @@ class Coordinator:
         job = self._job_of(sender)
         assert job.membership is not None
         late = job.membership.member(sender) not in job.membership.view.members
+        if late:  # the others may be trying sizes
+            await self._wait(lambda: not self.blueprint.undecided, TRIAL_SECONDS)
         async with self._planning:
-            await self._agree(offered, late)
+            await self._agree(offered, late, slice_bytes)
         if not late:
             return self.blueprint.step
         seen = max(progress.step for progress in job.progress.values())
@@ -188,6 +194,22 @@ class Coordinator:
         job.membership.activate(sender)
         await self._publish()
         return step
+
+    async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
+        """Gives every shard the slices that the workers want to try, once for all who ask for the same.
+
+        Raises:
+            Fenced: The worker has lost its place.
+            ConfigError: The job has its plan already.
+        """
+        membership = self._job_of(sender).membership
+        assert membership is not None
+        membership.member(sender)
+        async with self._planning:
+            trial, is_new = self.blueprint.draw_trial(offered, len(self.fleet.shards), slice_bytes)
+            if is_new:
+                await self.fleet.set_plan(offered, trial, None)
+        return trial
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
         """Pins a value to the board, or without one waits for somebody else's; empty if none came."""
@@ -349,7 +371,7 @@ class Coordinator:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
 
-    async def _agree(self, offered: Buckets, late: bool) -> None:
+    async def _agree(self, offered: Buckets, late: bool, slice_bytes: int | None) -> None:
         """Takes the first worker's buckets as the job's, and holds the others' against them."""
         try:
             self.blueprint.check(offered, late)
@@ -357,11 +379,12 @@ class Coordinator:
             if self.blueprint.buckets and not late:
                 self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
             raise
-        if not self.blueprint.buckets:
-            plan = self.blueprint.draw(offered, len(self.fleet.shards))
+        if not self.blueprint.buckets and (slice_bytes or not self.blueprint.undecided):
+            plan = self.blueprint.draw(offered, len(self.fleet.shards), slice_bytes)
             restored = self.blueprint.restored
             await self.fleet.set_plan(offered, plan, restored[0] if restored else None)
             self.blueprint.settle(offered, plan)
+            await self._announce()
 
     async def _publish(self) -> None:
         """Brings the current view to every shard; returns when they act on it."""

@@ -59,6 +59,8 @@ class Assignment:
     plan: ShardPlan
     step: int
     initialised: bool
+    undecided: bool = False
+    """There is no plan yet: the workers are to find out which size of slices suits them."""
 
 
 class Session:
@@ -264,8 +266,13 @@ class Session:
 
     # The job.
 
-    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
         """Hands in this worker's buckets and learns where their slices live.
+
+        Args:
+            buckets: In the order of their indices.
+            slice_bytes: The most bytes in a slice, where the server leaves that to the workers.
+            trial: These are to be tried out, and forgotten.
 
         Raises:
             ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
@@ -273,13 +280,17 @@ class Session:
         """
         rank, incarnation = self.sender
         request = pb.PlanRequest(
-            rank=rank, incarnation=incarnation, buckets=[bucket_to_proto(bucket) for bucket in buckets]
+            rank=rank,
+            incarnation=incarnation,
+            buckets=[bucket_to_proto(bucket) for bucket in buckets],
+            slice_bytes=slice_bytes,
+            trial=trial,
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
         if reply.refused:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
-        return Assignment(plan, reply.step, reply.initialised)
+        return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
     def publish(self, key: str, value: str) -> None:
         """Pins `value` under `key` for the other workers to find."""

@@ -24,7 +24,7 @@ def test_nothing_given_means_the_defaults() -> None:
 
 def test_flags_beat_environment_beats_file_beats_defaults(settings: Path) -> None:
     config = load_server({"port": 4}, settings, {"PS_PORT": "3", "PS_SHARDS": "5"})
-    assert (config.port, config.shards, config.lease, config.slice_bytes) == (4, 5, 3.0, 4194304)
+    assert (config.port, config.shards, config.lease, config.backup) == (4, 5, 3.0, 0)
 
 
 def test_flag_left_out_leaves_the_setting_to_others() -> None:

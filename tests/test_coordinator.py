@@ -18,7 +18,7 @@ from ps.errors import JobFailed
 from ps.fleet import Fleet, Shard
 from ps.manifest import Manifest
 from ps.timing import FakeTime
-from ps.types import PROTOCOL, BucketSpec, TensorSpec, View
+from ps.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 
 LIMIT = 20.0
 """Seconds after which a call that waits has found a bug."""
@@ -32,6 +32,7 @@ class FakeFleet(Fleet):
     def __init__(self, lease_seconds: float) -> None:
         super().__init__(lease_seconds)
         self.views: list[View] = []
+        self.plans: list[list[int]] = []
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
@@ -51,8 +52,8 @@ class FakeFleet(Fleet):
         if self.shards:
             self.views.append(view)
 
-    async def set_plan(self, *_: object) -> None:
-        """Takes any."""
+    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+        self.plans.append([piece.numel for piece in plan.slices])
 
     async def drain(self) -> None:
         self.drains += 1
@@ -94,7 +95,7 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr("ps.coordinator.Fleet", FakeFleet)
         self.time = FakeTime()
-        config = ServerConfig(**{"workers": 2, **settings})
+        config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
         restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         self.coordinator = Coordinator(config, BSP(), self.time, restored)
         self.control = Control(self.coordinator)
@@ -111,11 +112,20 @@ class Hub:
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
         return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
 
-    async def plan(self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET) -> pb.PlanReply:
+    async def plan(
+        self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, trial: bool = False
+    ) -> pb.PlanReply:
         tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
         spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
         return await self.control.Plan(
-            pb.PlanRequest(rank=joined.rank, incarnation=joined.incarnation, buckets=[spec]), CONTEXT
+            pb.PlanRequest(
+                rank=joined.rank,
+                incarnation=joined.incarnation,
+                buckets=[spec],
+                slice_bytes=slice_bytes,
+                trial=trial,
+            ),
+            CONTEXT,
         )
 
     async def beat(self, joined: pb.JoinReply, **changes: Any) -> pb.HeartbeatReply:
@@ -136,10 +146,10 @@ def run(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(story, LIMIT))
 
 
-def checkpointed(directory: Path, step: int = 9) -> None:
+def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
     """Leaves a checkpoint in the directory."""
     folder = manifest.begin(directory)
-    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), (), ()))
+    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))
 
 
 def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,6 +270,65 @@ def test_nobody_comes_late_to_a_hub_that_holds_no_parameters(monkeypatch: pytest
         assert late.late
         assert "--aggregate" in (await hub.plan(late, aggregate)).refused
         assert hub.fleet.views[-1].ranks == (first.rank,), "no round waits for it"
+
+    run(story())
+
+
+def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        await hub.shard()
+        both = await asyncio.gather(hub.join("a"), hub.join("b"))
+        for joined in both:
+            reply = await hub.plan(joined)
+            assert reply.undecided
+            assert not reply.slices
+        for joined in both:
+            assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
+        assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
+        for joined in both:
+            reply = await hub.plan(joined, slice_bytes=4)
+            assert not reply.undecided
+            assert len(reply.slices) == 4
+        assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
+        assert "nothing to try" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
+
+    run(story())
+
+
+def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.leave(second)
+        late = await hub.join("c")
+        assert late.late
+        planning = asyncio.create_task(hub.plan(late))
+        await hub.plan(first, slice_bytes=8, trial=True)
+        assert not planning.done()
+        await hub.plan(first, slice_bytes=8)
+        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
+
+    run(story())
+
+
+def test_a_checkpoints_cuts_are_kept_unless_others_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slices = (Slice(0, 0, 0, 3, 0), Slice(1, 0, 3, 1, 1))
+    checkpointed(tmp_path, slices)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, slice_bytes=None)
+        first, _ = await hub.started()
+        reply = await hub.plan(first)
+        assert not reply.undecided
+        assert [(piece.offset, piece.numel, piece.shard) for piece in reply.slices] == [(0, 3, 0), (3, 1, 0)]
+        other = Hub(monkeypatch, checkpoint_dir=tmp_path, slice_bytes=8)
+        first, _ = await other.started()
+        assert "another --slice-bytes" in (await other.plan(first)).refused
 
     run(story())
 

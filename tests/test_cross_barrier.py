@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from ps import logs
+from ps.config import WorkerConfig
 from ps.errors import ConfigError, DeadlineExceeded, Preempted, RingBroken
 from ps.types import Hyper
 from ps.work import Work
@@ -31,9 +33,13 @@ from tests.test_optimizer import (
     sgd,
     wrap,
 )
+from workers import context
 from workers.bucketing import Bucket
+from workers.collectives import barrier
+from workers.launch import Placement
 from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer
+from workers.record import Record
 
 Side = Literal["server", "worker"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None]
@@ -417,3 +423,17 @@ def test_where_workers_step_clipping_that_begins_later_is_an_error_with_its_mend
     model, optimizer = crossing(FakeRank(FakeHub(1, "worker")))
     with pytest.raises(ConfigError, match=r"clipping.*cross_barrier=False"):
         clipped_step(model, optimizer, batches()[1])
+
+
+def test_a_barrier_of_the_script_comes_after_its_last_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = HeldRank()
+    model, optimizer = crossing(rank, timeout=SOON)
+    place = context.Context(
+        WorkerConfig(), Placement(), rank, torch.device("cpu"), None, Record(None), logs.Place()
+    )
+    monkeypatch.setattr(context, "_current", place)
+    place.adopt(optimizer)
+    rank.holding = True
+    plain_step(model, optimizer, batches()[1])
+    assert waits(barrier)
+    assert not any("barrier" in entry for entry in rank.log)

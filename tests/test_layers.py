@@ -46,10 +46,11 @@ FLOORS = {
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.coder workers.powersgd workers.ring_mean
-        workers.allreduce_communicator workers.ps_communicator
+        workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
+        workers.slicing workers.ps_communicator
         workers.context workers.collectives workers.sampler
-        workers.convoy workers.exchange workers.watch workers.backward workers.forward workers.stepper
-        workers.tuning workers.scaling workers.wrapping workers.optimizer
+        workers.watch workers.backward workers.forward workers.stepper
+        workers.scaling workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.errors import ConfigError
-from ps.sharding import plan
+from ps.sharding import deal, plan
 from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
 
 
@@ -81,6 +81,14 @@ def test_with_a_shard_beside_each_worker_a_link_carries_what_a_rings_does(worker
         out = (model - own) + (workers - 1) * own
         ring = 2 * (workers - 1) / workers * model
         assert out == pytest.approx(ring, abs=workers << 20), "further off than by a slice a worker"
+
+
+def test_slices_that_are_cut_already_keep_their_cuts_when_dealt_anew() -> None:
+    model = [bucket(0, 1000), bucket(1, 10)]
+    before = plan(model, 3, slice_bytes=1024).slices
+    after = deal(before, model, 2).slices
+    assert after == plan(model, 2, slice_bytes=1024).slices
+    assert {piece.shard for piece in after} == {0, 1}
 
 
 def test_no_tiny_rest_is_left_over() -> None:

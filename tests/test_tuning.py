@@ -32,7 +32,7 @@ def run(tuning: Tuning, cost: dict[int, float]) -> list[int]:
     return used
 
 
-def test_the_size_that_held_training_up_least_is_chosen() -> None:
+def test_the_size_with_the_shortest_steps_is_chosen() -> None:
     trial = Tuning([1, 2, 3], list)
     run(trial, {1: 0.5, 2: 0.1, 3: 0.4})
     assert trial.chosen == trial.size == 2
@@ -52,9 +52,9 @@ def test_the_first_step_of_a_turn_and_single_outliers_do_not_count() -> None:
     assert trial.chosen == 1
 
 
-def test_a_tie_goes_to_the_default() -> None:
+def test_a_gain_within_the_noise_does_not_leave_the_default() -> None:
     trial = Tuning([25, 4], list)
-    run(trial, {25: 0.1, 4: 0.1})
+    run(trial, {25: 0.1, 4: 0.098})
     assert trial.chosen == 25
 
 

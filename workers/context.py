@@ -74,6 +74,11 @@ class Context:
         self.trainers.append(trainer)
         self.record.begin()
 
+    def synchronize(self) -> None:
+        """Waits for what the last steps left under way, and raises what it failed with."""
+        for trainer in self.trainers:
+            trainer.synchronize()
+
     def step_completed(self, step: int) -> None:
         """Called by the optimizer after each step; the place to learn of the end.
 
@@ -192,8 +197,7 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     context, _current = _current, None
     try:
         if reason is Reason.FINISHED:
-            for trainer in context.trainers:
-                trainer.synchronize()
+            context.synchronize()
         if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
             _save(context.config.save_parameters, context.trainers)
     except BaseException as error:

@@ -24,6 +24,7 @@ from workers.bucketing import Bucket
 from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
 from workers.powersgd import LowRankMean
+from workers.slicing import SliceTrial
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +88,9 @@ class PSCommunicator(Communicator):
         self._check_attachable()
         specs = self._specs(buckets)
         assigned = self._session.plan(specs)
+        if assigned.undecided:
+            best = SliceTrial(self, self._session, self._client, buckets).best()
+            assigned = self._session.plan(specs, best)
         self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
         if not self._low_rank:
             for bucket in buckets:

@@ -2,13 +2,15 @@
 
 Law: every size gets the same number of turns, taken in rotation so that a slow
 spell of the machine hits all alike; the first step of a turn does not count.
-No clock: whoever steps says how long the exchange held it up.
+What counts is how long a whole step takes: an exchange that hides behind
+backward may cost more by the cores that it takes from it than it saves.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 import torch
@@ -27,8 +29,19 @@ SIZES = (25 << 20, 4 << 20, 10 << 20, 64 << 20)
 """Bytes to try. 25 MiB, DDP's, comes first: a job too short to choose stays near it."""
 
 
+NOISE = 0.03
+"""A gain of less than this part is none."""
+
+
+def choose(seconds: Mapping[int, float]) -> int:
+    """The size that took the least time; the first, if that is hardly longer."""
+    default = next(iter(seconds))
+    best = min(seconds, key=lambda size: seconds[size])
+    return best if seconds[best] < (1 - NOISE) * seconds[default] else default
+
+
 class Tuning:
-    """Which size to use in each step of the trial, and which one won.
+    """Which size to use in each step of the trial, and which one won. It looks at no clock.
 
     Args:
         sizes: To try, the default first; at least two.
@@ -62,11 +75,11 @@ class Tuning:
     def _choose(self) -> None:
         own = [median(self._seconds[size]) for size in self._sizes]
         self.medians = dict(zip(self._sizes, self._agree(own), strict=True))
-        self.chosen = min(self._sizes, key=lambda size: self.medians[size])
+        self.chosen = choose(self.medians)
 
     def __str__(self) -> str:
         tried = ", ".join(f"{_mib(size)} {1e3 * each:.2f} ms" for size, each in sorted(self.medians.items()))
-        return f"{_mib(self.size)} of gradients are handed over together; exposed a step: {tried}"
+        return f"{_mib(self.size)} of gradients are handed over together; a step takes: {tried}"
 
 
 class Tuner:
@@ -81,7 +94,7 @@ class Tuner:
         self._communicator = communicator
         self._exchange = exchange
         self._timeout = timeout
-        self._seconds = 0.0
+        self._ended: float | None = None
         sizes = exchange.sizes(SIZES) if communicator.tunable else []
         self._tuning = Tuning(sizes, self._agree) if len(sizes) > 1 else None
         if sizes:
@@ -89,10 +102,10 @@ class Tuner:
 
     def note_step(self) -> None:
         """A step has ended, and the next has not begun. Raises as `Exchange.finish` does."""
-        exposed, self._seconds = self._exchange.seconds - self._seconds, self._exchange.seconds
         if self._tuning is None:
             return
-        if self._tuning.note(exposed):
+        began, self._ended = self._ended, time.monotonic()
+        if began is not None and self._tuning.note(self._ended - began):
             self._exchange.group(self._tuning.size)
         if self._tuning.chosen is not None:
             log.log(logging.DEBUG if self._communicator.rank else logging.INFO, "%s", self._tuning)

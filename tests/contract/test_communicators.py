@@ -108,7 +108,7 @@ class Seat:
         self.shards = [Line("here", {"inproc": ""}) for _ in hub.loops]
         self._hub = hub
 
-    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
         return Assignment(self._hub.agree(buckets), step=0, initialised=False)
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
