@@ -52,7 +52,6 @@ class AllreduceCommunicator(Communicator):
     """
 
     topology = "ring"
-    joins = True
     steps_on = "worker"
 
     def __init__(
@@ -71,6 +70,8 @@ class AllreduceCommunicator(Communicator):
         self.size = size
         self.timeout = timeout
         self.traffic = Traffic()
+        # What a codec left out is kept for each bucket, so buckets then stay what they are.
+        self.joins = self.tunable = not compress
         self._compress = compress
         self._means: dict[Bucket, list[RingMean]] = {}
         """One, or one for each phase of a low-rank mean; several optimizers may have buckets here."""
@@ -99,6 +100,8 @@ class AllreduceCommunicator(Communicator):
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         index = bucket.spec.index
+        if bucket not in self._means:  # several that were joined
+            self._prepare(bucket)
         means, low_rank = self._means[bucket], self._low_rank.get(bucket)
         travels = sum(mean.travels for mean in means)
         self.traffic.bytes_sent += travels

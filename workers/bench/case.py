@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.config import ServerConfig
 from ps.errors import UsageError
+from ps.sharding import SLICE_BYTES
 from workers.bench import shapes
 from workers.bench.job import Job
 from workers.bench.row import Row
@@ -106,7 +106,7 @@ class Plan:
             directory=str(directory),
             megabytes=self.megabytes,
             bucket_bytes=self.bucket_bytes,
-            slice_bytes=ServerConfig().slice_bytes,
+            slice_bytes=SLICE_BYTES,
         )
         return Team(row, job, self.shards, processes, self.timeout)
 

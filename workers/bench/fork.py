@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
+from ps.config import become
 from workers.compare.process import Process
 
 _SERVER = multiprocessing.get_context("forkserver")
@@ -69,8 +70,7 @@ def _run(module: str, arguments: list[str], out: str, err: str, environment: dic
     for path, target in ((out, 1), (err, 2)):
         with open(path, "wb") as file:
             os.dup2(file.fileno(), target)
-    os.environ.clear()
-    os.environ.update(environment)
+    become(environment)
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # read at the import, which was elsewhere
     sys.argv = [module, *arguments]
     import_module(module).main()
