@@ -37,6 +37,7 @@ from ps.transport.conformance import (
     echo,
     noise,
     number_of,
+    overtakes_only_by_priority,
     replies,
     request,
 )
@@ -68,8 +69,12 @@ def test_transport(check, kind):
     check(kind)
 
 
+# Lanes run side by side, so of equal messages the later may arrive first; each key has one under way.
+ON_LANES = [check for check in CHECKS if check is not overtakes_only_by_priority]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", ON_LANES)
 def test_grpc_with_several_lanes(check):
     check(partial(GrpcTransport, lanes=3))
 
