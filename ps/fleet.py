@@ -43,7 +43,8 @@ class Shard:
     """Incarnation of the worker that brought it; 0 where nobody did."""
 
     def __str__(self) -> str:
-        return f"shard {self.index} ({self.host} pid {self.pid})"
+        whose = f"rank {self.index}'s, " if self.worker else ""  # a shard that was brought bears its rank
+        return f"shard {self.index} ({whose}{self.host} pid {self.pid})"
 
 
 class Fleet:
