@@ -41,7 +41,7 @@ class Trainer(Protocol):
 
     @property
     def exchange_seconds(self) -> float:
-        """Time it spent waiting for exchanges so far."""
+        """Time that exchanges took from training so far."""
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:

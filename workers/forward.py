@@ -54,8 +54,7 @@ class ForwardGuard:
         Raises:
             ConfigError: No module that holds some parameter runs its forward, so nothing would wait.
         """
-        for handle in self._watching:
-            handle.remove()
+        self.give_up()
         self._visit(self._model, None)
         for bucket in self._buckets:
             for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
@@ -67,6 +66,11 @@ class ForwardGuard:
         for module, needs in self._needs.items():
             if needs:
                 self._guard(module, [self._buckets[index] for index in sorted(needs, reverse=True)])
+
+    def give_up(self) -> None:
+        """Watches no longer."""
+        for handle in self._watching:
+            handle.remove()
 
     def _visit(self, module: nn.Module, around: nn.Module | None) -> None:
         """Gives each parameter below `module` to whom it must be waited for by."""

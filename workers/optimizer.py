@@ -145,7 +145,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def exchange_seconds(self) -> float:
-        """Time spent waiting for exchanges: the part that hid behind nothing."""
+        """Time that exchanges took from training: handing over, and waiting for what nothing hid."""
         return self._exchange.seconds
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -177,9 +177,8 @@ class DistributedOptimizer(OptimizerWrapper):
         else:
             self._take_step()
             self._begin_step()
-            if (
-                self._tuner is not None and self._overlap
-            ):  # else the hand-over is at one time, whatever the size
+            # Where all is handed over in step(), how much at a time makes no difference.
+            if self._tuner is not None and self._overlap:
                 self._tuner.note_step()
             self.completed_steps += 1
             self._tell_step()
@@ -319,6 +318,8 @@ class DistributedOptimizer(OptimizerWrapper):
             self._refuse(changes)
         elif changes and self._passes.count:
             self._crossing = False
+            assert self._guard is not None
+            self._guard.give_up()
             log.info("step() waits for the exchange in spite of cross_barrier: the script %s", changes)
 
     def _refuse(self, changes: str) -> None:

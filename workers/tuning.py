@@ -29,7 +29,7 @@ SIZES = (25 << 20, 4 << 20, 10 << 20, 64 << 20)
 """Bytes to try. 25 MiB, DDP's, comes first: a job too short to choose stays near it."""
 
 
-NOISE = 0.03
+NOISE = 0.05
 """A gain of less than this part is none."""
 
 
