@@ -28,7 +28,7 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
+        ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell ps.transport.segment
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
