@@ -21,16 +21,15 @@ from ps.transport.bell import Bell
 from ps.transport.channel import open_channel
 from ps.transport.frame import Assembly, MalformedFrame, read_header, to_frames
 from ps.transport.grpc_listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
-from ps.transport.heap import keep_freed_memory
 from ps.transport.memory import plain_memory
 from ps.transport.outbox import Outbox
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on a TCP connection of its own.
 
-On 2 cores, which one stream keeps busy, 100 MB there and back took 102 ms with
-one lane, 113 with two and 135 with four. Where there are more, one stream is held
-up by its own thread, or by what a network grants one TCP connection.
+On 2 cores, which one keeps busy, 100 MB there and back took 114 to 122 ms with one
+lane, 115 to 119 with two and 121 to 135 with four. Where there are more, one is held
+up by its own threads, or by what a network grants one TCP connection.
 """
 
 _CLIENT = (
@@ -81,7 +80,6 @@ class GrpcConnection:
     """
 
     def __init__(self, address: str, lanes: int) -> None:
-        keep_freed_memory()
         self._address = address
         self._ends: list[str] = []  # why each lane ended
         self._inbox: deque[Message] = deque()

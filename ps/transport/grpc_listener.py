@@ -15,7 +15,6 @@ from ps.transport.backlog import Backlog
 from ps.transport.base import Envelope, Message, ReturnPath
 from ps.transport.bell import Bell
 from ps.transport.frame import Assembly, MalformedFrame, to_frames
-from ps.transport.heap import keep_freed_memory
 from ps.transport.host import bracketed, numeric, reachable
 from ps.transport.outbox import Outbox
 
@@ -57,7 +56,6 @@ class GrpcListener:
     """A shard's end. Each stream has two threads: gRPC's sends the replies, ours reads the requests."""
 
     def __init__(self, host: str, register: Sequence[Callable[[grpc.Server], None]]) -> None:
-        keep_freed_memory()
         here = numeric(host)
         self._inbox: deque[Envelope] = deque()
         self._bell = Bell()
