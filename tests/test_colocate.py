@@ -215,7 +215,7 @@ def test_a_worker_tells_of_its_shards_end_and_all_hear_of_it(monkeypatch: pytest
         hub = Colocated(monkeypatch, lease=5.0)
         first, second = await hub.brought("a", "b")
         told = await hub.beat(second, shard_ended="was killed by signal 9")
-        assert f"shard {second.rank} (here pid 1) was killed by signal 9" in told.failed
+        assert f"shard {second.rank} (rank {second.rank}'s, here pid 1) was killed by signal 9" in told.failed
         assert (await hub.beat(first)).failed == told.failed
         assert hub.coordinator.failure is None
 
