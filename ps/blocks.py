@@ -53,8 +53,9 @@ class BlockSteps:
             scratch: At least as long as a block, and of the same dtype.
         """
         for part, values, optimizer in self._parts:
-            total = _sum([gradient[part] for gradient in gradients], scratch[: values.numel()])
-            optimizer.step(values, total, len(gradients), hyper)
+            # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
+            parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
+            optimizer.step(values, _sum(parts, scratch), len(gradients), hyper)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""
@@ -67,10 +68,11 @@ class BlockSteps:
             optimizer.load({name: _part(tensor, part).clone() for name, tensor in state.items()})
 
 
-def _sum(gradients: list[Tensor], total: Tensor) -> Tensor:
-    """One alone is its own sum."""
+def _sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:
+    """The sum, in the front of `scratch`; one gradient alone is its own."""
     if len(gradients) == 1:
         return gradients[0]
+    total = scratch[: gradients[0].numel()]
     torch.add(gradients[0], gradients[1], out=total)
     for gradient in gradients[2:]:
         total.add_(gradient)

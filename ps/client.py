@@ -15,11 +15,12 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.errors import ConfigError, ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
+from ps.lookout import Lookout
 from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
 from ps.transport import wire
@@ -187,22 +188,22 @@ class KVClient:
         connections: dict[int, Connection] = {}
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
+        lookout = Lookout(poller.poll)
         try:
             for shard in range(self._shards):
                 connections[shard] = self._dial(shard)
                 poller.register(connections[shard].waitable, select.POLLIN)
             self._connected.complete_part()
             while not self._closing:
-                self._turn(connections, poller)
+                self._turn(lookout.wait(), connections, poller)
         except Exception as error:
             self.fail(error)
         finally:
             for connection in connections.values():
                 connection.close()
 
-    def _turn(self, connections: dict[int, Connection], poller: select.poll) -> None:
-        """Waits for something to do, and does it."""
-        ready = dict(poller.poll())
+    def _turn(self, ready: Collection[int], connections: dict[int, Connection], poller: select.poll) -> None:
+        """Does what there is to do where something is ready."""
         if self._wake in ready:
             os.eventfd_read(self._wake)
             self._flush(connections, poller)

@@ -22,6 +22,7 @@ import zmq
 
 from ps.consistency import Consistency
 from ps.errors import HubringError
+from ps.lookout import Lookout
 from ps.messages import Code, Delivery, Refusal
 from ps.store import KVStore
 from ps.traffic import Traffic
@@ -78,9 +79,10 @@ class ShardLoop:
         poller.register(self._wake, zmq.POLLIN)
         for listener in self._listeners:
             poller.register(listener.waitable, zmq.POLLIN)
+        lookout = Lookout(poller.poll)
         try:
             while not self._stopping:
-                ready = dict(poller.poll())
+                ready = lookout.wait()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     self._obey()

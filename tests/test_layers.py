@@ -37,7 +37,7 @@ FLOORS = {
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.client ps.session
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.lookout ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
         ps.coordinator ps.control ps.server ps.cli

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
 ALIGNMENT = 64
@@ -17,8 +19,12 @@ def plain_memory(nbytes: int) -> memoryview:
 
 def address(memory: memoryview) -> int:
     """Where a contiguous view's first byte lies."""
-    start: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0] if memory.nbytes else 0
-    return start
+    if not memory.nbytes:
+        return 0
+    if memory.readonly:
+        start: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
+        return start
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def copy(source: memoryview, target: memoryview) -> None:

@@ -147,9 +147,8 @@ class ShmConnection:
         messages: list[Message] = []
         try:
             self._doorbell.on_room()
-            while packets := self._doorbell.receive():
-                for packet in packets:
-                    messages.extend(self._take(packet))
+            for packet in self._doorbell.receive():  # one train; where there are more, we are called again
+                messages.extend(self._take(packet))
         except (EOFError, OSError, ValueError) as error:
             self._doorbell.hang_up()  # so that the next call finds the end too
             if not messages:

@@ -1,0 +1,60 @@
+"""Whoever is woken soon is awake; whoever waits for long is asleep."""
+
+from __future__ import annotations
+
+from ps.lookout import AWAKE_SECONDS, Lookout
+
+
+class Road:
+    """A poller and a clock: what is awaited comes at given times; each look takes a while."""
+
+    LOOK = AWAKE_SECONDS / 10
+
+    def __init__(self, arrivals: list[float]) -> None:
+        self.now = 0.0
+        self.slept = 0
+        self.looked_on = 0
+        self._arrivals = arrivals
+
+    def poll(self, timeout: int | None) -> list[tuple[int, int]]:
+        self.now += self.LOOK
+        self.looked_on += timeout == 0
+        if self._arrivals[0] > self.now:
+            if timeout == 0:
+                return []
+            self.slept += 1
+            self.now = self._arrivals[0]
+        self._arrivals.pop(0)
+        return [(7, 1)]
+
+
+def watch(gaps: list[float]) -> list[int]:
+    """How often it had slept after each arrival."""
+    times = [sum(gaps[: number + 1]) for number in range(len(gaps))]
+    road = Road(times)
+    lookout = Lookout(road.poll, lambda: road.now)
+    slept = []
+    for _ in gaps:
+        assert lookout.wait() == {7: 1}
+        slept.append(road.slept)
+    return slept
+
+
+def test_the_first_wait_sleeps() -> None:
+    assert watch([AWAKE_SECONDS / 2]) == [1]
+
+
+def test_after_a_short_wait_it_stays_awake() -> None:
+    assert watch([AWAKE_SECONDS / 2] * 4) == [1, 1, 1, 1]
+
+
+def test_it_sleeps_when_it_has_looked_on_for_long_enough() -> None:
+    assert watch([AWAKE_SECONDS / 2, 5 * AWAKE_SECONDS]) == [1, 2]
+
+
+def test_after_a_long_wait_it_sleeps_at_once() -> None:
+    road = Road([5 * AWAKE_SECONDS, 10 * AWAKE_SECONDS])
+    lookout = Lookout(road.poll, lambda: road.now)
+    lookout.wait()
+    lookout.wait()
+    assert (road.slept, road.looked_on) == (2, 0)
