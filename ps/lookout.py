@@ -17,7 +17,7 @@ AWAKE_SECONDS = 200e-6
 """A push of 4 KB and its answer over shared memory take less, with all that happens in between."""
 
 Poll = Callable[[int | None], list[tuple[Any, int]]]
-"""`poll` of a `select.poll` or a `zmq.Poller`: waits so many ms, None without end, for (descriptor, events)."""
+"""`poll` of a `select.poll` or a `zmq.Poller`: waits for so many ms, or without end; (descriptor, events)."""
 
 
 class Lookout:
