@@ -14,7 +14,7 @@ import os
 import select
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,6 +43,8 @@ Raises:
 """
 
 REDIAL_SECONDS = 5.0
+MAX_LOSSES = 10
+"""Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
 _ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}
 
 
@@ -81,6 +83,8 @@ class KVClient:
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
+        """When each shard's line broke."""
         self._closing = False
         self._connected = Work("connecting to the shards")
         self._thread = threading.Thread(target=self._serve, name="kvclient", daemon=True)
@@ -251,6 +255,7 @@ class KVClient:
         self, shard: int, connections: dict[int, Connection], poller: select.poll, lost: ConnectionLost
     ) -> None:
         """Dials a shard again and repeats every request that it has not answered."""
+        self._note_loss(shard, lost)
         log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
         poller.unregister(connections[shard].waitable)
         connections.pop(shard).close()
@@ -278,6 +283,16 @@ class KVClient:
                         f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s"
                     ) from lost
                 time.sleep(0.1)
+
+    def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
+        """A line that can be dialled and breaks each time would otherwise be dialled without end."""
+        losses = self._losses[shard]
+        losses.append(time.monotonic())
+        if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
+            raise ConnectionLost(
+                f"the line to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the last"
+                f" time as {lost}; dialling again does not help: see the log of the server"
+            )
 
     def _answer(self, shard: int, message: Message) -> None:
         number, reply = wire.decode_reply(message)

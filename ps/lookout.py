@@ -11,13 +11,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 AWAKE_SECONDS = 200e-6
 """A push of 4 KB and its answer over shared memory take less, with all that happens in between."""
 
-Poll = Callable[[int | None], list[tuple[Any, int]]]
-"""`poll` of a `select.poll` or a `zmq.Poller`: waits for so many ms, or without end; (descriptor, events)."""
+Poll = Callable[[int | None], list[tuple[int, int]]]
+"""A `select.poll`'s: waits for so many ms, or without end; gives (descriptor, events)."""
 
 
 class Lookout:
@@ -34,7 +33,7 @@ class Lookout:
         self._soon = False
         """Whether the last wait was a short one."""
 
-    def wait(self) -> dict[Any, int]:
+    def wait(self) -> dict[int, int]:
         """Blocks until something is ready; events by what is ready."""
         began = self._clock()
         ready = self._look_on(began + AWAKE_SECONDS) if self._soon else []
@@ -42,7 +41,7 @@ class Lookout:
         self._soon = self._clock() - began < AWAKE_SECONDS
         return dict(ready)
 
-    def _look_on(self, end: float) -> list[tuple[Any, int]]:
+    def _look_on(self, end: float) -> list[tuple[int, int]]:
         while not (ready := self._poll(0)) and self._clock() < end:
             os.sched_yield()  # whoever is to give us something may want this very core
         return ready

@@ -1,9 +1,10 @@
 """Codecs that keep every element, in fewer bits: bf16, fp16, int8, sign.
 
-All convert chunk by chunk, so that what one operation wrote the next one finds
-in the cache, and compute in float32 whatever the source's dtype. A NaN or an
-infinity survives: the whole block around it decodes to something that is not
-finite, so that whoever looks for overflow finds it.
+The floats of half width are one conversion. The others go chunk by chunk, so that
+what one operation wrote the next one finds in the cache, and compute in float32
+whatever the source's dtype. A NaN or an infinity survives: of int8 and sign the
+whole block around it decodes to something that is not finite, so that whoever
+looks for overflow finds it.
 """
 
 from __future__ import annotations

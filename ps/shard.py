@@ -11,14 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
-
-import zmq
 
 from ps.consistency import Consistency
 from ps.errors import HubringError
@@ -75,10 +74,10 @@ class ShardLoop:
 
     def run(self) -> None:
         """Serves until `stop`."""
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
         for listener in self._listeners:
-            poller.register(listener.waitable, zmq.POLLIN)
+            poller.register(listener.waitable, select.POLLIN)
         lookout = Lookout(poller.poll)
         try:
             while not self._stopping:

@@ -92,6 +92,20 @@ def test_a_window_that_is_owned_again_shows_what_others_write_into_it() -> None:
     os.close(descriptor)
 
 
+def test_what_is_kept_is_there_before_the_window_turns_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    arena, _, place, windows, descriptor = shown()
+    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    os.close(descriptor)
+    segment = arena.segment(place.segment)
+    assert segment is not None
+    seen = []
+    monkeypatch.setattr(
+        windows, "own", lambda window: seen.append(os.pread(segment.descriptor, PAGE, window.offset))
+    )
+    windows.keep("shard")
+    assert seen == [b"x" * PAGE]
+
+
 def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
     arena = Arena()
     windows = Windows(arena)
@@ -106,7 +120,12 @@ def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
     sent = arena.find(arena.allocate(PAGE))
     assert sent is not None
     assert not windows.fit(sent)
-    assert not windows.contain(sent)
+    descriptor = a_file(1)
+    windows.show(Place(number, offset + PAGE, PAGE), "shard", descriptor, Place(1, 0, PAGE))
+    os.close(descriptor)
+    assert windows.overlap(memory)
+    assert not windows.overlap(Place(number, offset, PAGE))
+    assert not windows.overlap(sent)
 
 
 def test_memory_that_is_gone_is_left_alone() -> None:

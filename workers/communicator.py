@@ -99,6 +99,9 @@ class Communicator(ABC):
     ) -> CollectiveWork:
         """Starts a collective in which every rank takes part under the same name."""
 
+    def keep_parameters(self) -> None:  # noqa: B027 - only a hub lets anybody read
+        """Makes what others let this process read its own; nothing is exchanged after this."""
+
     @abstractmethod
     def close(self, *, finished: bool) -> None:
         """Leaves. With `finished`, the others need not wait for this rank any more."""

@@ -212,6 +212,8 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
 def _give_back(context: Context, reason: Reason, text: str) -> None:
     session = context.session
     try:
+        # Before the others may step without this worker, in memory that it is shown.
+        context.communicator.keep_parameters()
         if session is not None:
             session.leave(reason, text)
         # Before the shards may end: a line to one that has ended would be dialled again.

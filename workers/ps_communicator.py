@@ -140,6 +140,9 @@ class PSCommunicator(Communicator):
         self._client.contribute(shard, request, work, on_result)
         return work
 
+    def keep_parameters(self) -> None:
+        self._client.close()
+
     def close(self, *, finished: bool) -> None:
         self._client.close()
 

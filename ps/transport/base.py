@@ -86,8 +86,8 @@ class Listener(Protocol):
         """What a worker on this or another host dials, the port filled in."""
 
     @property
-    def waitable(self) -> Any:
-        """A file descriptor or a zmq.Socket; readable when `receive` has something."""
+    def waitable(self) -> int:
+        """A file descriptor; readable when `receive` has something."""
 
     def receive(self) -> list[Envelope]:
         """All requests that are here; never blocks, and never fails for one peer's sake."""

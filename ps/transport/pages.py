@@ -20,7 +20,7 @@ import numpy as np
 
 PAGE = mmap.PAGESIZE
 
-_MAP_FIXED = 0x10
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _FILE, _PRESENT, _SWAPPED = 1 << 2, 1 << 3, 1 << 4
 _SCAN = 0xC0606610
 _ARGUMENT = struct.Struct("<12Q")
@@ -99,6 +99,25 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
+def memory(start: int, nbytes: int) -> memoryview:
+    """This process's memory at `start`, as bytes; nobody but the caller keeps it alive."""
+    return memoryview((ctypes.c_char * nbytes).from_address(start)).cast("B")
+
+
+def write(descriptor: int, source: memoryview, offset: int) -> None:
+    """Writes all of `source` into a file; the kernel takes at most 2 GiB at a time."""
+    while source.nbytes:
+        written = os.pwrite(descriptor, source, offset)
+        source, offset = source[written:], offset + written
+
+
+def read(descriptor: int, target: memoryview, offset: int) -> None:
+    """Fills `target` from a file that is long enough."""
+    while target.nbytes:
+        count = os.preadv(descriptor, [target], offset)
+        target, offset = target[count:], offset + count
+
+
 def show(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool) -> None:
     """Lets this process's memory at `start` be that of an open file from `offset` on; whole pages.
 
@@ -106,7 +125,8 @@ def show(start: int, nbytes: int, descriptor: int, offset: int, *, private: bool
         OSError: The kernel refuses.
     """
     protection = mmap.PROT_READ | mmap.PROT_WRITE
-    flags = _MAP_FIXED | (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
+    # Hardly any page of a private mapping is ever written to, so no memory is set aside for all of them.
+    flags = _MAP_FIXED | (mmap.MAP_PRIVATE | _MAP_NORESERVE if private else mmap.MAP_SHARED)
     if _libc.mmap(start, nbytes, protection, flags, descriptor, offset) != start:
         raise OSError(ctypes.get_errno(), "mmap failed")
 

@@ -1,8 +1,8 @@
 """Memory that two processes share: memfds, which have no name and leave nothing behind.
 
 A segment's size is sealed, so no process can pull it from under another. It
-lives as long as somebody maps it: descriptors are closed as soon as they were
-passed on or are needed no more.
+lives as long as somebody maps it or holds it open: its maker as long as a view of
+it is left, its reader until it hears that it may forget it, or the line ends.
 """
 
 from __future__ import annotations

@@ -20,10 +20,12 @@ import secrets
 import select
 import socket
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ps.errors import ConnectionLost, ServerUnreachable, UsageError
+from ps.transport import pages
 from ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from ps.transport.doorbell import Doorbell, Packet, peer_user
 from ps.transport.memory import copy, land
@@ -94,6 +96,7 @@ class ShmConnection:
         self._arena = arena
         self._windows = windows
         self._address = address
+        self._shows = True
         self._tags = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._files: dict[int, _File] = {}
@@ -116,16 +119,16 @@ class ShmConnection:
         pending = self._pending[tag] = _Pending(message.payload, into)
         payload = self._place(pending)
         pending.home = self._introductions.place(into)
-        kind = Kind.WINDOWED if self._windows.fit(pending.home) else Kind.REQUEST
+        kind = Kind.WINDOWED if self._shows and self._windows.fit(pending.home) else Kind.REQUEST
         self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
 
     def _place(self, pending: _Pending) -> Place:
-        """Where the shard finds the payload; one from elsewhere, or from a window, is copied there first."""
+        """Where the shard finds the payload; one from elsewhere, or shown to us, is copied there first."""
         payload = pending.payload
         if payload is None or not payload.nbytes:
             return Place()
         place = self._introductions.place(payload)
-        if not place.length or self._windows.contain(place):
+        if not place.length or self._windows.overlap(place):
             pending.bounce = self._borrow(payload.nbytes)
             copy(payload, pending.bounce)
             place = self._introductions.place(pending.bounce[: payload.nbytes])
@@ -146,9 +149,9 @@ class ShmConnection:
     def receive(self) -> list[Message]:
         messages: list[Message] = []
         try:
-            self._doorbell.on_room()
             for packet in self._doorbell.receive():  # one train; where there are more, we are called again
                 messages.extend(self._take(packet))
+            self._doorbell.on_room()
         except (EOFError, OSError, ValueError) as error:
             self._doorbell.hang_up()  # so that the next call finds the end too
             if not messages:
@@ -156,13 +159,16 @@ class ShmConnection:
         return messages
 
     def _take(self, packet: Packet) -> list[Message]:
-        descriptor, header = unpack(packet.data)
-        if descriptor.kind == Kind.SEGMENT and packet.descriptor is not None:
-            self._files[descriptor.tag] = _File(packet.descriptor, sealed_size(packet.descriptor))
-            return []
+        with _closed_on_error(packet.descriptor):
+            descriptor, header = unpack(packet.data)
+            if descriptor.kind == Kind.SEGMENT and packet.descriptor is not None:
+                file = _File(packet.descriptor, sealed_size(packet.descriptor))
+                self._forget(descriptor.tag)
+                self._files[descriptor.tag] = file
+                return []
         enclosed = None if packet.descriptor is None else _attach_and_close(packet.descriptor)
         if descriptor.kind == Kind.FORGET:
-            os.close(self._files.pop(descriptor.tag).descriptor)
+            self._forget(descriptor.tag)
             return []
         pending = self._pending.pop(descriptor.tag, None)
         if pending is None:
@@ -172,6 +178,11 @@ class ShmConnection:
         if descriptor.kind == Kind.ENCLOSED:
             return [Message(header, enclosed)]
         return [self._landed(header, descriptor, pending)]
+
+    def _forget(self, number: int) -> None:
+        file = self._files.pop(number, None)
+        if file is not None:
+            os.close(file.descriptor)
 
     def _landed(self, header: bytes, descriptor: Descriptor, pending: _Pending) -> Message:
         """A reply whose payload is where it was wanted, or is shown there."""
@@ -184,10 +195,19 @@ class ShmConnection:
             file = self._files.get(place.segment)
             if file is None or place.offset + place.length > file.nbytes:
                 raise ValueError(f"{place} lies in no segment that was passed on")
-            self._windows.show(pending.home, self, file.descriptor, place)
+            self._show(pending.home, pending.into[: place.length], file, place)
         else:
             self._windows.own(pending.home)
         return Message(header, pending.into[: place.length], landed=True)
+
+    def _show(self, window: Place, memory: memoryview, file: _File, place: Place) -> None:
+        """Shows what lies at `place`; where the kernel will not have that, copies it, now and from now on."""
+        try:
+            self._windows.show(window, self, file.descriptor, place)
+        except OSError as error:
+            log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
+            self._shows = False
+            pages.read(file.descriptor, memory, place.offset)
 
     def _loss(self, cause: Exception) -> ConnectionLost:
         return ConnectionLost(f"{self._address} is gone ({cause}); dial again")
@@ -267,16 +287,21 @@ class ShmListener:
         return envelopes
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             line, _ = self._door.accept()
-            user = peer_user(line)
-            if user != os.getuid():
-                log.warning("turned away user %d: shared memory is for user %d alone", user, os.getuid())
-                line.close()
-                return
-            doorbell = Doorbell(line, self._epoll)
-            peer = _Peer(doorbell, Introductions(self._arena, doorbell))
-            self._peers[peer.doorbell.number] = peer
+        except BlockingIOError:
+            return
+        except OSError as error:  # too many open files, or it was gone before we came
+            log.warning("let nobody in: %s", error)
+            return
+        user = peer_user(line)
+        if user != os.getuid():
+            log.warning("turned away user %d: shared memory is for user %d alone", user, os.getuid())
+            line.close()
+            return
+        doorbell = Doorbell(line, self._epoll)
+        peer = _Peer(doorbell, Introductions(self._arena, doorbell))
+        self._peers[peer.doorbell.number] = peer
 
     def _serve(self, peer: _Peer, envelopes: list[Envelope]) -> None:
         """Takes in what one peer says next; one that breaks the rules, or is gone, is dropped."""
@@ -345,6 +370,16 @@ def _reply_packet(way: _ReturnPath, message: Message, stable: bool) -> Packet:
         place = Place(length=landed.nbytes)
         return Packet(Descriptor(Kind.LANDED, way.tag, place).pack(message.header))
     return Packet(Descriptor(Kind.ENCLOSED, way.tag).pack(message.header), enclose(payload))
+
+
+@contextlib.contextmanager
+def _closed_on_error(descriptor: int | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        if descriptor is not None:
+            os.close(descriptor)
+        raise
 
 
 def _attach_and_close(descriptor: int) -> memoryview:

@@ -9,8 +9,6 @@ the copied pages are found and dropped.
 
 from __future__ import annotations
 
-import ctypes
-
 from ps.transport import pages
 from ps.transport.segment import Arena, Place
 
@@ -28,10 +26,15 @@ class Windows:
         self._shown: dict[Place, tuple[object, Place]] = {}
         """By window: whose memory is there, and where in it."""
 
-    def contain(self, place: Place) -> bool:
-        """Whether this place may be showing somebody else's memory."""
+    def overlap(self, place: Place) -> bool:
+        """Whether somebody else's memory is shown in any part of this place."""
         segment = self._arena.segment(place.segment)
-        return segment is not None and segment.windows is not None
+        return (segment is not None and segment.windows is not None) and any(
+            window.segment == place.segment
+            and window.offset < place.offset + place.length
+            and place.offset < window.offset + window.length
+            for window in self._shown
+        )
 
     def fit(self, place: Place) -> bool:
         """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
@@ -45,11 +48,12 @@ class Windows:
         """Shows what lies at `place` of `owner`'s open file; what this process wrote there is lost.
 
         Raises:
+            ValueError: Nothing can be shown there.
             OSError: The kernel refuses.
         """
         segment = self._arena.segment(window.segment)
-        assert self._pages is not None
-        assert segment is not None, "somebody waits for this reply, and holds its memory"
+        if self._pages is None or segment is None:
+            raise ValueError(f"{window} is no window of ours")
         start, nbytes = segment.start + window.offset, pages.rounded(place.length)
         if self._shown.get(window) == (owner, place):
             for first, end in self._pages.copied(start, start + nbytes):
@@ -69,10 +73,15 @@ class Windows:
             )
 
     def keep(self, owner: object) -> None:
-        """Copies what `owner` shows into this process's own memory, where it changes no more."""
+        """Copies what `owner` shows into this process's own memory, where it changes no more.
+
+        Whoever reads meanwhile sees the same bytes all along.
+        """
         for window, (whose, place) in list(self._shown.items()):
             segment = self._arena.segment(window.segment)
-            if whose is owner and segment is not None:
-                seen = ctypes.string_at(segment.start + window.offset, place.length)
+            if segment is None:
+                del self._shown[window]
+            elif whose is owner:
+                seen = pages.memory(segment.start + window.offset, place.length)
+                pages.write(segment.descriptor, seen, window.offset)
                 self.own(window)
-                ctypes.memmove(segment.start + window.offset, seen, place.length)

@@ -69,7 +69,7 @@ _BROKEN = (
 
 
 class ZmqTransport:
-    """ZeroMQ's sockets of one process; its I/O thread runs only while one is open."""
+    """ZeroMQ's sockets of one process; its I/O threads run only while one is open."""
 
     name = "zmq"
 
