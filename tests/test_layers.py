@@ -43,7 +43,8 @@ FLOORS = {
         ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
-        workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
+        workers.device workers.courier workers.pinning workers.staging
+        workers.layout workers.bucketing workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning

@@ -25,6 +25,7 @@ from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
 from workers.powersgd import LowRankMean
 from workers.slicing import SliceTrial
+from workers.staging import Lands
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,11 @@ class PSCommunicator(Communicator):
         return Start(assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        bucket.to_host()
+        lands: Lands = "values" if self.steps_on == "server" else "gradients"
+        return bucket.stage.push_pull(_exchange(bucket.spec.index), lambda: self._start(bucket, hyper), lands)
+
+    def _start(self, bucket: Bucket, hyper: Hyper) -> Work:
+        """Begins the exchange of gradients that are in host memory by now."""
         index = bucket.spec.index
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
@@ -115,7 +120,8 @@ class PSCommunicator(Communicator):
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
             return super().pull(bucket)
-        return self._pull(bucket.spec.index, bucket.host_values)
+        index = bucket.spec.index
+        return bucket.stage.pull(f"the pull of bucket {index}", lambda: self._pull(index, bucket.host_values))
 
     def collective(
         self,
@@ -145,7 +151,7 @@ class PSCommunicator(Communicator):
 
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
-        work = Work(f"the exchange of bucket {index}", len(slices))
+        work = Work(_exchange(index), len(slices))
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
             coder = self._coders.get(piece.key)
@@ -203,14 +209,14 @@ class PSCommunicator(Communicator):
     def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
         """Rank 0 gives the shards their first values; then everybody reads the same ones."""
         if self.rank == 0 and not assigned.initialised:
-            _download(buckets)
             given = Work("giving the hub its parameters", len(assigned.plan.slices))
             for piece in assigned.plan.slices:
                 values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
                 self._client.init(piece.shard, piece.key, values, given)
             given.wait(self.timeout)
-        for work in [self._pull(bucket.spec.index, bucket.host_values) for bucket in buckets]:
+        for bucket, work in [(bucket, self.pull(bucket)) for bucket in buckets]:
             work.wait(self.timeout)
+            bucket.stage.arrive()
 
     def _learn_clocks(self, buckets: list[Bucket]) -> None:
         """Aggregate-only shards hold no parameters, but count rounds as any."""
@@ -227,15 +233,14 @@ class PSCommunicator(Communicator):
             bucket.host_gradients.zero_()
 
     def _broadcast_parameters(self, buckets: list[Bucket]) -> None:
-        _download(buckets)
         for bucket in buckets:
-            given = bucket.host_values if self.rank == 0 else None
+            given = bucket.values if self.rank == 0 else None
             work = self.collective(
                 Collective.BROADCAST, given, name=f"parameters of bucket {bucket.spec.index}"
             )
             work.wait(self.timeout)
             assert work.result is not None
-            bucket.host_values.copy_(work.result)
+            bucket.values.copy_(work.result)
 
 
 def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -244,8 +249,5 @@ def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtyp
     return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel)
 
 
-def _download(buckets: list[Bucket]) -> None:
-    """Brings parameters that live on a GPU into the memory that travels."""
-    for bucket in buckets:
-        if bucket.host_values is not bucket.values:
-            bucket.host_values.copy_(bucket.values)
+def _exchange(index: int) -> str:
+    return f"the exchange of bucket {index}"
