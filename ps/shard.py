@@ -22,12 +22,12 @@ import zmq
 
 from ps.consistency import Consistency
 from ps.errors import HubringError
+from ps.home import Home
 from ps.messages import Code, Delivery, Refusal
 from ps.store import KVStore
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
-from ps.transport.memory import plain_memory
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +52,16 @@ class ShardLoop:
     Args:
         consistency: The policy of every store that this shard will hold.
         listeners: Where workers reach it; closed when `run` returns.
-        allocate: Where each store keeps its parameters; None: in memory of this process alone.
+        home: Where each store keeps its parameters; None: in memory of this process alone.
     """
 
     def __init__(
         self,
         consistency: Consistency,
         listeners: list[Listener],
-        allocate: Callable[[int], memoryview] = plain_memory,
+        home: Home | None = None,
     ) -> None:
-        self._make_store = partial(KVStore, consistency, allocate)
+        self._make_store = partial(KVStore, consistency, home)
         self.store = self._make_store()
         self.traffic = Traffic()
         self.after_turn: Callable[[], None] | None = None

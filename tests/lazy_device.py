@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from workers.device import Mark
+from ps.placement import Mark
 
 
 class LazyMark:
@@ -95,4 +95,12 @@ class LazyDevice:
     def _behind(self, queue: str, mark: Mark) -> None:
         assert isinstance(mark, LazyMark)
         with self._lock:
-            self._queues[queue].append(lambda: self.reach(mark))
+            self._queues[queue].append(lambda: mark.device.reach(mark))
+
+
+class PromptDevice(LazyDevice):
+    """One whose training happens in the thread that asks for it, as a CPU's; its copies are lazy still."""
+
+    def follow(self, mark: Mark) -> None:
+        assert isinstance(mark, LazyMark)
+        self.reach(mark)

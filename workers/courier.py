@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from ps.placement import Mark
 from ps.work import Work
-from workers.device import Mark
 
 
 class _Errand(NamedTuple):

@@ -12,12 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-
-class Mark(Protocol):
-    """A place in a queue. It is reached when all that was queued before it is done."""
-
-    def synchronize(self) -> None:
-        """Lets the calling thread sleep until the mark is reached."""
+from ps.placement import Mark
 
 
 class Device(Protocol):

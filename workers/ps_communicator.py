@@ -16,6 +16,7 @@ from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
 from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
+from ps.placement import Reached
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
 from ps.types import BucketSpec, Hyper, Slice
@@ -23,6 +24,7 @@ from ps.work import Work
 from workers.bucketing import Bucket
 from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.placing import PlacedBucket, shared_memory
 from workers.powersgd import LowRankMean
 from workers.slicing import SliceTrial
 from workers.staging import Lands
@@ -72,6 +74,8 @@ class PSCommunicator(Communicator):
         """Of every slice that travels in a codec, by its key."""
         self._low_rank: dict[int, LowRankMean] = {}
         """Of every bucket, by its index, where factors travel in its place."""
+        self._placed: dict[int, PlacedBucket] = {}
+        """Of every bucket, by its index, where the hub's store is on its GPU."""
         self._rounds = count(1)
         session.on_failure(client.fail)
 
@@ -101,11 +105,15 @@ class PSCommunicator(Communicator):
         else:
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
+        self._place(buckets)
         return Start(assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        lands: Lands = "values" if self.steps_on == "server" else "gradients"
-        return bucket.stage.push_pull(_exchange(bucket.spec.index), lambda: self._start(bucket, hyper), lands)
+        what = _exchange(bucket.spec.index)
+        placed = self._placed.get(bucket.spec.index)
+        if placed is not None:
+            return placed.push_pull(what, self._client, hyper)
+        return bucket.stage.push_pull(what, lambda: self._start(bucket, hyper), self._lands)
 
     def _start(self, bucket: Bucket, hyper: Hyper) -> Work:
         """Begins the exchange of gradients that are in host memory by now."""
@@ -193,6 +201,22 @@ class PSCommunicator(Communicator):
             if codec is not None:
                 payload = self.allocate(codec.nbytes(piece.numel), torch.uint8)
                 self._coders[piece.key] = SliceCoder(codec, part, payload)
+
+    def _place(self, buckets: list[Bucket]) -> None:
+        """Where the hub's store is on the model's GPU, slices are read there from now on."""
+        memory = shared_memory(self._session.shards, buckets, self._session.mode)
+        if memory is None:
+            return
+        reached = Reached(memory)
+        for bucket in buckets:
+            index = bucket.spec.index
+            self._placed[index] = PlacedBucket(
+                bucket, self._slices[index], self._lands, memory, reached, self.allocate
+            )
+
+    @property
+    def _lands(self) -> Lands:
+        return "values" if self.steps_on == "server" else "gradients"
 
     def _check_attachable(self) -> None:
         if self._slices:  # a second one would share the keys of the first
