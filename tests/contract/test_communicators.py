@@ -31,7 +31,7 @@ from ps.optim import hyper_of
 from ps.session import Assignment, Session
 from ps.shard import ShardLoop
 from ps.sharding import plan
-from ps.transport.base import Connection
+from ps.transport.base import Connection, Transport
 from ps.transport.inproc import InprocTransport
 from ps.transport.registry import Line
 from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, View
@@ -132,7 +132,7 @@ class HubRanks(Ranks):
     slice_bytes: ClassVar[int] = 16
 
     def __init__(self) -> None:
-        self.transport = InprocTransport()
+        self.transport = self.wire()
         self.listeners = [self.transport.listen("") for _ in range(2)]
         self.addresses: dict[str, str] = {}
         self.loops = [ShardLoop(BSP(), [listener], self.home()) for listener in self.listeners]
@@ -143,6 +143,9 @@ class HubRanks(Ranks):
         for thread, loop in zip(self.threads, self.loops, strict=True):
             thread.start()
             loop.command(partial(loop.store.on_view, view)).result(LIMIT)
+
+    def wire(self) -> Transport:
+        return InprocTransport()
 
     def home(self) -> Home:
         return HostHome()
@@ -277,6 +280,54 @@ def attached(
     buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
     assert communicator.attach(buckets).step == 0
     return buckets
+
+
+def trained(kind: type[HubRanks]) -> tuple[list[torch.Tensor], int, HubRanks]:
+    """Rank 0's parameters after three steps of momentum, the bytes that it sent, and what it trained on."""
+
+    def train(communicator: Communicator) -> tuple[list[torch.Tensor], int]:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.uniform_(-0.1, 0.1, generator=generator)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=1 << 20)
+        before = communicator.traffic.bytes_sent
+        data = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        return list(model.state_dict().values()), communicator.traffic.bytes_sent - before
+
+    ranks = kind()
+    ranks.slice_bytes = 8192  # type: ignore[misc]
+    try:
+        parameters, sent = ranks.run(train)[0]
+    finally:
+        ranks.close()
+    return parameters, sent, ranks
+
+
+@pytest.mark.parametrize("kind", [StagedRanks, PlacedRanks])
+def test_where_buckets_and_store_are_makes_no_difference_to_the_bits(kind: type[HubRanks]) -> None:
+    plain, _, _ = trained(HubRanks)
+    parameters, _, _ = trained(kind)
+    assert all(torch.equal(one, two) for one, two in zip(parameters, plain, strict=True))
+
+
+def test_what_is_placed_does_not_travel() -> None:
+    _, whole, _ = trained(HubRanks)
+    _, sent, _ = trained(PlacedRanks)
+    assert sent < whole / 20
+
+
+def test_values_are_copied_behind_the_step_that_made_them() -> None:
+    _, _, ranks = trained(PlacedRanks)
+    assert isinstance(ranks, PlacedRanks)
+    slices = len(ranks.shared.slices) if ranks.shared else 0
+    assert ranks.memory.device.log.count("step") == 3 * slices * ranks.size
 
 
 # Places and parameters
