@@ -30,7 +30,8 @@ class Courier:
         self._errands: SimpleQueue[_Errand | None] = SimpleQueue()
         # The thread knows the queue alone, so that it keeps nobody alive who could end it.
         threading.Thread(target=_run, args=(self._errands,), name="courier", daemon=True).start()
-        weakref.finalize(self, self._errands.put, None)
+        # Not at the interpreter's end, where a daemon that stays asleep is in nobody's way.
+        weakref.finalize(self, self._errands.put, None).atexit = False
 
     def carry(self, mark: Mark, then: Callable[[], object], work: Work) -> None:
         """Calls `then()` once `mark` is reached; `work` fails with what either of them raises."""

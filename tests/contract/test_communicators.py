@@ -187,10 +187,6 @@ class AggregatingRanks(HubRanks):
     aggregate = True
 
 
-def _staged(_: Staging, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
-    return ThroughHost(gradients, values, PromptDevice(), Courier(), _zeros)
-
-
 def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(numel, dtype=dtype)
 
@@ -199,9 +195,13 @@ class StagedRanks(HubRanks):
     """Buckets are on a device of their own, which copies only when it must."""
 
     def __init__(self) -> None:
-        self.patch = patch.object(Staging, "stage", _staged)
+        self.courier = Courier()
+        self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
         self.patch.start()
         super().__init__()
+
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
+        return ThroughHost(gradients, values, PromptDevice(), self.courier, _zeros)
 
     def close(self) -> None:
         super().close()
