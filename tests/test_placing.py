@@ -18,6 +18,7 @@ from workers.bucketing import Bucket
 from workers.courier import Courier
 from workers.staging import OnHost, ThroughHost
 
+NOBODY = cast(Courier, None)  # nothing is carried in these tests
 TOKEN = torch.arange(16, dtype=torch.uint8)
 
 
@@ -31,7 +32,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
 def on_device() -> Bucket:
     gradients, values = torch.zeros(4), torch.zeros(4)
     stage = ThroughHost(
-        gradients, values, LazyDevice(), Courier(), lambda numel, dtype: torch.zeros(numel, dtype=dtype)
+        gradients, values, LazyDevice(), NOBODY, lambda numel, dtype: torch.zeros(numel, dtype=dtype)
     )
     return cast(Bucket, SimpleNamespace(gradients=gradients, values=values, stage=stage))
 

@@ -47,8 +47,15 @@ def device() -> LazyDevice:
 
 
 @pytest.fixture
-def stage(device: LazyDevice) -> Iterator[ThroughHost]:
-    return ThroughHost(torch.zeros(2), torch.zeros(2), device, Courier(), _plain)
+def courier() -> Iterator[Courier]:
+    courier = Courier()
+    yield courier
+    courier.end()
+
+
+@pytest.fixture
+def stage(device: LazyDevice, courier: Courier) -> ThroughHost:
+    return ThroughHost(torch.zeros(2), torch.zeros(2), device, courier, _plain)
 
 
 def _plain(numel: int, dtype: torch.dtype) -> Tensor:
@@ -150,8 +157,8 @@ def test_steps_follow_each_other_without_a_wait_of_the_training_thread(
     assert {thread for thread, _ in device.waits} == {"courier"}
 
 
-def test_buckets_are_handed_over_in_order(device: LazyDevice) -> None:
-    courier, begun = Courier(), list[int]()
+def test_buckets_are_handed_over_in_order(device: LazyDevice, courier: Courier) -> None:
+    begun: list[int] = []
     stages = [ThroughHost(torch.zeros(1), torch.zeros(1), device, courier, _plain) for _ in range(4)]
 
     def start(index: int) -> Work:

@@ -206,6 +206,7 @@ class StagedRanks(HubRanks):
     def close(self) -> None:
         super().close()
         self.patch.stop()
+        self.courier.end()
 
 
 class StagedAggregatingRanks(StagedRanks):
