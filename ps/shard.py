@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -69,6 +70,8 @@ class ShardLoop:
         self._listeners = listeners
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not when the loop ends: whoever comes too late with a command still writes there.
+        weakref.finalize(self, os.close, self._wake)
         self._stopping = False
         self._ended = False
 
