@@ -15,7 +15,8 @@ from ps.types import Hyper
 
 BLOCK_BYTES = 4 << 20
 """Measured for SGD with momentum and 100 MiB from 2 workers, in ms, by one thread that has 1 MiB of L2 and
-32 MiB of L3 cache: 17.7 with blocks of 0.5 MiB, 16.8 of 1, 16.5 of 2 and 4, 18 of 8, 19 of 25."""
+32 MiB of L3 cache: 17.7 with blocks of 0.5 MiB, 16.8 of 1, 16.5 of 2 and 4, 18 of 8, 19 of 25. A GPU takes
+a slice as one block: a kernel's start costs it more than its memory does."""
 
 
 class BlockSteps:
@@ -30,11 +31,12 @@ class BlockSteps:
     """
 
     def __init__(self, name: str, values: Tensor) -> None:
-        length = BLOCK_BYTES // values.element_size()
+        whole = max(values.numel(), 1)
+        length = BLOCK_BYTES // values.element_size() if values.device.type == "cpu" else whole
         self._parts: list[tuple[slice, Tensor, SliceStep]] = []
-        for start in range(0, max(values.numel(), 1), length):
+        for start in range(0, whole, length):
             part = slice(start, start + length)
-            self._parts.append((part, values[part], optimizer_for(name, values.dtype)))
+            self._parts.append((part, values[part], optimizer_for(name, values.dtype, values.device)))
 
     def check(self, hyper: Hyper) -> None:
         """Refuses what `step` could not use.
@@ -64,8 +66,9 @@ class BlockSteps:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from such a state."""
-        for part, _, optimizer in self._parts:
-            optimizer.load({name: _part(tensor, part).clone() for name, tensor in state.items()})
+        for part, values, optimizer in self._parts:
+            own = {name: _part(tensor, part).to(values.device, copy=True) for name, tensor in state.items()}
+            optimizer.load(own)
 
 
 def _sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def start(
         bool | None, typer.Option("--insecure", help="listen beyond loopback without credentials")
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="write HOST:PORT here once listening")] = None,
+    device: Annotated[str | None, typer.Option(help="where shards step: cpu, cuda or cuda:N [cpu]")] = None,
     slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [tuned]")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
@@ -87,6 +88,10 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
 
     config = load_server(flags, config_file)
     logs.configure(config.log_format).role = "hub"
+    if config.device != "cpu":
+        from ps import gpu
+
+        gpu.find(config.device)  # said here, before anything is started
     if config.join is not None:
         code = asyncio.run(join(config))
         return code, {"joined": config.join, "shards": config.shards, "exit_code": code}

@@ -30,6 +30,7 @@ Whole = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
 Seconds = Annotated[float, Meta(gt=0, le=1e7, description="seconds, above 0 and at most 1e7")]
 LogFormat = Literal["text", "json"]
+DeviceName = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$", description="cpu, cuda or cuda:N")]
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -74,11 +75,18 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     slice_bytes: Bytes | None = None
     """Largest piece in which a bucket travels and is spread over the shards, in bytes; None: as in the
     checkpoint, else the workers find out by trying, before training begins."""
+    device: DeviceName = "cpu"
+    """Where this host's shards keep parameters and step them: cpu, cuda or cuda:N."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 
     def __post_init__(self) -> None:
         self._check_mode()
+        if self.colocate and self.device != "cpu":
+            raise ConfigError(
+                f"--device {self.device} is for the shards of this host, and under --colocate each worker"
+                " brings one to its own, which keeps its part on the CPU: drop one of the two"
+            )
         if self.colocate and self.shards != 1 and self.join is None:
             raise ConfigError(
                 f"--shards {self.shards} starts shards on this host, and under --colocate each worker brings"
@@ -121,7 +129,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
 
 
-_SHARD_HOST = {"join", "host", "shards", "insecure", "log_format"}
+_SHARD_HOST = {"join", "host", "shards", "device", "insecure", "log_format"}
 """What a host that only adds shards may be told; all else belongs to the coordinator."""
 
 

@@ -30,14 +30,20 @@ class Contribution(NamedTuple):
     push: Push
     tickets: list[Ticket]
     """One for every try: which of them its sender still listens to, it alone knows."""
+    gradient: Tensor | Coded
+    """The push's, where the shard keeps its own."""
 
 
 class Reader(NamedTuple):
-    """Somebody who waits for values; `staleness` is that of the push which they answer."""
+    """Somebody who waits for values; `staleness` is that of the push which they answer.
+
+    `shown`: it gave its gradient as a place, and gets the values' place.
+    """
 
     sender: Sender
     tickets: list[Ticket]
     staleness: int = 0
+    shown: bool = False
 
 
 class Settled(NamedTuple):
@@ -77,6 +83,7 @@ class Entry:
         drain_from: Replies of this version and later say that the job ends.
         codec: What gradients come in; None: as they are.
         coded: The values as readers get them, where they are not sent as they are.
+        shown: Gradients may be given, and values read, where they lie on a GPU.
     """
 
     key: int
@@ -92,22 +99,28 @@ class Entry:
     drain_from: float = inf
     codec: Compressor | None = None
     coded: CodedMean | None = None
+    shown: bool = False
 
     @classmethod
-    def make(cls, piece: Slice, bucket: BucketSpec, memory: memoryview) -> Entry:
-        """An entry whose values are the first bytes of `memory`, all of them zero.
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor) -> Entry:
+        """An entry whose values are the first bytes of `memory` (flat uint8), all of them zero.
 
         Where workers step themselves, it needs no first values.
 
         Raises:
-            ConfigError: The dtype has no mean, or the hub does not run the optimizer.
+            ConfigError: The dtype has no mean, or the hub does not run the optimizer or the codec there.
         """
         dtype: torch.dtype = getattr(torch, bucket.dtype)
         if not dtype.is_floating_point:
             raise ConfigError(
                 f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
             )
-        values = torch.frombuffer(memory, dtype=dtype, count=piece.numel)
+        if bucket.codec and memory.device.type != "cpu":
+            raise ConfigError(
+                f"--compress {bucket.codec} runs on the CPU alone, and this server keeps its parameters on"
+                f" {memory.device}: leave out --compress, or start the server with --device cpu"
+            )
+        values = memory[: piece.numel * dtype.itemsize].view(dtype)
         entry = cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
         entry.codec = codec_for(bucket.codec, piece.numel, dtype)
         if entry.codec is not None and not bucket.optimizer:
@@ -126,7 +139,7 @@ class Entry:
             scratch: At least twice as long as the values, and of their dtype.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
-        gradients = self._plain([contribution.push.gradient for contribution in contributions], scratch)
+        gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
         # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
         self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
         if self.coded is not None:
@@ -161,7 +174,8 @@ class Entry:
 
     def export(self) -> KeyState:
         """A copy of what a checkpoint holds, the clocks left out."""
-        return KeyState(self.values.clone(), self.optimizer.state(), self.version)
+        state = {name: tensor.cpu() for name, tensor in self.optimizer.state().items()}
+        return KeyState(self.values.to("cpu", copy=True), state, self.version)
 
     def restore(self, state: KeyState) -> None:
         """Goes on from what `export` gave.

@@ -33,7 +33,7 @@ def sgd(values: Tensor, gradient: Tensor, state: State, options: Options, diviso
 def adam(values: Tensor, gradient: Tensor, state: State, options: Options, divisor: Tensor | None) -> None:
     """The step of `torch.optim.Adam` and `AdamW`, which differ in one option."""
     if not state:
-        state["step"] = torch.zeros(())
+        state["step"] = torch.zeros((), device=values.device)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
     if options["amsgrad"] and "max_exp_avg_sq" not in state:
         state["max_exp_avg_sq"] = torch.zeros_like(values)

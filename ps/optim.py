@@ -39,6 +39,7 @@ is the hub's own affair, or belong to the script (a scheduler's initial_lr).
 ALLOWED = tuple(_TRAVELS)
 """Names of torch.optim classes that the hub can run."""
 
+_CPU = torch.device("cpu")
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
 _REFUSED = ("differentiable", "capturable")
 _FULL = frozenset({torch.float32, torch.float64})
@@ -145,7 +146,7 @@ class FusedStep:
     def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
         self.check(hyper)
         if count not in self._divisors:
-            self._divisors[count] = torch.tensor(float(count))
+            self._divisors[count] = torch.tensor(float(count), device=values.device)
         # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
         self._kernel(values, gradient, self._state, self._options, self._divisors[count])
 
@@ -228,16 +229,24 @@ class Assign:
         """Keeps nothing: there is no state."""
 
 
-def optimizer_for(name: str, dtype: torch.dtype) -> SliceStep:
-    """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype.
+def optimizer_for(name: str, dtype: torch.dtype, device: torch.device = _CPU) -> SliceStep:
+    """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype on this device.
 
     Raises:
-        ConfigError: The hub does not run it.
+        ConfigError: The hub does not run it, or not there.
     """
     if not name:
         return Assign()
     _check_name(name)
-    return FusedStep(name) if name in KERNELS and dtype in _FUSED[name] else SliceOptimizer(name)
+    if name in KERNELS and dtype in _FUSED[name]:
+        return FusedStep(name)
+    if device.type != "cpu":
+        raise ConfigError(
+            f"the hub runs no {name} of {dtype} on {device}, only {', '.join(KERNELS)} (SGD in full"
+            " precision): use one of these, or start the server with --device cpu, or the workers with"
+            " --aggregate"
+        )
+    return SliceOptimizer(name)
 
 
 def _check_name(name: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ps.entry import Entry
 from ps.errors import ConfigError
 from ps.messages import Code, Coded, Push, Refusal
+from ps.placement import is_placed
 from ps.types import Sender
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
     """The gradient is of another size, dtype or codec than the key's; None if it fits."""
     due = entry.codec.name if entry.codec else ""
     codec = gradient.codec if isinstance(gradient, Coded) else ""
-    if codec != due:
+    if codec != due and not (entry.shown and is_placed(gradient)):
         text = (
             f"key {entry.key} takes gradients {f'in {due}' if due else 'as they are'}, what came is"
             f" {f'in {codec}' if codec else 'uncompressed'}; start all workers with the same --compress"

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
-from ps.config import LogFormat, ServerConfig
+from ps.config import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
@@ -46,8 +46,8 @@ class End(NamedTuple):
 class ShardProcesses:
     """The shard processes of this host; none outlives this process."""
 
-    def __init__(self, count: int, control: str, host: str, log_format: LogFormat) -> None:
-        self._command = command(Settings(control, host, log_format))
+    def __init__(self, count: int, control: str, config: ServerConfig) -> None:
+        self._command = command(Settings(control, config.host, config.log_format, device=config.device))
         self._count = count
         self._processes: list[asyncio.subprocess.Process] = []
 
@@ -120,7 +120,7 @@ class Server:
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         count = 0 if config.colocate else config.shards
-        shards = ShardProcesses(count, control, config.host, config.log_format)
+        shards = ShardProcesses(count, control, config)
         self._heed_signals(coordinator)
         try:
             await shards.start()
@@ -231,7 +231,7 @@ async def join(config: ServerConfig) -> int:
     Raises:
         HubringError: A shard was killed.
     """
-    shards = ShardProcesses(config.shards, config.join or "", config.host, config.log_format)
+    shards = ShardProcesses(config.shards, config.join or "", config)
     quit_ = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

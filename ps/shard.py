@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import select
+import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -21,13 +22,13 @@ from typing import TypeVar
 
 from ps.consistency import Consistency
 from ps.errors import HubringError
+from ps.home import Home
 from ps.lookout import Lookout
 from ps.messages import Code, Delivery, Refusal
 from ps.store import KVStore
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
-from ps.transport.memory import plain_memory
 
 log = logging.getLogger(__name__)
 
@@ -52,16 +53,16 @@ class ShardLoop:
     Args:
         consistency: The policy of every store that this shard will hold.
         listeners: Where workers reach it; closed when `run` returns.
-        allocate: Where each store keeps its parameters; None: in memory of this process alone.
+        home: Where each store keeps its parameters; None: in memory of this process alone.
     """
 
     def __init__(
         self,
         consistency: Consistency,
         listeners: list[Listener],
-        allocate: Callable[[int], memoryview] = plain_memory,
+        home: Home | None = None,
     ) -> None:
-        self._make_store = partial(KVStore, consistency, allocate)
+        self._make_store = partial(KVStore, consistency, home)
         self.store = self._make_store()
         self.traffic = Traffic()
         self.after_turn: Callable[[], None] | None = None
@@ -69,6 +70,8 @@ class ShardLoop:
         self._listeners = listeners
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Not when the loop ends: whoever comes too late with a command still writes there.
+        weakref.finalize(self, os.close, self._wake)
         self._stopping = False
         self._ended = False
 

@@ -19,6 +19,7 @@ class Settings(msgspec.Struct, frozen=True):
         log_format: How its log looks.
         worker: Incarnation of the worker that brings it; 0 where `ps-server` started it.
         parent: The process without which the shard ends.
+        device: Where it keeps its parameters: cpu, cuda or cuda:N.
     """
 
     control: str
@@ -26,6 +27,7 @@ class Settings(msgspec.Struct, frozen=True):
     log_format: LogFormat = "text"
     worker: int = 0
     parent: int = msgspec.field(default_factory=os.getpid)
+    device: str = "cpu"
 
 
 def command(settings: Settings) -> list[str]:

@@ -19,9 +19,10 @@ import torch
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
-from ps import logs
+from ps import gpu, logs
 from ps.consistency import by_name
 from ps.errors import ConfigError, HubringError, ServerUnreachable
+from ps.home import Home, HostHome
 from ps.shard import ShardLoop
 from ps.shard_command import Settings
 from ps.shard_control import ShardControl
@@ -113,9 +114,14 @@ def main(argument: str) -> None:
     control = ShardControl()
     doors = open_doors(settings.host, register=[control.add_to])
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
+    home: Home = HostHome(doors.allocate)
+    if settings.device != "cpu":
+        room = gpu.room(settings.device)
+        home = room.home
+        addresses |= room.addresses
     registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
-    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), doors.allocate)
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), home)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

@@ -14,7 +14,7 @@ messages can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import ceil
 
@@ -25,9 +25,11 @@ from ps import refusals
 from ps.consistency import Consistency
 from ps.entry import Contribution, Entry, Reader, Settled
 from ps.errors import CheckpointCorrupt
+from ps.home import Home, HostHome
 from ps.ledger import Ledger, Standing
 from ps.messages import (
     Code,
+    Coded,
     Contribute,
     Delivery,
     Init,
@@ -39,6 +41,7 @@ from ps.messages import (
     Ticket,
     Values,
 )
+from ps.placement import is_placed
 from ps.rounds import RoundBook
 from ps.sharding import PAGE_BYTES
 from ps.snapshot import Capture, Snapshot
@@ -57,12 +60,12 @@ class KVStore:
 
     Args:
         consistency: When a gradient counts, and who may read.
-        allocate: Makes zeroed memory of so many bytes for the parameters; None: torch does.
+        home: Where parameters and all that belongs to them are kept; None: in this process's memory.
     """
 
-    def __init__(self, consistency: Consistency, allocate: Callable[[int], memoryview] | None = None) -> None:
+    def __init__(self, consistency: Consistency, home: Home | None = None) -> None:
         self._consistency = consistency
-        self._allocate = allocate or _allocate
+        self._home = home or HostHome()
         self._view = View()
         self._live: dict[int, int] = {}
         self._founders: tuple[int, ...] = ()
@@ -88,7 +91,10 @@ class KVStore:
         for entry in self._entries.values():
             dtype = entry.values.dtype
             longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
-        self._scratch = {dtype: torch.empty(2 * numel, dtype=dtype) for dtype, numel in longest.items()}
+        self._scratch = {
+            dtype: torch.empty(2 * numel, dtype=dtype, device=self._home.device)
+            for dtype, numel in longest.items()
+        }
         self._ledger = Ledger()
         self._seat(self._senders())
         if self._draining:
@@ -99,11 +105,19 @@ class KVStore:
         sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
         pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
         *starts, total = accumulate(pages, initial=0)
-        memory = self._allocate(total * PAGE_BYTES)
-        return {
+        memory = self._home.allocate(total * PAGE_BYTES)
+        entries = {
             piece.key: Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :])
             for piece, start in zip(slices, starts, strict=True)
         }
+        for entry in entries.values():
+            entry.shown = self._home.shows and self._leaves_alone
+        return entries
+
+    @property
+    def _leaves_alone(self) -> bool:
+        """Whether a key's values stay as they are until each of its readers has pushed again."""
+        return self._consistency.lockstep and not self._consistency.backup
 
     def restore(self, snapshot: Snapshot) -> None:
         """Goes on from a checkpoint; it may hold keys of other shards too.
@@ -134,6 +148,7 @@ class KVStore:
             for entry in self._entries.values()
             for ticket in entry.forget([rank])
         ]
+        self._home.retain(self._senders())
         self._seat(joined)
         for entry in self._entries.values():
             deliveries += self._turn(entry) + self._release_orphans(entry)
@@ -250,7 +265,7 @@ class KVStore:
                 self._stats.duplicates += 1
                 # The memory of the first try may go with its connection: the latest counts.
                 tickets = entry.contributions[push.sender.rank].tickets
-                entry.contributions[push.sender.rank] = Contribution(push, [*tickets, ticket])
+                entry.contributions[push.sender.rank] = self._contribution(push, [*tickets, ticket])
                 return []
             case Standing.COMPLETED:
                 self._stats.duplicates += 1
@@ -271,9 +286,13 @@ class KVStore:
             self._settle(entry, push, [ticket], staleness=0)
             return self._answer(entry)
         self._stats.pushes += 1
+        contribution = self._contribution(push, [ticket])
         self._ledger.begin(push.sender, entry.key)
-        entry.contributions[rank] = Contribution(push, [ticket])
+        entry.contributions[rank] = contribution
         return self._turn(entry)
+
+    def _contribution(self, push: Push, tickets: list[Ticket]) -> Contribution:
+        return Contribution(push, tickets, self._home.take(push.gradient, push.sender))
 
     def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry when the first try is answered."""
@@ -282,10 +301,10 @@ class KVStore:
         if settled is None or settled.clock != push.clock:
             # An echo from an old connection: its sender has gone on since, and what it
             # waits for now must not be mixed up with this.
-            return self._reply(entry, Reader(push.sender, [ticket]))
+            return self._reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
-        entry.readers[rank] = Reader(push.sender, tickets, settled.staleness)
+        entry.readers[rank] = Reader(push.sender, tickets, settled.staleness, is_placed(push.gradient))
         return self._answer(entry)
 
     # The rule.
@@ -300,13 +319,13 @@ class KVStore:
     def _close(self, entry: Entry) -> None:
         before = entry.version
         contributions = entry.close(self._scratch[entry.values.dtype])
-        for push, tickets in contributions:
+        for push, tickets, _ in contributions:
             staleness = before - entry.read[push.sender.rank]
             self._stats.staleness[staleness] += 1
             self._ledger.advance(push.sender, entry.key, push.clock + 1)
             self._settle(entry, push, tickets, staleness)
         if self._consistency.lockstep:
-            ranks = tuple(push.sender.rank for push, _ in contributions)
+            ranks = tuple(push.sender.rank for push, *_ in contributions)
             if ranks != self._founders:
                 self._stats.note_partial(entry.key, before, ranks)
         self._catch(entry)
@@ -314,7 +333,7 @@ class KVStore:
     def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], staleness: int) -> None:
         """The push is over; its sender now waits to read."""
         entry.settled[push.sender.rank] = Settled(push.clock, staleness)
-        entry.readers[push.sender.rank] = Reader(push.sender, tickets, staleness)
+        entry.readers[push.sender.rank] = Reader(push.sender, tickets, staleness, is_placed(push.gradient))
 
     def _answer(self, entry: Entry) -> list[Delivery]:
         """Sends values to all readers that may go on."""
@@ -334,7 +353,7 @@ class KVStore:
         entry.read[rank] = entry.version
         values = Values(
             key=entry.key,
-            values=entry.answer,
+            values=self._answer_to(entry, reader),
             clock=self._ledger.expected(reader.sender, entry.key),
             version=entry.version,
             staleness=reader.staleness,
@@ -343,9 +362,15 @@ class KVStore:
             # given its own yet: until it does, nobody writes here. A worker that is dropped
             # meanwhile may see later bytes; it is fenced, so nothing it makes of them counts.
             # With backup workers, or in asynchronous modes, others can update without it.
-            stable=self._consistency.lockstep and not self._consistency.backup and not contributes,
+            stable=self._leaves_alone and not contributes,
         )
         return [Delivery(ticket, values) for ticket in reader.tickets]
+
+    def _answer_to(self, entry: Entry, reader: Reader) -> Tensor | Coded:
+        if reader.shown:
+            return self._home.show(entry.values)
+        answer = entry.answer
+        return answer if isinstance(answer, Coded) else self._home.send(answer)
 
     # Who takes part.
 
@@ -392,8 +417,3 @@ class KVStore:
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
         expected = self._ledger.expected(push.sender, push.key)
         return Delivery(ticket, refusals.out_of_order(push, expected))
-
-
-def _allocate(nbytes: int) -> memoryview:
-    memory: memoryview = torch.zeros(nbytes, dtype=torch.uint8).numpy().data
-    return memory

@@ -227,27 +227,5 @@ def test_a_model_that_is_converted_afterwards_is_found_out() -> None:
 
 def test_on_the_cpu_host_memory_is_the_bucket_itself() -> None:
     (bucket,) = buckets_of(nn.Linear(2, 1))
-    bucket.to_host()
-    bucket.to_device()
-    bucket.settle()
     assert bucket.host_gradients is bucket.gradients
     assert bucket.host_values is bucket.values
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here")
-def test_on_cuda_gradients_and_values_pass_through_pinned_host_memory() -> None:
-    model = nn.Linear(2, 1, device="cuda")
-    (bucket,) = buckets_of(model)
-    assert torch.equal(bucket.host_values, bucket.values.cpu())
-    bucket.gradients.fill_(3)
-    bucket.to_host()
-    assert bucket.host_gradients.tolist() == [3, 3, 3]
-    assert bucket.host_gradients.is_pinned()
-    bucket.settle()
-    bucket.host_values.fill_(5)
-    bucket.to_device()
-    assert model.bias.item() == 5
-    bucket.host_gradients.fill_(4)
-    bucket.to_device("worker")
-    assert bucket.gradients.tolist() == [4, 4, 4]

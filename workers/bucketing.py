@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate
 from operator import is_
-from typing import Literal
 
 import torch
 
 from ps.errors import ConfigError
 from ps.types import BucketSpec
 from workers.layout import Kind, Layout, NamedParameters, kind_of, lay_out
-from workers.staging import Allocate, mirror
+from workers.pinning import Allocate
+from workers.staging import Staging
 
 
 class Bucket:
@@ -32,7 +32,7 @@ class Bucket:
         gradients: Flat, on the parameters' device; every `parameter.grad` is a view of its memory.
         values: Flat, on the parameters' device; every `parameter.data` is a view of it.
         gradient_views: What every `parameter.grad` is to be, in the order of `parameters`.
-        allocate: Makes its mirrors in host memory.
+        stage: Its way between the parameters' device and the wire.
     """
 
     def __init__(
@@ -41,16 +41,15 @@ class Bucket:
         parameters: Sequence[torch.nn.Parameter],
         gradients: torch.Tensor,
         values: torch.Tensor,
-        allocate: Allocate,
+        staging: Staging,
     ) -> None:
         """Lays a bucket over flat tensors of `spec.numel` elements, which it keeps for life."""
         self.spec = spec
         self.parameters = tuple(parameters)
         self.gradients = gradients
         self.values = values
-        self.allocate = allocate
-        self._staged_gradients = mirror(gradients, allocate)
-        self._staged_values = mirror(values, allocate)
+        self.staging = staging
+        self.stage = staging.stage(gradients, values)
         # The same memory with a count of changes of its own: an exchange writes to `gradients`,
         # perhaps from another thread, and only what the script does is to be counted.
         self._counted = gradients.data
@@ -68,32 +67,17 @@ class Bucket:
     @property
     def host_gradients(self) -> torch.Tensor:
         """The gradients in host memory: `gradients` itself on the CPU."""
-        return self._staged_gradients.host
+        return self.stage.gradients
 
     @property
     def host_values(self) -> torch.Tensor:
         """The values in host memory: `values` itself on the CPU."""
-        return self._staged_values.host
+        return self.stage.values
 
     @property
     def changes(self) -> int:
         """How often backward or the script has changed gradients in place; an exchange does not count."""
         return self._counted._version
-
-    def to_host(self) -> None:
-        """Brings the gradients into `host_gradients`."""
-        self._staged_gradients.download()
-
-    def to_device(self, steps_on: Literal["server", "worker"] = "server") -> None:
-        """Brings what an exchange left in host memory back: new values, or the workers' mean gradient."""
-        if steps_on == "server":
-            self._staged_values.upload()
-        else:
-            self._staged_gradients.upload()
-
-    def settle(self) -> None:
-        """Waits until `host_values` may be overwritten."""
-        self._staged_values.settle()
 
     def collect(self) -> None:
         """Brings gradients that are elsewhere back into the flat tensor; a missing one counts as zeros."""
@@ -176,7 +160,8 @@ def make_buckets(
     gradients = flat(layouts, allocate)
     values = flat(layouts, allocate_values or allocate)
     places = zip(layouts, gradients, values, strict=True)
-    buckets = [Bucket(*layout, own, theirs, allocate) for layout, own, theirs in places]
+    staging = Staging(allocate)
+    buckets = [Bucket(*layout, own, theirs, staging) for layout, own, theirs in places]
     with torch.no_grad():
         for bucket in buckets:
             bucket.take_in()
@@ -193,7 +178,7 @@ def join(buckets: Sequence[Bucket]) -> Bucket:
     spec = replace(first.spec, tensors=tensors)
     parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
     gradients, values = (flat.as_strided((spec.numel,), (1,)) for flat in (first.gradients, first.values))
-    return Bucket(spec, parameters, gradients, values, first.allocate)
+    return Bucket(spec, parameters, gradients, values, first.staging)
 
 
 def _one_by_one(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:

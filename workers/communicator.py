@@ -78,13 +78,17 @@ class Communicator(ABC):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         """Hands over the bucket's gradients: those of the mean loss over this rank's own batch.
 
-        `bucket.gradients` belongs to the communicator until the work is done.
+        `bucket.gradients` belongs to the communicator until the work is done. On a GPU the answer
+        may still be on its way then: `bucket.stage.arrive()` puts what is queued next behind it.
         The order in which ranks hand over their buckets may differ on the hub;
         on the ring it must be the same.
         """
 
     def pull(self, bucket: Bucket) -> Work:
-        """Brings the newest parameters without giving a gradient; done at once where there are none newer."""
+        """Brings the newest parameters without giving a gradient; done at once where there are none newer.
+
+        As after `push_pull`, the bucket's stage must `arrive` before they are used.
+        """
         return Work(f"the pull of bucket {bucket.spec.index}", 0)
 
     @abstractmethod

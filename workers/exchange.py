@@ -152,8 +152,6 @@ class Exchange:
     def refresh(self) -> None:
         """Brings the newest parameters without giving a gradient; raises as `finish` does."""
         self.settle_all()
-        for bucket in self._buckets:
-            bucket.settle()  # the last upload may still read what the pull overwrites
         self._begin_waiting()
         self._wait([Handed(bucket, self._communicator.pull(bucket)) for bucket in self._buckets])
 
@@ -177,13 +175,13 @@ class Exchange:
         self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
     def _wait(self, under_way: Iterable[Handed]) -> None:
-        """Waits for some; one's upload runs while the next is waited for."""
+        """Waits for some; one's copy to its device runs while the next is waited for."""
         began = time.monotonic()
         with self._communicator.waiting:
             for bucket, work in under_way:
                 now = time.monotonic()
                 work.wait(None if self._deadline is None else max(0.0, self._deadline - now))
-                bucket.to_device(self._communicator.steps_on)
+                bucket.stage.arrive()
         self.seconds += time.monotonic() - began
 
 

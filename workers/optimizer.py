@@ -262,8 +262,6 @@ class DistributedOptimizer(OptimizerWrapper):
         """Brings everybody to one beginning; returns the completed steps to go on from."""
         with self._communicator.waiting:
             start = self._communicator.attach(self._buckets)
-        for bucket in self._buckets:
-            bucket.to_device()
         if model is not None and not self._communicator.late:
             exchanged = self._exchanged()
             frozen = [parameter.data for parameter in model.parameters() if parameter not in exchanged]

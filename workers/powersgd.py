@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ps.types import BucketSpec, TensorSpec
 from ps.work import Work
-from workers.staging import Allocate
+from workers.pinning import Allocate
 
 
 class _Matrix(NamedTuple):

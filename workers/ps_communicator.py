@@ -16,6 +16,7 @@ from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
 from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
+from ps.placement import Reached
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
 from ps.types import BucketSpec, Hyper, Slice
@@ -23,8 +24,10 @@ from ps.work import Work
 from workers.bucketing import Bucket
 from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.placing import PlacedBucket, shared_memory
 from workers.powersgd import LowRankMean
 from workers.slicing import SliceTrial
+from workers.staging import Lands
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class PSCommunicator(Communicator):
         """Of every slice that travels in a codec, by its key."""
         self._low_rank: dict[int, LowRankMean] = {}
         """Of every bucket, by its index, where factors travel in its place."""
+        self._placed: dict[int, PlacedBucket] = {}
+        """Of every bucket, by its index, where the hub's store is on its GPU."""
         self._rounds = count(1)
         session.on_failure(client.fail)
 
@@ -100,10 +105,18 @@ class PSCommunicator(Communicator):
         else:
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
+        self._place(buckets)
         return Start(assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        bucket.to_host()
+        what = _exchange(bucket.spec.index)
+        placed = self._placed.get(bucket.spec.index)
+        if placed is not None:
+            return placed.push_pull(what, self._client, hyper)
+        return bucket.stage.push_pull(what, lambda: self._start(bucket, hyper), self._lands)
+
+    def _start(self, bucket: Bucket, hyper: Hyper) -> Work:
+        """Begins the exchange of gradients that are in host memory by now."""
         index = bucket.spec.index
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
@@ -115,7 +128,8 @@ class PSCommunicator(Communicator):
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
             return super().pull(bucket)
-        return self._pull(bucket.spec.index, bucket.host_values)
+        index = bucket.spec.index
+        return bucket.stage.pull(f"the pull of bucket {index}", lambda: self._pull(index, bucket.host_values))
 
     def collective(
         self,
@@ -148,7 +162,7 @@ class PSCommunicator(Communicator):
 
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
-        work = Work(f"the exchange of bucket {index}", len(slices))
+        work = Work(_exchange(index), len(slices))
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
             coder = self._coders.get(piece.key)
@@ -191,6 +205,22 @@ class PSCommunicator(Communicator):
                 payload = self.allocate(codec.nbytes(piece.numel), torch.uint8)
                 self._coders[piece.key] = SliceCoder(codec, part, payload)
 
+    def _place(self, buckets: list[Bucket]) -> None:
+        """Where the hub's store is on the model's GPU, slices are read there from now on."""
+        memory = shared_memory(self._session.shards, buckets, self._session.mode)
+        if memory is None:
+            return
+        reached = Reached(memory)
+        for bucket in buckets:
+            index = bucket.spec.index
+            self._placed[index] = PlacedBucket(
+                bucket, self._slices[index], self._lands, memory, reached, self.allocate
+            )
+
+    @property
+    def _lands(self) -> Lands:
+        return "values" if self.steps_on == "server" else "gradients"
+
     def _check_attachable(self) -> None:
         if self._slices:  # a second one would share the keys of the first
             raise ConfigError(
@@ -206,14 +236,14 @@ class PSCommunicator(Communicator):
     def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
         """Rank 0 gives the shards their first values; then everybody reads the same ones."""
         if self.rank == 0 and not assigned.initialised:
-            _download(buckets)
             given = Work("giving the hub its parameters", len(assigned.plan.slices))
             for piece in assigned.plan.slices:
                 values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
                 self._client.init(piece.shard, piece.key, values, given)
             given.wait(self.timeout)
-        for work in [self._pull(bucket.spec.index, bucket.host_values) for bucket in buckets]:
+        for bucket, work in [(bucket, self.pull(bucket)) for bucket in buckets]:
             work.wait(self.timeout)
+            bucket.stage.arrive()
 
     def _learn_clocks(self, buckets: list[Bucket]) -> None:
         """Aggregate-only shards hold no parameters, but count rounds as any."""
@@ -230,15 +260,14 @@ class PSCommunicator(Communicator):
             bucket.host_gradients.zero_()
 
     def _broadcast_parameters(self, buckets: list[Bucket]) -> None:
-        _download(buckets)
         for bucket in buckets:
-            given = bucket.host_values if self.rank == 0 else None
+            given = bucket.values if self.rank == 0 else None
             work = self.collective(
                 Collective.BROADCAST, given, name=f"parameters of bucket {bucket.spec.index}"
             )
             work.wait(self.timeout)
             assert work.result is not None
-            bucket.host_values.copy_(work.result)
+            bucket.values.copy_(work.result)
 
 
 def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -247,8 +276,5 @@ def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtyp
     return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel)
 
 
-def _download(buckets: list[Bucket]) -> None:
-    """Brings parameters that live on a GPU into the memory that travels."""
-    for bucket in buckets:
-        if bucket.host_values is not bucket.values:
-            bucket.host_values.copy_(bucket.values)
+def _exchange(index: int) -> str:
+    return f"the exchange of bucket {index}"

@@ -1,105 +1,185 @@
-"""Host memory beside a bucket's device memory, for wires that cannot read a GPU.
+"""A bucket's way between its device and the wire.
 
-On the CPU a tensor is its own mirror and nothing is copied. A CUDA tensor's
-mirror is pinned, so that copies run at the bus's speed. Both are made for one
-rhythm: download, exchange, upload, and only then download again.
+On the CPU there is none: a bucket lies where it is sent from. From a GPU the law is
+
+    copy out     after what backward had queued when the bucket was handed over
+    hand-over    after the copy out, by a thread that waits for it (`workers.courier`)
+    copy in      after the answer, queued by the thread that received it
+    training     after the copy in: its stream waits for it, no thread does
+
+so the training thread never waits for the device. Nothing that reads old values
+or writes to gradients can be running when an answer is copied in: it was queued
+before the hand-over, and the exchange began when all that was done.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
+from torch import Tensor
 
 from ps.errors import ConfigError
+from ps.placement import Mark
+from ps.work import Work
+from workers.courier import Courier
+from workers.device import CudaDevice, Device
+from workers.pinning import Allocate, pinned
 
-Allocate = Callable[[int, torch.dtype], torch.Tensor]
-"""Makes a flat zeroed CPU tensor of so many elements; `Communicator.allocate` is one."""
+Start = Callable[[], Work]
+"""Begins an exchange with the host's side of a bucket."""
+
+Lands = Literal["values", "gradients"]
+"""What the answer is: new values, or the workers' mean gradient."""
 
 
-class Mirror(Protocol):
-    """A flat tensor as the host sees it."""
+class Stage(Protocol):
+    """One bucket as the host sees it; `gradients` and `values` are flat CPU tensors."""
 
     @property
-    def host(self) -> torch.Tensor:
-        """The flat CPU tensor; it begins with the device's contents and lives as long as the mirror."""
+    def gradients(self) -> Tensor: ...
 
-    def download(self) -> None:
-        """Copies device to host, behind the work queued so far; returns when the host has it."""
+    @property
+    def values(self) -> Tensor: ...
 
-    def upload(self) -> None:
-        """Copies host to device, ahead of the work queued next; returns at once."""
+    def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
+        """Brings the gradients to the host, begins the exchange, and takes back what it left there.
 
-    def settle(self) -> None:
-        """Waits until the last upload has read the host's side, which may then be overwritten."""
+        Args:
+            what: Is done, for an error's text.
+            start: May run later, in another thread; returns the exchange's work.
+            lands: Where the exchange leaves its answer.
 
+        Returns:
+            Done when the answer is on its way to the device: then `arrive`.
+        """
 
-def mirror(tensor: torch.Tensor, allocate: Allocate) -> Mirror:
-    """Gives `tensor` its mirror: itself on the CPU, pinned memory from `allocate` on CUDA."""
-    if tensor.device.type == "cpu":
-        return SameMemory(tensor)
-    if tensor.device.type == "cuda":
-        return PinnedMirror(tensor, allocate)
-    raise ConfigError(f"parameters are on {tensor.device}; only cpu and cuda devices can be exchanged")
+    def pull(self, what: str, start: Start) -> Work:
+        """The same for an exchange that takes no gradients and brings values."""
 
-
-class SameMemory:
-    """The mirror of a CPU tensor: itself, so there is nothing to copy or to wait for."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.host = tensor
-
-    def download(self) -> None:
-        pass
-
-    def upload(self) -> None:
-        pass
-
-    def settle(self) -> None:
-        pass
+    def arrive(self) -> None:
+        """Puts what is queued next behind the last answer; to be called once its work is done."""
 
 
-class PinnedMirror:
-    """The mirror of a CUDA tensor. Nothing is allocated until the host's side is asked for."""
+class OnHost:
+    """The stage of a bucket on the CPU, which lies in the memory that travels."""
 
-    def __init__(self, tensor: torch.Tensor, allocate: Allocate) -> None:
-        self._tensor = tensor
-        self._allocate = allocate
-        # A blocking event lets the waiting thread sleep where others would spin.
-        self._copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    def __init__(self, gradients: Tensor, values: Tensor) -> None:
+        self.gradients = gradients
+        self.values = values
+
+    def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
+        return start()
+
+    def pull(self, what: str, start: Start) -> Work:
+        return start()
+
+    def arrive(self) -> None:
+        """It is there."""
+
+
+class ThroughHost:
+    """The stage of a bucket on another device: pinned memory on the host.
+
+    The host's side is made when it is first asked for, with the device's contents: a ring never asks.
+
+    Args:
+        gradients: On the device.
+        values: On the device.
+        device: Queues the copies.
+        courier: Waits for the device.
+        pin: Makes flat pinned memory.
+    """
+
+    def __init__(
+        self, gradients: Tensor, values: Tensor, device: Device, courier: Courier, pin: Allocate
+    ) -> None:
+        self.device = device
+        self._there = {"gradients": gradients, "values": values}
+        self._courier = courier
+        self._pin = pin
+        self._landed: Mark | None = None
 
     @cached_property
-    def host(self) -> torch.Tensor:
-        host = self._allocate(self._tensor.numel(), self._tensor.dtype)
-        _pin(host, self)
-        return host.copy_(self._tensor)
+    def gradients(self) -> Tensor:
+        return self._mirrored("gradients")
 
-    def download(self) -> None:
-        self._copy(self._tensor, self.host)
-        self.settle()
+    @cached_property
+    def values(self) -> Tensor:
+        return self._mirrored("values")
 
-    def upload(self) -> None:
-        if "host" in vars(self):  # a ring never asks for it
-            self._copy(self.host, self._tensor)
+    def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
+        here = self.gradients if lands == "gradients" else self.values
+        ready = self.device.copy_out(self._there["gradients"], self.gradients, self.device.mark())
+        return self._exchange(what, ready, start, lambda: self.device.copy_in(here, self._there[lands]))
 
-    def settle(self) -> None:
-        self._copied.synchronize()
-
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        with torch.cuda.device(self._tensor.device):
-            target.copy_(source, non_blocking=True)
-            self._copied.record()
-
-
-def _pin(host: torch.Tensor, owner: PinnedMirror) -> None:
-    """Page-locks memory that CUDA did not allocate, for as long as `owner` lives."""
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    code = int(cudart.cudaHostRegister(host.data_ptr(), host.nbytes, 0))
-    if code != 0:
-        raise ConfigError(
-            f"cannot pin {host.nbytes} bytes of host memory (cudaHostRegister: {code}); raise ulimit -l"
+    def pull(self, what: str, start: Start) -> Work:
+        # The mark also lies behind the last copy in, which read what this one's answer overwrites.
+        values = self.values
+        return self._exchange(
+            what, self.device.mark(), start, lambda: self.device.copy_in(values, self._there["values"])
         )
-    weakref.finalize(owner, cudart.cudaHostUnregister, host.data_ptr())
+
+    def in_place(self, what: str, start: Start) -> Work:
+        """An exchange that reads the gradients on the device, and has copied the answer in itself."""
+        return self._exchange(what, self.device.mark(), start, _nothing)
+
+    def arrive(self) -> None:
+        if self._landed is not None:
+            self.device.follow(self._landed)
+
+    def _exchange(self, what: str, ready: Mark, start: Start, take_back: Callable[[], None]) -> Work:
+        whole = Work(what)
+
+        def answered(work: Work) -> None:
+            try:
+                work.wait(0)  # raises what it failed with
+                take_back()
+                self._landed = self.device.landed()
+            except Exception as error:  # whatever it is, somebody waits for this exchange
+                whole.fail(error)
+            else:
+                whole.complete_part()
+
+        self._courier.carry(ready, lambda: start().when_done(answered), whole)
+        return whole
+
+    def _mirrored(self, name: str) -> Tensor:
+        there = self._there[name]
+        return self._pin(there.numel(), there.dtype).copy_(there)
+
+
+class Staging:
+    """Makes the stages of one model's buckets; those of one device share its queues and a courier.
+
+    Args:
+        allocate: Makes host memory that travels at its best.
+    """
+
+    def __init__(self, allocate: Allocate) -> None:
+        self._allocate = allocate
+        self._devices: dict[torch.device, tuple[Device, Courier]] = {}
+
+    def stage(self, gradients: Tensor, values: Tensor) -> Stage:
+        """The stage of a bucket.
+
+        Raises:
+            ConfigError: It is on a device that cannot be exchanged from.
+        """
+        device = values.device
+        if device.type == "cpu":
+            return OnHost(gradients, values)
+        if device.type != "cuda":
+            raise ConfigError(f"parameters are on {device}; only cpu and cuda devices can be exchanged")
+        if device not in self._devices:
+            self._devices[device] = CudaDevice(device), Courier()
+        return ThroughHost(gradients, values, *self._devices[device], self._pinned)
+
+    def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return pinned(numel, dtype, self._allocate)
+
+
+def _nothing() -> None:
+    """The answer is on its way already."""

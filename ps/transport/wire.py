@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from protos import data_pb2 as pb
+from ps import placement
 from ps.compression import by_name
 from ps.errors import ConfigError, HubringError, UsageError
 from ps.messages import (
@@ -227,7 +228,10 @@ def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tu
         raise MalformedMessage(text, header.request)
     code = _elements(payload, torch.uint8, CODED_ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
     try:
-        by_name(header.codec).check(code, shape[0])
+        if header.codec == placement.CODEC:
+            placement.check(code, shape[0], dtype)
+        else:
+            by_name(header.codec).check(code, shape[0])
     except ConfigError as error:
         raise MalformedMessage(str(error), header.request) from error
     return Coded(header.codec, code, shape[0], dtype)

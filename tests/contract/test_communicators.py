@@ -14,34 +14,41 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar, cast
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
+from ps import placement
 from ps.client import KVClient
 from ps.consistency import BSP
 from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
+from ps.home import GpuHome, Home, HostHome
 from ps.messages import Collective, ReduceOp
 from ps.optim import hyper_of
 from ps.session import Assignment, Session
 from ps.shard import ShardLoop
 from ps.sharding import plan
-from ps.transport.base import Connection
+from ps.transport.base import Connection, Transport
 from ps.transport.inproc import InprocTransport
 from ps.transport.registry import Line
 from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, View
 from ps.work import Work
+from tests.fake_gpu import GPU, FakeMemory
+from tests.lazy_device import PromptDevice
 from workers import optimizer as optimizer_module
-from workers import tuning
+from workers import placing, tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
 from workers.communicator import Communicator
+from workers.courier import Courier
 from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer
 from workers.ps_communicator import PSCommunicator
+from workers.staging import Stage, Staging, ThroughHost
 
 T = TypeVar("T")
 LIMIT = 20.0
@@ -105,7 +112,8 @@ class Seat:
         self.size = hub.size
         self.late = late
         self.lockstep = True
-        self.shards = [Line("here", {"inproc": ""}) for _ in hub.loops]
+        self.mode = "bsp"
+        self.shards = [Line("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
         self._hub = hub
 
     def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
@@ -124,9 +132,10 @@ class HubRanks(Ranks):
     slice_bytes: ClassVar[int] = 16
 
     def __init__(self) -> None:
-        self.transport = InprocTransport()
+        self.transport = self.wire()
         self.listeners = [self.transport.listen("") for _ in range(2)]
-        self.loops = [ShardLoop(BSP(), [listener]) for listener in self.listeners]
+        self.addresses: dict[str, str] = {}
+        self.loops = [ShardLoop(BSP(), [listener], self.home()) for listener in self.listeners]
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
@@ -134,6 +143,12 @@ class HubRanks(Ranks):
         for thread, loop in zip(self.threads, self.loops, strict=True):
             thread.start()
             loop.command(partial(loop.store.on_view, view)).result(LIMIT)
+
+    def wire(self) -> Transport:
+        return InprocTransport()
+
+    def home(self) -> Home:
+        return HostHome()
 
     def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
         with self.lock:
@@ -172,12 +187,67 @@ class AggregatingRanks(HubRanks):
     aggregate = True
 
 
+def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+class StagedRanks(HubRanks):
+    """Buckets are on a device of their own, which copies only when it must."""
+
+    def __init__(self) -> None:
+        self.courier = Courier()
+        self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
+        self.patch.start()
+        super().__init__()
+
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
+        return ThroughHost(gradients, values, PromptDevice(), self.courier, _zeros)
+
+    def close(self) -> None:
+        super().close()
+        self.patch.stop()
+        self.courier.end()
+
+
+class StagedAggregatingRanks(StagedRanks):
+    aggregate = True
+
+
+class PlacedRanks(StagedRanks):
+    """The store is on the same device as all ranks' buckets."""
+
+    def __init__(self) -> None:
+        self.memory = FakeMemory()
+        self.token = torch.arange(16, dtype=torch.uint8)
+        self.own_gpu = patch.object(placing, "own_gpu", lambda _: (GPU, self.memory))
+        self.own_gpu.start()
+        super().__init__()
+        self.addresses[placement.ADDRESS] = placement.invitation(GPU, self.memory, self.token)
+
+    def home(self) -> Home:
+        return GpuHome(torch.device("cpu"), self.memory)
+
+    def close(self) -> None:
+        super().close()
+        self.own_gpu.stop()
+
+
+class PlacedAggregatingRanks(PlacedRanks):
+    aggregate = True
+
+
 ALL: dict[str, type[Ranks]] = {
     "local": LocalRanks,
     "ring": RingRanks,
     "hub": HubRanks,
     "aggregate": AggregatingRanks,
+    "staged": StagedRanks,
+    "staged aggregate": StagedAggregatingRanks,
+    "placed": PlacedRanks,
+    "placed aggregate": PlacedAggregatingRanks,
 }
+
+AVERAGING = ["local", "ring", "aggregate", "staged aggregate", "placed aggregate"]
 
 
 def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
@@ -187,7 +257,7 @@ def made(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 ranks = pytest.fixture(made, params=list(ALL), name="ranks")
-averaging = pytest.fixture(made, params=["local", "ring", "aggregate"], name="averaging")
+averaging = pytest.fixture(made, params=AVERAGING, name="averaging")
 several = pytest.fixture(made, params=["ring", "hub"], name="several")
 ring = pytest.fixture(made, params=["ring"], name="ring")
 hub = pytest.fixture(made, params=["hub"], name="hub")
@@ -211,6 +281,54 @@ def attached(
     buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
     assert communicator.attach(buckets).step == 0
     return buckets
+
+
+def trained(kind: type[HubRanks]) -> tuple[list[torch.Tensor], int, HubRanks]:
+    """Rank 0's parameters after three steps of momentum, the bytes that it sent, and what it trained on."""
+
+    def train(communicator: Communicator) -> tuple[list[torch.Tensor], int]:
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.uniform_(-0.1, 0.1, generator=generator)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=1 << 20)
+        before = communicator.traffic.bytes_sent
+        data = torch.randn(3, 8, 64, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        return list(model.state_dict().values()), communicator.traffic.bytes_sent - before
+
+    ranks = kind()
+    ranks.slice_bytes = 8192  # type: ignore[misc]
+    try:
+        parameters, sent = ranks.run(train)[0]
+    finally:
+        ranks.close()
+    return parameters, sent, ranks
+
+
+@pytest.mark.parametrize("kind", [StagedRanks, PlacedRanks])
+def test_where_buckets_and_store_are_makes_no_difference_to_the_bits(kind: type[HubRanks]) -> None:
+    plain, _, _ = trained(HubRanks)
+    parameters, _, _ = trained(kind)
+    assert all(torch.equal(one, two) for one, two in zip(parameters, plain, strict=True))
+
+
+def test_what_is_placed_does_not_travel() -> None:
+    _, whole, _ = trained(HubRanks)
+    _, sent, _ = trained(PlacedRanks)
+    assert sent < whole / 20
+
+
+def test_values_are_copied_behind_the_step_that_made_them() -> None:
+    _, _, ranks = trained(PlacedRanks)
+    assert isinstance(ranks, PlacedRanks)
+    slices = len(ranks.shared.slices) if ranks.shared else 0
+    assert ranks.memory.device.log.count("step") == 3 * slices * ranks.size
 
 
 # Places and parameters
@@ -249,6 +367,7 @@ def test_buckets_come_back_with_the_mean(averaging: Ranks) -> None:
             works = [communicator.push_pull(bucket, {}) for bucket in buckets]
             for bucket, work in zip(buckets, works, strict=True):
                 work.wait(LIMIT)
+                bucket.stage.arrive()
                 expected = torch.arange(bucket.gradients.numel()) + (averaging.size - 1) / 2 + step
                 torch.testing.assert_close(bucket.gradients, expected)
                 assert work.done

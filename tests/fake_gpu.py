@@ -1,0 +1,44 @@
+"""A GPU's memory in one process: places are names in a dictionary, events are a lazy device's."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ps.errors import ConfigError
+from ps.placement import Mark, Placement
+from tests.lazy_device import LazyDevice
+
+GPU = "GPU-fake"
+
+
+class FakeMemory:
+    """What all processes see of it; `device.log` tells which stamps somebody has waited for."""
+
+    def __init__(self) -> None:
+        self.device = LazyDevice()
+        self.opened: list[bytes] = []
+        self._storages: dict[bytes, Tensor] = {}
+        self._marks: dict[bytes, Mark] = {}
+
+    def share(self, tensor: Tensor) -> Placement:
+        storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        handle = str(storage.data_ptr()).encode()
+        self._storages[handle] = storage
+        whole = Placement(handle, storage.numel(), 0, b"", 0, b"", False)
+        return whole.part(tensor.data_ptr() - storage.data_ptr())
+
+    def reach(self, placement: Placement) -> Tensor:
+        self.opened.append(placement.handle)
+        if placement.handle not in self._storages:
+            raise ConfigError("cannot reach another process's memory")
+        return self._storages[placement.handle]
+
+    def stamp(self, tensor: Tensor) -> bytes:
+        event = f"{tensor.data_ptr()}".encode()
+        self.device.compute("step", lambda: None)
+        self._marks[event] = self.device.mark()
+        return event
+
+    def mark(self, event: bytes) -> Mark:
+        return self._marks[event]

@@ -1,0 +1,106 @@
+"""A device that does nothing before somebody waits for it, and then only what that takes.
+
+It is the slowest device that keeps its word: whatever is not ordered by a mark
+happens too late, so a test that passes on it has shown that all of the order
+is asked for. Tensors "on the device" are CPU tensors that only queued work touches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ps.placement import Mark
+
+
+class LazyMark:
+    """All that one queue held when it was made."""
+
+    def __init__(self, device: LazyDevice, queue: str, length: int) -> None:
+        self.device = device
+        self.queue = queue
+        self.length = length
+
+    def synchronize(self) -> None:
+        self.device.waits.append((threading.current_thread().name, self.queue))
+        self.device.reach(self)
+
+
+class LazyDevice:
+    """Queues by name; `train` is the one that a training script uses.
+
+    Attributes:
+        log: What was done, in the order in which it was.
+        waits: Each time that a thread waited for the device: its name, and the queue.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.waits: list[tuple[str, str]] = []
+        self._lock = threading.RLock()
+        self._queues: dict[str, list[Callable[[], None]]] = {"train": [], "out": [], "in": []}
+        self._done = dict.fromkeys(self._queues, 0)
+
+    def compute(self, what: str, kernel: Callable[[], object]) -> None:
+        """Queues work for training, as a forward or backward does."""
+        self._queue("train", what, kernel)
+
+    def mark(self) -> Mark:
+        return self._mark("train")
+
+    def copy_out(self, source: Tensor, target: Tensor, after: Mark) -> Mark:
+        self._behind("out", after)
+        self._queue("out", "copy out", lambda: target.copy_(source))
+        return self._mark("out")
+
+    def copy_in(self, source: Tensor, target: Tensor, after: Mark | None = None) -> None:
+        if after is not None:
+            self._behind("in", after)
+        self._queue("in", "copy in", lambda: target.copy_(source))
+
+    def landed(self) -> Mark:
+        return self._mark("in")
+
+    def follow(self, mark: Mark) -> None:
+        self._behind("train", mark)
+
+    def look(self, tensor: Tensor) -> Tensor:
+        """What a script sees that prints a tensor: it waits for its own stream, and for no other."""
+        self.reach(self._mark("train"))
+        return tensor.clone()
+
+    def reach(self, mark: LazyMark) -> None:
+        """Does what the mark stands behind, and what that waits for."""
+        with self._lock, torch.no_grad():
+            while self._done[mark.queue] < mark.length:
+                place = self._done[mark.queue]
+                self._queues[mark.queue][place]()
+                self._done[mark.queue] = place + 1
+
+    def _mark(self, queue: str) -> LazyMark:
+        with self._lock:
+            return LazyMark(self, queue, len(self._queues[queue]))
+
+    def _queue(self, queue: str, what: str, kernel: Callable[[], object]) -> None:
+        def run() -> None:
+            kernel()
+            self.log.append(what)
+
+        with self._lock:
+            self._queues[queue].append(run)
+
+    def _behind(self, queue: str, mark: Mark) -> None:
+        assert isinstance(mark, LazyMark)
+        with self._lock:
+            self._queues[queue].append(lambda: mark.device.reach(mark))
+
+
+class PromptDevice(LazyDevice):
+    """One whose training happens in the thread that asks for it, as a CPU's; its copies are lazy still."""
+
+    def follow(self, mark: Mark) -> None:
+        assert isinstance(mark, LazyMark)
+        self.reach(mark)

@@ -1,0 +1,52 @@
+"""A hub whose store is on the GPU that its workers train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.system.cluster import Cluster, Program
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
+]
+
+SCRIPT = str(Path(__file__).with_name("on_gpu.py"))
+
+
+def run(cluster: Cluster, name: str, *flags: str) -> tuple[dict[str, torch.Tensor], list[Program]]:
+    server, address = cluster.server("--workers", "2", "--once", *flags, name=name)
+    file = cluster.folder / f"{name}.safetensors"
+    pair = [cluster.worker(address, SCRIPT, "20", str(file), name=f"{name}-worker{n}") for n in range(2)]
+    for worker in pair:
+        worker.done()
+    server.done()
+    return load_file(file), pair
+
+
+def test_workers_on_the_stores_gpu_send_places_and_end_where_others_do(cluster: Cluster) -> None:
+    plain, through_host = run(cluster, "cpu")
+    placed, pair = run(cluster, "cuda", "--device", "cuda")
+    assert all("stay on the GPU" in worker.said() for worker in pair)
+    for name, values in plain.items():
+        torch.testing.assert_close(placed[name], values)
+    sent = [worker.result()["exchange"]["bytes_sent"] for worker in (*pair, *through_host)]
+    assert max(sent[:2]) < min(sent[2:])
+
+
+def test_workers_in_another_mode_go_through_host_memory_and_say_why(cluster: Cluster) -> None:
+    _, pair = run(cluster, "asp", "--device", "cuda", "--mode", "asp")
+    assert all("through host memory: in mode asp" in worker.said() for worker in pair)
+
+
+def test_a_checkpoint_of_a_gpu_is_one_of_the_cpu(cluster: Cluster, tmp_path: Path) -> None:
+    kept = ("--checkpoint-dir", str(tmp_path / "kept"))
+    whole, _ = run(cluster, "first", "--device", "cuda", *kept)
+    again, _ = run(cluster, "second", *kept)  # all steps are done: it hands the parameters back
+    for name, values in whole.items():
+        assert torch.equal(again[name], values)

@@ -1,0 +1,285 @@
+"""What only a GPU can show: the bits of the CPU, copies beside training, and no thread held up by either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, multiprocessing, nn
+
+from ps import gpu, placement
+from ps.consistency import BSP
+from ps.errors import ConfigError
+from ps.home import GpuHome
+from ps.messages import Coded, Init, Push, Values
+from ps.optim import hyper_of
+from ps.placement import Reached
+from ps.store import KVStore
+from ps.transport.base import Transport
+from ps.transport.ipc import CudaMemory, gpu_name
+from ps.transport.shm import ShmTransport
+from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from tests.contract.test_communicators import LIMIT, HubRanks
+from workers.bucketing import Bucket, make_buckets
+from workers.communicator import Communicator
+from workers.optimizer import DistributedOptimizer
+from workers.pinning import pinned
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
+]
+
+WIDTH = 512
+LONG = 4_000_000_000
+"""Cycles for which a stream is kept busy: about two seconds, far more than an exchange takes."""
+
+
+class OneRank(HubRanks):
+    """A hub of two shards on the CPU, with one worker."""
+
+    size = 1
+    slice_bytes = 256 << 10
+
+
+class OneRankBySharedMemory(OneRank):
+    def wire(self) -> Transport:
+        return ShmTransport()
+
+
+def layers(device: str) -> nn.Module:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.uniform_(-0.05, 0.05, generator=generator)
+    return model.to(device)
+
+
+def buckets_of(communicator: Communicator, device: str) -> list[Bucket]:
+    model = layers(device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    named = list(model.named_parameters())
+    memory = communicator.allocate, communicator.allocate_values
+    buckets = make_buckets(sgd, named, memory[0], 256 << 10, "SGD", memory[1])
+    communicator.attach(buckets)
+    return buckets
+
+
+def exchanged(kind: type[HubRanks], device: str) -> list[Tensor]:
+    """The values after three exchanges of gradients that are the same on every device."""
+
+    def action(communicator: Communicator) -> list[Tensor]:
+        buckets = buckets_of(communicator, device)
+        hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9).param_groups[0], "SGD")
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            for bucket in buckets:
+                bucket.gradients.copy_(torch.randn(bucket.gradients.numel(), generator=generator))
+            works = [communicator.push_pull(bucket, hyper) for bucket in buckets]
+            for bucket, work in zip(buckets, works, strict=True):
+                work.wait(LIMIT)
+                bucket.stage.arrive()
+        return [bucket.values.to("cpu", copy=True) for bucket in buckets]
+
+    ranks = kind()
+    try:
+        return ranks.run(action)[0]
+    finally:
+        ranks.close()
+
+
+# Staging.
+
+
+@pytest.mark.parametrize("kind", [OneRank, OneRankBySharedMemory])
+def test_exchanges_from_a_gpu_end_in_the_bits_of_those_from_the_cpu(kind: type[HubRanks]) -> None:
+    for there, here in zip(exchanged(kind, "cuda"), exchanged(kind, "cpu"), strict=True):
+        assert torch.equal(there, here)
+
+
+@pytest.mark.parametrize("allocate", [ShmTransport().allocate, lambda nbytes: memoryview(bytearray(nbytes))])
+def test_host_memory_is_pinned_wherever_it_comes_from(allocate: Any) -> None:
+    memory = pinned(1000, torch.float32, lambda n, dtype: torch.frombuffer(allocate(4 * n), dtype=dtype))
+    assert memory.is_pinned()
+    assert not memory.any()
+
+
+def test_an_exchange_ends_while_training_goes_on() -> None:
+    def action(communicator: Communicator) -> bool:
+        bucket, *_ = buckets_of(communicator, "cuda")
+        hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
+        work = communicator.push_pull(bucket, hyper)
+        torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]  # as the rest of backward
+        busy = torch.cuda.current_stream().record_event()
+        work.wait(LIMIT)
+        landed = bucket.stage._landed  # type: ignore[attr-defined]
+        landed.synchronize()
+        return not busy.query()
+
+    ranks = OneRankBySharedMemory()
+    try:
+        assert ranks.run(action) == [True]
+    finally:
+        ranks.close()
+
+
+def test_handing_over_returns_while_backward_still_runs() -> None:
+    def action(communicator: Communicator) -> bool:
+        bucket, *_ = buckets_of(communicator, "cuda")
+        hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
+        bucket.gradients.fill_(0)  # a kernel's first use may wait for the device
+        before = bucket.values.cpu()
+        torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]
+        busy = torch.cuda.current_stream().record_event()
+        bucket.gradients.fill_(1)
+        work = communicator.push_pull(bucket, hyper)
+        returned_early = not busy.query()
+        work.wait(LIMIT)
+        bucket.stage.arrive()
+        torch.testing.assert_close(bucket.values.cpu(), before - 0.1)
+        return returned_early
+
+    ranks = OneRank()
+    try:
+        assert ranks.run(action) == [True]
+    finally:
+        ranks.close()
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+@pytest.mark.parametrize("cross_barrier", [False, True])
+def test_a_step_synchronises_nothing(cross_barrier: bool) -> None:
+    def action(communicator: Communicator) -> None:
+        model = layers("cuda")
+        optimizer = DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model,
+            communicator=communicator,
+            bucket_bytes=256 << 10,
+            cross_barrier=cross_barrier,
+        )
+        batch = torch.ones(8, WIDTH, device="cuda")
+        for step in range(6):
+            torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        optimizer.synchronize()
+
+    ranks = OneRankBySharedMemory()
+    try:
+        ranks.run(action)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        ranks.close()
+
+
+# A store on the GPU.
+
+
+def store_on_gpu(optimizer: str, workers: int) -> tuple[KVStore, CudaMemory]:
+    device = gpu.find("cuda")
+    memory = CudaMemory(device)
+    store = KVStore(BSP(), GpuHome(device, memory))
+    store.on_view(View(1, tuple(Member(rank, 1) for rank in range(workers))))
+    spec = BucketSpec(0, "float32", 0, optimizer, (TensorSpec("weight", (1000,)),))
+    store.assign([Slice(0, 0, 0, 1000, 0)], [spec])
+    store.handle(Init(Sender(0, 1), 0, torch.linspace(-1, 1, 1000)), "init")
+    return store, memory
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"lr": 0.1}),
+        ("SGD", {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+        ("Adam", {"lr": 0.01, "amsgrad": True}),
+        ("AdamW", {"lr": 0.01}),
+    ],
+)
+def test_a_store_on_a_gpu_steps_as_torchs_fused_optimizer_there(name: str, options: dict[str, Any]) -> None:
+    store, _ = store_on_gpu(name, workers=1)
+    parameter = torch.linspace(-1, 1, 1000).cuda().requires_grad_()
+    optimizer = getattr(torch.optim, name)([parameter], fused=True, **options)
+    hyper = hyper_of(optimizer.param_groups[0], name)
+    for clock in range(3):
+        gradient = torch.randn(1000, generator=torch.Generator().manual_seed(clock))
+        parameter.grad = gradient.cuda()
+        optimizer.step()
+        ((_, reply),) = store.handle(Push(Sender(0, 1), 0, clock, gradient, hyper), "push")
+        assert isinstance(reply, Values)
+        assert isinstance(reply.values, Tensor)
+        assert torch.equal(reply.values, parameter.detach().cpu())
+
+
+def test_a_store_on_a_gpu_takes_the_mean_in_rank_order() -> None:
+    store, _ = store_on_gpu("", workers=3)
+    gradients = [torch.randn(1000, generator=torch.Generator().manual_seed(rank)) for rank in range(3)]
+    deliveries = []
+    for rank in (2, 0, 1):
+        deliveries += store.handle(Push(Sender(rank, 1), 0, 0, gradients[rank], {}), rank)
+    expected = (gradients[0].cuda() + gradients[1].cuda() + gradients[2].cuda()).div(3).cpu()
+    for _, reply in deliveries:
+        assert isinstance(reply, Values)
+        assert isinstance(reply.values, Tensor)
+        assert torch.equal(reply.values, expected)
+
+
+def test_an_index_too_high_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--device cuda:999: torch finds"):
+        gpu.find("cuda:999")
+
+
+# Two processes on one GPU.
+
+
+def worker_beside(invitation: str, board: Any, told: Any) -> None:
+    """Places three gradients, each when the last answer is read, and tells what it read."""
+    device = torch.device("cuda", 0)
+    memory = CudaMemory(device)
+    placement.accept(invitation, gpu_name(device), memory)
+    reached, gradient = Reached(memory), torch.zeros(1000, device=device)
+    code = placement.encode(memory.share(gradient))
+    for step in range(1, 4):
+        gradient.fill_(step)
+        torch.cuda.synchronize()
+        told.put(bytes(code.tolist()))
+        answer = torch.tensor(list(board.get(timeout=60)), dtype=torch.uint8)
+        values, place = reached.tensor(Coded(placement.CODEC, answer, 1000, torch.float32))
+        memory.mark(place.ready).synchronize()
+        told.put(values.cpu().numpy().tobytes())
+    del values, reached
+    told.put(None)
+    board.get(timeout=60)  # its gradient must outlive the store's last look
+
+
+def test_two_processes_read_each_others_memory_on_one_gpu() -> None:
+    context = multiprocessing.get_context("spawn")
+    board, told = context.Queue(), context.Queue()
+    store, memory = store_on_gpu("", workers=1)
+    token = torch.arange(16, dtype=torch.uint8).cuda()
+    invitation = placement.invitation(gpu_name(torch.device("cuda", 0)), memory, token)
+    process = context.Process(target=worker_beside, args=(invitation, board, told))
+    process.start()
+    try:
+        for step in range(1, 4):
+            code = torch.tensor(list(told.get(timeout=60)), dtype=torch.uint8)
+            torch.cuda._sleep(LONG // 20)  # type: ignore[no-untyped-call]  # so that the answer leaves before the step
+            gradient = Coded(placement.CODEC, code, 1000, torch.float32)
+            ((_, reply),) = store.handle(Push(Sender(0, 1), 0, step - 1, gradient, {}), "push")
+            assert isinstance(reply, Values)
+            assert isinstance(reply.values, Coded)
+            board.put(bytes(reply.values.payload.tolist()))
+            seen = torch.frombuffer(bytearray(told.get(timeout=60)), dtype=torch.float32)
+            assert seen.tolist() == [step] * 1000
+        assert told.get(timeout=60) is None
+        store.on_view(View(2, ()))
+        board.put(b"")
+        process.join(LIMIT)
+        assert process.exitcode == 0
+    finally:
+        process.kill()
+        process.join()

@@ -1,0 +1,198 @@
+"""A store whose tensors are on a GPU, played on the CPU with a GPU's memory that one process pretends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps import placement
+from ps.consistency import ASP, BSP, Consistency
+from ps.entry import Entry
+from ps.errors import ConfigError
+from ps.home import GpuHome
+from ps.messages import Code, Coded, Delivery, Init, Pull, Push, Refusal, Values
+from ps.optim import optimizer_for
+from ps.placement import Reached
+from ps.store import KVStore
+from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from tests.fake_gpu import FakeMemory
+
+SGD: Hyper = {"lr": 0.5, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
+CPU = torch.device("cpu")
+
+
+class OnGpu:
+    """A shard with one key of four zeros, and two workers on its GPU."""
+
+    def __init__(self, consistency: Consistency | None = None) -> None:
+        self.memory = FakeMemory()
+        self.store = KVStore(consistency or BSP(), GpuHome(CPU, self.memory))
+        self.view(1, Sender(0, 1), Sender(1, 1))
+        self.store.assign([Slice(0, 0, 0, 4, 0)], [bucket()])
+        self.store.handle(Init(Sender(0, 1), 0, torch.zeros(4)), "init")
+
+    def view(self, epoch: int, *senders: Sender) -> None:
+        self.store.on_view(View(epoch, tuple(Member(*sender) for sender in senders)))
+
+    def place(self, gradient: Tensor) -> Coded:
+        return placement.placed(placement.encode(self.memory.share(gradient)), gradient)
+
+    def push(self, rank: int, gradient: Tensor | Coded, ticket: str, clock: int = 0) -> list[Delivery]:
+        return self.store.handle(Push(Sender(rank, 1), 0, clock, gradient, SGD), ticket)
+
+    def seen(self, answer: object) -> Tensor:
+        assert isinstance(answer, Coded)
+        return Reached(self.memory).tensor(answer)[0]
+
+
+def bucket(optimizer: str = "SGD", codec: str = "") -> BucketSpec:
+    return BucketSpec(0, "float32", 0, optimizer, (TensorSpec("weight", (4,)),), codec)
+
+
+def answers(deliveries: list[Delivery]) -> dict[object, Tensor | Coded | None]:
+    return {ticket: reply.values for ticket, reply in deliveries if isinstance(reply, Values)}
+
+
+def refusal_of(deliveries: list[Delivery]) -> Refusal:
+    ((_, reply),) = deliveries
+    assert isinstance(reply, Refusal), reply
+    return reply
+
+
+def test_each_worker_is_answered_as_it_gave() -> None:
+    hub = OnGpu()
+    assert hub.push(0, hub.place(torch.full((4,), 2.0)), "near") == []
+    given = answers(hub.push(1, torch.full((4,), 4.0), "far"))
+    assert isinstance(given["far"], Tensor)
+    assert given["far"].tolist() == [-1.5] * 4
+    assert hub.seen(given["near"]).tolist() == [-1.5] * 4
+
+
+def test_a_placed_gradient_is_read_where_it_lies_when_the_round_closes() -> None:
+    hub = OnGpu()
+    gradient = torch.zeros(4)
+    hub.push(0, hub.place(gradient), "near")
+    gradient.fill_(2)  # the retry of a push whose sender had not finished would show it
+    given = answers(hub.push(1, torch.full((4,), 4.0), "far"))
+    assert hub.seen(given["near"]).tolist() == [-1.5] * 4
+
+
+def test_a_gradient_that_was_sent_is_kept_at_home() -> None:
+    hub = OnGpu()
+    gradient = torch.full((4,), 4.0)
+    hub.push(1, gradient, "far")
+    gradient.zero_()
+    given = answers(hub.push(0, hub.place(torch.full((4,), 2.0)), "near"))
+    assert hub.seen(given["near"]).tolist() == [-1.5] * 4
+
+
+def test_an_answer_that_is_sent_is_left_alone_by_later_steps() -> None:
+    hub = OnGpu()
+    hub.push(0, torch.ones(4), "a")
+    first = answers(hub.push(1, torch.ones(4), "b"))["a"]
+    hub.push(0, torch.ones(4), "c", clock=1)
+    hub.push(1, torch.ones(4), "d", clock=1)
+    assert isinstance(first, Tensor)
+    assert first.tolist() == [-0.5] * 4
+
+
+def test_a_retry_gets_a_place_again_and_a_pull_gets_values() -> None:
+    hub = OnGpu()
+    near = hub.place(torch.ones(4))
+    hub.push(0, near, "first")
+    assert hub.push(0, near, "again") == []
+    given = answers(hub.push(1, torch.ones(4), "far"))
+    assert given.keys() == {"first", "again", "far"}
+    later = answers(hub.push(0, near, "later"))["later"]
+    assert hub.seen(later).tolist() == [-0.5] * 4
+    pulled = answers(hub.store.handle(Pull(Sender(0, 1), 0), "pull"))["pull"]
+    assert isinstance(pulled, Tensor)
+
+
+def test_values_are_shown_behind_the_step_that_made_them() -> None:
+    hub = OnGpu()
+    hub.push(0, hub.place(torch.ones(4)), "near")
+    answer = answers(hub.push(1, torch.ones(4), "far"))["near"]
+    assert isinstance(answer, Coded)
+    event = placement.decode(answer.payload).ready
+    assert hub.memory.device.log == []
+    hub.memory.mark(event).synchronize()
+    assert hub.memory.device.log == ["step"]
+
+
+def test_places_are_refused_where_values_may_change_while_they_are_read() -> None:
+    hub = OnGpu(ASP())
+    refusal = refusal_of(hub.push(0, hub.place(torch.ones(4)), "near"))
+    assert refusal.code is Code.WRONG_SIZE
+    assert "takes gradients as they are, what came is in cuda-ipc" in refusal.text
+
+
+def test_places_are_refused_by_a_store_in_host_memory() -> None:
+    hub = OnGpu()
+    near = hub.place(torch.ones(4))
+    hub.store = KVStore(BSP())
+    hub.view(1, Sender(0, 1))
+    hub.store.assign([Slice(0, 0, 0, 4, 0)], [bucket("")])
+    assert "takes gradients as they are" in refusal_of(hub.push(0, near, "near")).text
+
+
+def test_a_place_of_another_size_is_refused() -> None:
+    hub = OnGpu()
+    assert "holds float32[4]" in refusal_of(hub.push(0, hub.place(torch.ones(5)), "near")).text
+
+
+def test_a_place_that_cannot_be_reached_leaves_the_round_open_for_another_try() -> None:
+    hub = OnGpu()
+    near = hub.place(torch.full((4,), 2.0))
+    storages, hub.memory._storages = hub.memory._storages, {}
+    with pytest.raises(ConfigError, match="cannot reach"):
+        hub.push(0, near, "near")
+    hub.memory._storages = storages
+    assert hub.push(0, near, "again") == []
+    assert answers(hub.push(1, torch.full((4,), 4.0), "far")).keys() == {"again", "far"}
+
+
+def test_a_storage_is_opened_once_and_let_go_with_its_worker() -> None:
+    hub = OnGpu()
+    gradients = torch.ones(8)
+    for clock in range(3):
+        hub.push(0, hub.place(gradients[4:]), "near", clock)
+        hub.push(1, torch.ones(4), "far", clock)
+    assert len(hub.memory.opened) == 1
+    home = hub.store._home
+    assert isinstance(home, GpuHome)
+    hub.view(2, Sender(1, 1))
+    assert home._reached == {}
+
+
+def test_a_checkpoint_of_a_gpu_goes_on_in_host_memory_and_back() -> None:
+    hub = OnGpu()
+    hub.push(0, torch.ones(4), "a")
+    hub.push(1, torch.ones(4), "b")
+    assert hub.store.capture_at(None)
+    snapshot = hub.store.captured()
+    assert snapshot is not None
+    assert snapshot[0].values.device == CPU
+    other = OnGpu()
+    other.store.restore(snapshot)
+    given = answers(other.store.handle(Pull(Sender(0, 1), 0), "look"))["look"]
+    assert isinstance(given, Tensor)
+    assert given.tolist() == [-0.5] * 4
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adagrad"])
+def test_optimizers_without_a_fused_kernel_on_the_gpu_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"no {name} of torch\.float32 on cuda, only SGD, Adam, AdamW"):
+        optimizer_for(name, torch.float32, torch.device("cuda"))
+
+
+def test_dtypes_without_a_fused_kernel_on_the_gpu_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"no SGD of torch\.float16 on cuda"):
+        optimizer_for("SGD", torch.float16, torch.device("cuda"))
+
+
+def test_compression_is_refused_where_values_are_not_on_the_cpu() -> None:
+    memory = torch.zeros(16, dtype=torch.uint8, device="meta")
+    with pytest.raises(ConfigError, match=r"--compress int8 runs on the CPU alone.*on meta"):
+        Entry.make(Slice(0, 0, 0, 4, 0), bucket(codec="int8"), memory)

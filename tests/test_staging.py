@@ -1,0 +1,224 @@
+"""The order in which a bucket travels between its device and the wire."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps.errors import ConfigError, HubringError
+from ps.transport.shm import ShmTransport
+from ps.work import Work
+from tests.lazy_device import LazyDevice
+from workers.courier import Courier
+from workers.pinning import lies_in_pages_of_its_own
+from workers.staging import OnHost, Staging, ThroughHost
+
+SOON = 10.0
+
+
+class Wire:
+    """An exchange that waits until it is told to answer."""
+
+    def __init__(self, stage: ThroughHost) -> None:
+        self.stage = stage
+        self.work = Work("the exchange on the wire")
+        self.sent: list[list[float]] = []
+        self.begun = threading.Event()
+
+    def start(self) -> Work:
+        self.sent.append(self.stage.gradients.tolist())
+        self.begun.set()
+        return self.work
+
+    def answer(self, into: Tensor, value: float) -> None:
+        assert self.begun.wait(SOON)
+        into.fill_(value)
+        self.work.complete_part()
+
+
+@pytest.fixture
+def device() -> LazyDevice:
+    return LazyDevice()
+
+
+@pytest.fixture
+def courier() -> Iterator[Courier]:
+    courier = Courier()
+    yield courier
+    courier.end()
+
+
+@pytest.fixture
+def stage(device: LazyDevice, courier: Courier) -> ThroughHost:
+    return ThroughHost(torch.zeros(2), torch.zeros(2), device, courier, _plain)
+
+
+def _plain(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+def test_what_is_sent_is_what_backward_had_queued(device: LazyDevice, stage: ThroughHost) -> None:
+    gradients = stage._there["gradients"]
+    device.compute("backward", lambda: gradients.fill_(3))
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    wire.answer(stage.values, 5)
+    work.wait(SOON)
+    assert wire.sent == [[3, 3]]
+    assert device.log[:2] == ["backward", "copy out"]
+
+
+def test_forward_reads_the_answer(device: LazyDevice, stage: ThroughHost) -> None:
+    values = stage._there["values"]
+    read: list[list[float]] = []
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    wire.answer(stage.values, 5)
+    work.wait(SOON)
+    stage.arrive()
+    device.compute("forward", lambda: read.append(values.tolist()))
+    device.look(values)
+    assert read == [[5, 5]]
+    assert device.log[-2:] == ["copy in", "forward"]
+
+
+def test_a_mean_lands_in_the_gradients(device: LazyDevice, stage: ThroughHost) -> None:
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "gradients")
+    wire.answer(stage.gradients, 7)
+    work.wait(SOON)
+    stage.arrive()
+    assert device.look(stage._there["gradients"]).tolist() == [7, 7]
+    assert device.look(stage._there["values"]).tolist() == [0, 0]
+
+
+def test_handing_over_waits_neither_for_the_device_nor_for_the_wire(
+    device: LazyDevice, stage: ThroughHost
+) -> None:
+    finish_backward = threading.Event()
+    device.compute("backward", lambda: finish_backward.wait(SOON))
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    assert not work.done
+    assert wire.sent == []
+    finish_backward.set()
+    wire.answer(stage.values, 1)
+    work.wait(SOON)
+    stage.arrive()
+    assert {thread for thread, _ in device.waits} == {"courier"}
+
+
+def test_an_answer_is_not_copied_in_before_it_is_here(device: LazyDevice, stage: ThroughHost) -> None:
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    assert wire.begun.wait(SOON)
+    device.landed().synchronize()
+    assert "copy in" not in device.log
+    wire.answer(stage.values, 1)
+    work.wait(SOON)
+
+
+def test_a_pull_overwrites_nothing_that_is_still_read(device: LazyDevice, stage: ThroughHost) -> None:
+    values = stage._there["values"]
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    wire.answer(stage.values, 5)
+    work.wait(SOON)
+    stage.arrive()
+    read: list[list[float]] = []
+    device.compute("evaluation", lambda: read.append(values.tolist()))
+    pulled = Wire(stage)
+    work = stage.pull("two", pulled.start)
+    pulled.answer(stage.values, 6)  # the host's side of the last answer is overwritten here
+    work.wait(SOON)
+    stage.arrive()
+    assert device.look(values).tolist() == [6, 6]
+    assert read == [[5, 5]]
+
+
+def test_steps_follow_each_other_without_a_wait_of_the_training_thread(
+    device: LazyDevice, stage: ThroughHost
+) -> None:
+    gradients, values = stage._there["gradients"], stage._there["values"]
+    for step in range(1, 4):
+        device.compute("backward", lambda: torch.add(values, 1, out=gradients))
+        wire = Wire(stage)
+        work = stage.push_pull(f"step {step}", wire.start, "values")
+        assert wire.begun.wait(SOON)
+        wire.answer(stage.values, 10 * step)
+        work.wait(SOON)
+        stage.arrive()
+        assert wire.sent == [[10 * (step - 1) + 1] * 2]
+    assert {thread for thread, _ in device.waits} == {"courier"}
+
+
+def test_buckets_are_handed_over_in_order(device: LazyDevice, courier: Courier) -> None:
+    begun: list[int] = []
+    stages = [ThroughHost(torch.zeros(1), torch.zeros(1), device, courier, _plain) for _ in range(4)]
+
+    def start(index: int) -> Work:
+        begun.append(index)
+        return Work("done", 0)
+
+    works = [
+        stage.push_pull("one", lambda index=index: start(index), "values")  # type: ignore[misc]
+        for index, stage in enumerate(stages)
+    ]
+    for work in works:
+        work.wait(SOON)
+    assert begun == [0, 1, 2, 3]
+
+
+def test_an_exchange_that_fails_fails_its_work(stage: ThroughHost) -> None:
+    wire = Wire(stage)
+    work = stage.push_pull("one", wire.start, "values")
+    wire.work.fail(HubringError("the shard is gone"))
+    with pytest.raises(HubringError, match="the shard is gone"):
+        work.wait(SOON)
+
+
+def test_an_exchange_that_cannot_begin_fails_its_work(stage: ThroughHost) -> None:
+    def start() -> Work:
+        raise HubringError("its clock is unknown")
+
+    work = stage.push_pull("one", start, "values")
+    with pytest.raises(HubringError, match="its clock is unknown"):
+        work.wait(SOON)
+
+
+def test_the_courier_ends_with_its_stages() -> None:
+    before = set(threading.enumerate())
+    courier = Courier()
+    (thread,) = set(threading.enumerate()) - before
+    del courier
+    gc.collect()
+    thread.join(SOON)
+    assert not thread.is_alive()
+
+
+def test_on_the_cpu_an_exchange_begins_at_once_and_copies_nothing() -> None:
+    gradients, values = torch.ones(2), torch.ones(2)
+    stage = Staging(_plain).stage(gradients, values)
+    assert isinstance(stage, OnHost)
+    work = Work("an exchange")
+    assert stage.push_pull("one", lambda: work, "values") is work
+    assert stage.gradients is gradients
+    assert stage.values is values
+
+
+def test_other_devices_are_refused_by_name() -> None:
+    tensor = torch.zeros(1, device="meta")
+    with pytest.raises(ConfigError, match="parameters are on meta; only cpu and cuda"):
+        Staging(_plain).stage(tensor, tensor)
+
+
+def test_memory_of_segments_is_pinned_where_it_lies_and_what_shares_a_page_is_not() -> None:
+    segment = torch.frombuffer(ShmTransport().allocate(4096), dtype=torch.uint8)
+    assert lies_in_pages_of_its_own(segment)
+    assert not lies_in_pages_of_its_own(segment[64:])
+    assert not lies_in_pages_of_its_own(segment[:0])
