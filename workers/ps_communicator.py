@@ -80,7 +80,7 @@ class PSCommunicator(Communicator):
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
         slices = self._slices[bucket.spec.index]
         work = Work(f"the exchange of bucket {bucket.spec.index}", len(slices))
-        for piece in slices:
+        for piece in reversed(slices):  # by priority, so that all ranks send in one order from the first slice on
             part = slice(piece.offset, piece.offset + piece.numel)
             self._client.push_pull(
                 piece.shard, piece.key, bucket.host_gradients[part], into[part], hyper, work
