@@ -20,8 +20,8 @@ lint: $(VENV)/test.stamp
 	@$(BIN)/mypy
 	@$(BIN)/python -m protos.generate --check
 
-bench: $(VENV)/demo.stamp
-	@$(BIN)/python -m workers.bench
+bench: $(VENV)/bench.stamp
+	@$(BIN)/ps-worker bench
 
 clean:
 	@rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -38,6 +38,10 @@ $(VENV)/torch.stamp: constraints.txt
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
 	@$(INSTALL) -e '.[demo]' >&2
+	@touch $@
+
+$(VENV)/bench.stamp: $(VENV)/demo.stamp
+	@$(INSTALL) -e '.[demo,bench]' >&2
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp

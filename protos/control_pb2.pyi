@@ -44,23 +44,17 @@ class Member(_message.Message):
 
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    HOST_FIELD_NUMBER: _builtins.int
-    PID_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
-    host: _builtins.str
-    pid: _builtins.int
     def __init__(
         self,
         *,
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
-        host: _builtins.str = ...,
-        pid: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "incarnation", b"incarnation", "pid", b"pid", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -101,6 +95,7 @@ class JoinRequest(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     HOST_FIELD_NUMBER: _builtins.int
     PID_FIELD_NUMBER: _builtins.int
+    BRINGS_SHARD_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     token: _builtins.str
     """drawn once per worker process: a repeated Join is the same Join"""
@@ -114,6 +109,8 @@ class JoinRequest(_message.Message):
     """0: as the server says"""
     host: _builtins.str
     pid: _builtins.int
+    brings_shard: _builtins.bool
+    """the shard that BRING_SHARD asked for is on its way"""
     def __init__(
         self,
         *,
@@ -125,10 +122,11 @@ class JoinRequest(_message.Message):
         world_size: _builtins.int = ...,
         host: _builtins.str = ...,
         pid: _builtins.int = ...,
+        brings_shard: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["host", b"host", "job", b"job", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brings_shard", b"brings_shard", "host", b"host", "job", b"job", "pid", b"pid", "protocol", b"protocol", "rank", b"rank", "token", b"token", "topology", b"topology", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,11 +145,13 @@ class JoinReply(_message.Message):
         WAITING: JoinReply._State.ValueType  # 0
         READY: JoinReply._State.ValueType  # 1
         REFUSED: JoinReply._State.ValueType  # 2
+        BRING_SHARD: JoinReply._State.ValueType  # 3
 
     class State(_State, metaclass=_StateEnumTypeWrapper): ...
     WAITING: JoinReply.State.ValueType  # 0
     READY: JoinReply.State.ValueType  # 1
     REFUSED: JoinReply.State.ValueType  # 2
+    BRING_SHARD: JoinReply.State.ValueType  # 3
 
     STATE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
@@ -165,6 +165,8 @@ class JoinReply(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     LOCKSTEP_FIELD_NUMBER: _builtins.int
     NEIGHBOURS_FIELD_NUMBER: _builtins.int
+    SERVER_HOST_FIELD_NUMBER: _builtins.int
+    INSECURE_FIELD_NUMBER: _builtins.int
     state: Global___JoinReply.State.ValueType
     text: _builtins.str
     """WAITING: who is missing; REFUSED: why, and the mend"""
@@ -181,6 +183,10 @@ class JoinReply(_message.Message):
     """whether workers move step by step together"""
     neighbours: _builtins.int
     """workers on this worker's host, itself included"""
+    server_host: _builtins.str
+    """BRING_SHARD: where this server is for others; the shard listens likewise"""
+    insecure: _builtins.bool
+    """BRING_SHARD: the shard may listen beyond loopback"""
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardAddress]: ...
     def __init__(
@@ -198,10 +204,12 @@ class JoinReply(_message.Message):
         mode: _builtins.str = ...,
         lockstep: _builtins.bool = ...,
         neighbours: _builtins.int = ...,
+        server_host: _builtins.str = ...,
+        insecure: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "rank", b"rank", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "incarnation", b"incarnation", "insecure", b"insecure", "late", b"late", "lease_seconds", b"lease_seconds", "lockstep", b"lockstep", "mode", b"mode", "neighbours", b"neighbours", "rank", b"rank", "server_host", b"server_host", "shards", b"shards", "state", b"state", "text", b"text", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -216,6 +224,8 @@ class HeartbeatRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    STOPPING_FIELD_NUMBER: _builtins.int
+    SHARD_ENDED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     step: _builtins.int
@@ -223,6 +233,10 @@ class HeartbeatRequest(_message.Message):
     loss: _builtins.float
     waiting: _builtins.float
     """seconds for which it has been held up by now"""
+    stopping: _builtins.bool
+    """it was asked to stop, and serves a shard: all stop with it"""
+    shard_ended: _builtins.str
+    """how its shard ended; empty while that runs"""
     def __init__(
         self,
         *,
@@ -231,10 +245,12 @@ class HeartbeatRequest(_message.Message):
         step: _builtins.int = ...,
         loss: _builtins.float = ...,
         waiting: _builtins.float = ...,
+        stopping: _builtins.bool = ...,
+        shard_ended: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "step", b"step", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "shard_ended", b"shard_ended", "step", b"step", "stopping", b"stopping", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -302,12 +318,15 @@ class LeaveRequest(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
+    WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     reason: Global___LeaveRequest.Reason.ValueType
     text: _builtins.str
     step: _builtins.int
     """completed steps"""
+    wait_seconds: _builtins.float
+    """how long to wait until nobody needs its shard"""
     def __init__(
         self,
         *,
@@ -316,10 +335,11 @@ class LeaveRequest(_message.Message):
         reason: Global___LeaveRequest.Reason.ValueType = ...,
         text: _builtins.str = ...,
         step: _builtins.int = ...,
+        wait_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "step", b"step", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "rank", b"rank", "reason", b"reason", "step", b"step", "text", b"text", "wait_seconds", b"wait_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +350,9 @@ class LeaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NEWS_FIELD_NUMBER: _builtins.int
+    SERVES_FIELD_NUMBER: _builtins.int
+    serves: _builtins.str
+    """who needs its shard still: leave again later; empty: it may end"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """as in HeartbeatReply"""
@@ -338,10 +361,11 @@ class LeaveReply(_message.Message):
         self,
         *,
         news: _abc.Iterable[_builtins.str] | None = ...,
+        serves: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["news", b"news"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["news", b"news", "serves", b"serves"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,12 +403,15 @@ class BucketSpec(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     OPTIMIZER_FIELD_NUMBER: _builtins.int
     TENSORS_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     dtype: _builtins.str
     group: _builtins.int
     """index of the optimizer's parameter group"""
     optimizer: _builtins.str
     """name from the allow-list; empty: aggregate only"""
+    codec: _builtins.str
+    """what gradients are compressed with; empty: nothing"""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorSpec]: ...
     def __init__(
@@ -395,10 +422,11 @@ class BucketSpec(_message.Message):
         group: _builtins.int = ...,
         optimizer: _builtins.str = ...,
         tensors: _abc.Iterable[Global___TensorSpec] | None = ...,
+        codec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "dtype", b"dtype", "group", b"group", "index", b"index", "optimizer", b"optimizer", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,8 +520,14 @@ class PlanRequest(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     BUCKETS_FIELD_NUMBER: _builtins.int
+    SLICE_BYTES_FIELD_NUMBER: _builtins.int
+    TRIAL_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
+    slice_bytes: _builtins.int
+    """largest slice, as the workers found it best; 0: as the server says"""
+    trial: _builtins.bool
+    """cut these so for the workers' trial; nothing of it is kept"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     def __init__(
@@ -502,10 +536,12 @@ class PlanRequest(_message.Message):
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
+        slice_bytes: _builtins.int = ...,
+        trial: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "slice_bytes", b"slice_bytes", "trial", b"trial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,6 +556,7 @@ class PlanReply(_message.Message):
     INITIALISED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     EXIT_CODE_FIELD_NUMBER: _builtins.int
+    UNDECIDED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """completed steps to go on from; 0 for a fresh job"""
     initialised: _builtins.bool
@@ -528,6 +565,8 @@ class PlanReply(_message.Message):
     """why these buckets cannot be served, and the mend"""
     exit_code: _builtins.int
     """goes with refused"""
+    undecided: _builtins.bool
+    """no slices yet: try some sizes, and ask again with the best"""
     @_builtins.property
     def slices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Slice]: ...
     def __init__(
@@ -538,10 +577,11 @@ class PlanReply(_message.Message):
         initialised: _builtins.bool = ...,
         refused: _builtins.str = ...,
         exit_code: _builtins.int = ...,
+        undecided: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "initialised", b"initialised", "refused", b"refused", "slices", b"slices", "step", b"step", "undecided", b"undecided"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -704,11 +744,14 @@ class RegisterShardRequest(_message.Message):
     HOST_ID_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
+    WORKER_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     host: _builtins.str
     pid: _builtins.int
     host_id: _builtins.str
     token: _builtins.str
+    worker: _builtins.int
+    """incarnation of the worker that brings it; 0: nobody does"""
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -720,10 +763,11 @@ class RegisterShardRequest(_message.Message):
         host_id: _builtins.str = ...,
         addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         token: _builtins.str = ...,
+        worker: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "host", b"host", "host_id", b"host_id", "pid", b"pid", "protocol", b"protocol", "token", b"token", "worker", b"worker"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -768,19 +812,16 @@ Global___RegisterShardReply: _TypeAlias = RegisterShardReply  # noqa: Y015
 class ShardHeartbeatRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    SHARD_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
-    shard: _builtins.int
     token: _builtins.str
     def __init__(
         self,
         *,
-        shard: _builtins.int = ...,
         token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shard", b"shard", "token", b"token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,7 +833,7 @@ class ShardHeartbeatReply(_message.Message):
 
     STOP_FIELD_NUMBER: _builtins.int
     stop: _builtins.bool
-    """the job is over and the server with it"""
+    """the server has no use for this shard any more"""
     def __init__(
         self,
         *,

@@ -86,7 +86,8 @@ class ControlServicer:
 
     def Join(self, request, context):
         """A worker asks for its place. Answers within a few seconds: READY, or WAITING
-        with a sentence that says who is missing; ask again with the same token.
+        with a sentence that says who is missing; ask again with the same token. A hub
+        that starts no shards of its own answers BRING_SHARD first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

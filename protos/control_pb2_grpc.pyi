@@ -37,7 +37,8 @@ class ControlStub:
     def __new__(cls, channel: _aio.Channel) -> ControlAsyncStub: ...
     Join: _grpc.UnaryUnaryMultiCallable[_control_pb2.JoinRequest, _control_pb2.JoinReply]
     """A worker asks for its place. Answers within a few seconds: READY, or WAITING
-    with a sentence that says who is missing; ask again with the same token.
+    with a sentence that says who is missing; ask again with the same token. A hub
+    that starts no shards of its own answers BRING_SHARD first.
     """
     Heartbeat: _grpc.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]
     """Renews a worker's lease and brings it the news."""
@@ -57,7 +58,8 @@ class ControlAsyncStub(ControlStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Join: _aio.UnaryUnaryMultiCallable[_control_pb2.JoinRequest, _control_pb2.JoinReply]  # type: ignore[assignment]
     """A worker asks for its place. Answers within a few seconds: READY, or WAITING
-    with a sentence that says who is missing; ask again with the same token.
+    with a sentence that says who is missing; ask again with the same token. A hub
+    that starts no shards of its own answers BRING_SHARD first.
     """
     Heartbeat: _aio.UnaryUnaryMultiCallable[_control_pb2.HeartbeatRequest, _control_pb2.HeartbeatReply]  # type: ignore[assignment]
     """Renews a worker's lease and brings it the news."""
@@ -80,7 +82,8 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.JoinReply, _abc.Awaitable[_control_pb2.JoinReply]]:
         """A worker asks for its place. Answers within a few seconds: READY, or WAITING
-        with a sentence that says who is missing; ask again with the same token.
+        with a sentence that says who is missing; ask again with the same token. A hub
+        that starts no shards of its own answers BRING_SHARD first.
         """
 
     @_abc_1.abstractmethod

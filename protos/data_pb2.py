@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/data.proto\x12\nhubring.v1\"<\n\x05\x46rame\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.hubring.v1.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\x94\x03\n\x06Header\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12 \n\x05\x64type\x18\x03 \x01(\x0e\x32\x11.hubring.v1.DType\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12 \n\x04init\x18\n \x01(\x0b\x32\x10.hubring.v1.InitH\x00\x12 \n\x04push\x18\x0b \x01(\x0b\x32\x10.hubring.v1.PushH\x00\x12 \n\x04pull\x18\x0c \x01(\x0b\x32\x10.hubring.v1.PullH\x00\x12,\n\ncontribute\x18\r \x01(\x0b\x32\x16.hubring.v1.ContributeH\x00\x12$\n\x06values\x18\x14 \x01(\x0b\x32\x12.hubring.v1.ValuesH\x00\x12$\n\x06result\x18\x15 \x01(\x0b\x32\x12.hubring.v1.ResultH\x00\x12&\n\x07refusal\x18\x16 \x01(\x0b\x32\x13.hubring.v1.RefusalH\x00\x42\x06\n\x04\x62ody\"\x13\n\x04Init\x12\x0b\n\x03key\x18\x01 \x01(\r\"|\n\x04Push\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12*\n\x05hyper\x18\x03 \x03(\x0b\x32\x1b.hubring.v1.Push.HyperEntry\x1a,\n\nHyperEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x04Pull\x12\x0b\n\x03key\x18\x01 \x01(\r\"\x88\x01\n\nContribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\ncollective\x18\x02 \x01(\x0e\x32\x16.hubring.v1.Collective\x12 \n\x02op\x18\x03 \x01(\x0e\x32\x14.hubring.v1.ReduceOp\x12\x0c\n\x04root\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x03\"W\n\x06Values\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"\x08\n\x06Result\"7\n\x07Refusal\x12\x1e\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x10.hubring.v1.Code\x12\x0c\n\x04text\x18\x02 \x01(\t*\x93\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT64\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03\x12\x0c\n\x08\x42\x46LOAT16\x10\x04\x12\t\n\x05INT64\x10\x05\x12\t\n\x05INT32\x10\x06\x12\t\n\x05INT16\x10\x07\x12\x08\n\x04INT8\x10\x08\x12\t\n\x05UINT8\x10\t\x12\x08\n\x04\x42OOL\x10\n*b\n\nCollective\x12\x1a\n\x16\x43OLLECTIVE_UNSPECIFIED\x10\x00\x12\r\n\tALLREDUCE\x10\x01\x12\r\n\tBROADCAST\x10\x02\x12\r\n\tALLGATHER\x10\x03\x12\x0b\n\x07\x42\x41RRIER\x10\x04*Z\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x07\n\x03SUM\x10\x01\x12\x0b\n\x07\x41VERAGE\x10\x02\x12\x07\n\x03MIN\x10\x03\x12\x07\n\x03MAX\x10\x04\x12\x0b\n\x07PRODUCT\x10\x05*\x8a\x01\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46\x45NCED\x10\x01\x12\x0f\n\x0bUNKNOWN_KEY\x10\x02\x12\x0e\n\nWRONG_SIZE\x10\x03\x12\x10\n\x0cOUT_OF_ORDER\x10\x04\x12\x0c\n\x08MISMATCH\x10\x05\x12\x0e\n\nJOB_FAILED\x10\x06\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\x07\x32<\n\x04\x44\x61ta\x12\x34\n\x08\x45xchange\x12\x11.hubring.v1.Frame\x1a\x11.hubring.v1.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11protos/data.proto\x12\nhubring.v1\"<\n\x05\x46rame\x12\"\n\x06header\x18\x01 \x01(\x0b\x32\x12.hubring.v1.Header\x12\x0f\n\x07payload\x18\x02 \x01(\x0c\"\xa3\x03\n\x06Header\x12\x0f\n\x07request\x18\x01 \x01(\x04\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12 \n\x05\x64type\x18\x03 \x01(\x0e\x32\x11.hubring.v1.DType\x12\r\n\x05shape\x18\x04 \x03(\x03\x12\r\n\x05\x63odec\x18\x07 \x01(\t\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12 \n\x04init\x18\n \x01(\x0b\x32\x10.hubring.v1.InitH\x00\x12 \n\x04push\x18\x0b \x01(\x0b\x32\x10.hubring.v1.PushH\x00\x12 \n\x04pull\x18\x0c \x01(\x0b\x32\x10.hubring.v1.PullH\x00\x12,\n\ncontribute\x18\r \x01(\x0b\x32\x16.hubring.v1.ContributeH\x00\x12$\n\x06values\x18\x14 \x01(\x0b\x32\x12.hubring.v1.ValuesH\x00\x12$\n\x06result\x18\x15 \x01(\x0b\x32\x12.hubring.v1.ResultH\x00\x12&\n\x07refusal\x18\x16 \x01(\x0b\x32\x13.hubring.v1.RefusalH\x00\x42\x06\n\x04\x62ody\"\x13\n\x04Init\x12\x0b\n\x03key\x18\x01 \x01(\r\"|\n\x04Push\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12*\n\x05hyper\x18\x03 \x03(\x0b\x32\x1b.hubring.v1.Push.HyperEntry\x1a,\n\nHyperEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x13\n\x04Pull\x12\x0b\n\x03key\x18\x01 \x01(\r\"\x88\x01\n\nContribute\x12\x0c\n\x04name\x18\x01 \x01(\t\x12*\n\ncollective\x18\x02 \x01(\x0e\x32\x16.hubring.v1.Collective\x12 \n\x02op\x18\x03 \x01(\x0e\x32\x14.hubring.v1.ReduceOp\x12\x0c\n\x04root\x18\x04 \x01(\r\x12\x10\n\x08sequence\x18\x05 \x01(\x03\"W\n\x06Values\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05\x63lock\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\tstaleness\x18\x04 \x01(\x03\x12\r\n\x05\x64rain\x18\x05 \x01(\x08\"\x08\n\x06Result\"7\n\x07Refusal\x12\x1e\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x10.hubring.v1.Code\x12\x0c\n\x04text\x18\x02 \x01(\t*\x93\x01\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x0b\n\x07\x46LOAT32\x10\x01\x12\x0b\n\x07\x46LOAT64\x10\x02\x12\x0b\n\x07\x46LOAT16\x10\x03\x12\x0c\n\x08\x42\x46LOAT16\x10\x04\x12\t\n\x05INT64\x10\x05\x12\t\n\x05INT32\x10\x06\x12\t\n\x05INT16\x10\x07\x12\x08\n\x04INT8\x10\x08\x12\t\n\x05UINT8\x10\t\x12\x08\n\x04\x42OOL\x10\n*b\n\nCollective\x12\x1a\n\x16\x43OLLECTIVE_UNSPECIFIED\x10\x00\x12\r\n\tALLREDUCE\x10\x01\x12\r\n\tBROADCAST\x10\x02\x12\r\n\tALLGATHER\x10\x03\x12\x0b\n\x07\x42\x41RRIER\x10\x04*Z\n\x08ReduceOp\x12\x19\n\x15REDUCE_OP_UNSPECIFIED\x10\x00\x12\x07\n\x03SUM\x10\x01\x12\x0b\n\x07\x41VERAGE\x10\x02\x12\x07\n\x03MIN\x10\x03\x12\x07\n\x03MAX\x10\x04\x12\x0b\n\x07PRODUCT\x10\x05*\x8a\x01\n\x04\x43ode\x12\x14\n\x10\x43ODE_UNSPECIFIED\x10\x00\x12\n\n\x06\x46\x45NCED\x10\x01\x12\x0f\n\x0bUNKNOWN_KEY\x10\x02\x12\x0e\n\nWRONG_SIZE\x10\x03\x12\x10\n\x0cOUT_OF_ORDER\x10\x04\x12\x0c\n\x08MISMATCH\x10\x05\x12\x0e\n\nJOB_FAILED\x10\x06\x12\x0f\n\x0b\x42\x41\x44_REQUEST\x10\x07\x32<\n\x04\x44\x61ta\x12\x34\n\x08\x45xchange\x12\x11.hubring.v1.Frame\x1a\x11.hubring.v1.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,34 +33,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PUSH_HYPERENTRY']._loaded_options = None
   _globals['_PUSH_HYPERENTRY']._serialized_options = b'8\001'
-  _globals['_DTYPE']._serialized_start=966
-  _globals['_DTYPE']._serialized_end=1113
-  _globals['_COLLECTIVE']._serialized_start=1115
-  _globals['_COLLECTIVE']._serialized_end=1213
-  _globals['_REDUCEOP']._serialized_start=1215
-  _globals['_REDUCEOP']._serialized_end=1305
-  _globals['_CODE']._serialized_start=1308
-  _globals['_CODE']._serialized_end=1446
+  _globals['_DTYPE']._serialized_start=981
+  _globals['_DTYPE']._serialized_end=1128
+  _globals['_COLLECTIVE']._serialized_start=1130
+  _globals['_COLLECTIVE']._serialized_end=1228
+  _globals['_REDUCEOP']._serialized_start=1230
+  _globals['_REDUCEOP']._serialized_end=1320
+  _globals['_CODE']._serialized_start=1323
+  _globals['_CODE']._serialized_end=1461
   _globals['_FRAME']._serialized_start=33
   _globals['_FRAME']._serialized_end=93
   _globals['_HEADER']._serialized_start=96
-  _globals['_HEADER']._serialized_end=500
-  _globals['_INIT']._serialized_start=502
-  _globals['_INIT']._serialized_end=521
-  _globals['_PUSH']._serialized_start=523
-  _globals['_PUSH']._serialized_end=647
-  _globals['_PUSH_HYPERENTRY']._serialized_start=603
-  _globals['_PUSH_HYPERENTRY']._serialized_end=647
-  _globals['_PULL']._serialized_start=649
-  _globals['_PULL']._serialized_end=668
-  _globals['_CONTRIBUTE']._serialized_start=671
-  _globals['_CONTRIBUTE']._serialized_end=807
-  _globals['_VALUES']._serialized_start=809
-  _globals['_VALUES']._serialized_end=896
-  _globals['_RESULT']._serialized_start=898
-  _globals['_RESULT']._serialized_end=906
-  _globals['_REFUSAL']._serialized_start=908
-  _globals['_REFUSAL']._serialized_end=963
-  _globals['_DATA']._serialized_start=1448
-  _globals['_DATA']._serialized_end=1508
+  _globals['_HEADER']._serialized_end=515
+  _globals['_INIT']._serialized_start=517
+  _globals['_INIT']._serialized_end=536
+  _globals['_PUSH']._serialized_start=538
+  _globals['_PUSH']._serialized_end=662
+  _globals['_PUSH_HYPERENTRY']._serialized_start=618
+  _globals['_PUSH_HYPERENTRY']._serialized_end=662
+  _globals['_PULL']._serialized_start=664
+  _globals['_PULL']._serialized_end=683
+  _globals['_CONTRIBUTE']._serialized_start=686
+  _globals['_CONTRIBUTE']._serialized_end=822
+  _globals['_VALUES']._serialized_start=824
+  _globals['_VALUES']._serialized_end=911
+  _globals['_RESULT']._serialized_start=913
+  _globals['_RESULT']._serialized_end=921
+  _globals['_REFUSAL']._serialized_start=923
+  _globals['_REFUSAL']._serialized_end=978
+  _globals['_DATA']._serialized_start=1463
+  _globals['_DATA']._serialized_end=1523
 # @@protoc_insertion_point(module_scope)

@@ -169,6 +169,7 @@ class Header(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     INIT_FIELD_NUMBER: _builtins.int
@@ -183,7 +184,9 @@ class Header(_message.Message):
     payload_bytes: _builtins.int
     """of the whole payload, however many frames carry it"""
     dtype: Global___DType.ValueType
-    """of the payload's elements"""
+    """of the payload's elements, decoded if there is a codec"""
+    codec: _builtins.str
+    """how the payload is compressed, as in "int8" or "topk:0.01"; empty: not at all"""
     rank: _builtins.int
     """Requests bear the sender; replies do not."""
     incarnation: _builtins.int
@@ -212,6 +215,7 @@ class Header(_message.Message):
         payload_bytes: _builtins.int = ...,
         dtype: Global___DType.ValueType = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
+        codec: _builtins.str = ...,
         rank: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         init: Global___Init | None = ...,
@@ -224,7 +228,7 @@ class Header(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "init", b"init", "pull", b"pull", "push", b"push", "refusal", b"refusal", "result", b"result", "values", b"values"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "payload_bytes", b"payload_bytes", "pull", b"pull", "push", b"push", "rank", b"rank", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "values", b"values"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "codec", b"codec", "contribute", b"contribute", "dtype", b"dtype", "incarnation", b"incarnation", "init", b"init", "payload_bytes", b"payload_bytes", "pull", b"pull", "push", b"push", "rank", b"rank", "refusal", b"refusal", "request", b"request", "result", b"result", "shape", b"shape", "values", b"values"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["init", "push", "pull", "contribute", "values", "result", "refusal"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

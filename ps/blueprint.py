@@ -7,12 +7,14 @@ on from; everybody else's must be the same. No I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ps.consistency import Consistency
 from ps.errors import ConfigError
 from ps.manifest import Manifest
 from ps.plans import difference
+from ps.sharding import SLICE_BYTES, deal
 from ps.sharding import plan as make_plan
 from ps.types import BucketSpec, ShardPlan, Slice
 
@@ -25,7 +27,7 @@ class Blueprint:
     Args:
         consistency: What the hub promises; aggregate-only needs its lockstep.
         mode: The policy's name, for messages.
-        slice_bytes: Largest slice.
+        slice_bytes: Largest slice; None leaves it to the checkpoint, or else to the workers.
         restored: The checkpoint to go on from, if there is one.
     """
 
@@ -33,7 +35,7 @@ class Blueprint:
         self,
         consistency: Consistency,
         mode: str,
-        slice_bytes: int,
+        slice_bytes: int | None,
         restored: tuple[Path, Manifest] | None,
     ) -> None:
         self.buckets: Buckets = ()
@@ -42,6 +44,12 @@ class Blueprint:
         self._consistency = consistency
         self._mode = mode
         self._slice_bytes = slice_bytes
+        self._trial: tuple[Buckets, int] | None = None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the workers are to say how large slices are, and have not yet."""
+        return self._slice_bytes is None and self.restored is None and not self.buckets
 
     @property
     def step(self) -> int:
@@ -73,16 +81,36 @@ class Blueprint:
         if clause is not None:
             raise ConfigError(f"this worker's model is not the job's: it has {clause}")
 
-    def draw(self, offered: Buckets, shards: int) -> ShardPlan:
-        """The plan for the first worker's buckets.
+    def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
+        """A plan that is only to be tried, and whether it is another than the one tried last.
+
+        Raises:
+            ConfigError: The job has its plan already.
+        """
+        if not self.undecided:
+            raise ConfigError("the job has its slices already: a worker that joins it has nothing to try")
+        asked = (offered, slice_bytes)
+        is_new, self._trial = asked != self._trial, asked
+        return make_plan(offered, shards, slice_bytes), is_new
+
+    def draw(self, offered: Buckets, shards: int, slice_bytes: int | None = None) -> ShardPlan:
+        """The plan for the first worker's buckets; a checkpoint's own cuts if nobody asks for others.
+
+        Args:
+            offered: The buckets.
+            shards: How many shards there are.
+            slice_bytes: What the workers found best, if that was left to them.
 
         Raises:
             ConfigError: The checkpoint is of another model.
         """
-        plan = make_plan(offered, shards, self._slice_bytes)
+        if self.restored is not None and self._slice_bytes is None:
+            plan = deal(self.restored[1].slices, offered, shards)
+        else:
+            plan = make_plan(offered, shards, self._slice_bytes or slice_bytes or SLICE_BYTES)
         if self.restored is not None:
             path, manifest = self.restored
-            clause = difference(manifest.buckets, offered)
+            clause = difference(_uncoded(manifest.buckets), _uncoded(offered))
             if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
                 clause = "slices cut by another --slice-bytes"
             if clause is not None:
@@ -99,6 +127,11 @@ class Blueprint:
 
 def _steps_on_hub(buckets: Buckets) -> bool:
     return all(bucket.optimizer for bucket in buckets)
+
+
+def _uncoded(buckets: Buckets) -> Buckets:
+    """What gradients are compressed with may change from start to start."""
+    return tuple(replace(bucket, codec="") for bucket in buckets)
 
 
 def _cuts(slices: Sequence[Slice]) -> list[tuple[int, int, int, int]]:

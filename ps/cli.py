@@ -30,6 +30,9 @@ def start(
     host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="control port, 0 for a free one [5555]")] = None,
     shards: Annotated[int | None, typer.Option(help="shard processes on this host [1]")] = None,
+    colocate: Annotated[
+        bool | None, typer.Option("--colocate", help="no shards here: each worker brings one")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="workers of the job [as their launcher says]")] = None,
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
     staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
@@ -48,7 +51,7 @@ def start(
         bool | None, typer.Option("--insecure", help="listen beyond loopback without credentials")
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="write HOST:PORT here once listening")] = None,
-    slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [4194304]")] = None,
+    slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [tuned]")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
 ) -> None:
@@ -120,9 +123,10 @@ def _ask(server: str, call: Any) -> Any:
     from protos.control_pb2_grpc import ControlStub
     from ps.config import address
     from ps.errors import ServerUnreachable
+    from ps.transport.channel import open_channel
 
     address(server)
-    with grpc.insecure_channel(server, options=[("grpc.enable_http_proxy", 0)]) as channel:
+    with open_channel(server) as channel:
         try:
             return call(ControlStub(channel))
         except grpc.RpcError as error:

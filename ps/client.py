@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
+import select
 import threading
 import time
 from collections import deque
@@ -18,10 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import zmq
-
 from ps.errors import ConfigError, ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
-from ps.messages import Code, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
+from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.work import Work
@@ -34,6 +33,13 @@ if TYPE_CHECKING:
     from ps.types import Hyper, Sender
 
 log = logging.getLogger(__name__)
+
+Decode = Callable[[Coded], None]
+"""Takes a mean that came in a codec; its payload may be read until it returns.
+
+Raises:
+    HubringError: It is in another codec than was due.
+"""
 
 REDIAL_SECONDS = 5.0
 _ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}
@@ -48,6 +54,7 @@ class _Call:
     into: Tensor | None
     work: Work
     on_reply: Callable[[Reply], None] | None = None
+    decode: Decode | None = None
 
 
 class KVClient:
@@ -93,17 +100,29 @@ class KVClient:
         self._submit(shard, Init(self.sender, key, values), None, work)
 
     def push_pull(
-        self, shard: int, key: int, gradient: Tensor, into: Tensor, hyper: Hyper, work: Work
+        self,
+        shard: int,
+        key: int,
+        gradient: Tensor | Coded,
+        into: Tensor,
+        hyper: Hyper,
+        work: Work,
+        decode: Decode | None = None,
     ) -> None:
-        """Pushes a gradient; the parameters that may be read next land in `into` (flat, same numel)."""
+        """Pushes a gradient; the parameters that may be read next land in `into` (flat, same numel).
+
+        With `decode` the answer is due in a codec: its payload may land in `into`
+        (flat uint8), and `decode` gets it in the I/O thread, before the work is done.
+        """
         clock = self._clocks.get(key)
         if clock is None:
             raise HubringError(f"key {key} was pushed before it was ever pulled: its clock is unknown")
-        self._submit(shard, Push(self.sender, key, clock, gradient, hyper), into, work, self._note_staleness)
+        push = Push(self.sender, key, clock, gradient, hyper)
+        self._submit(shard, push, into, work, self._note_staleness, decode)
 
-    def pull(self, shard: int, key: int, into: Tensor, work: Work) -> None:
-        """Brings a key's parameters into `into` (flat), and its clock with them."""
-        self._submit(shard, Pull(self.sender, key), into, work)
+    def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
+        """Brings a key's parameters into `into` (flat), and its clock; `decode` as in `push_pull`."""
+        self._submit(shard, Pull(self.sender, key), into, work, decode=decode)
 
     def contribute(
         self, shard: int, request: Contribute, work: Work, on_result: Callable[[Tensor | None], None]
@@ -149,9 +168,10 @@ class KVClient:
         into: Tensor | None,
         work: Work,
         on_reply: Callable[[Reply], None] | None = None,
+        decode: Decode | None = None,
     ) -> None:
         number = next(self._numbers)
-        call = _Call(shard, wire.encode_request(request, number), into, work, on_reply)
+        call = _Call(shard, wire.encode_request(request, number), into, work, on_reply, decode)
         with self._lock:
             failure = self._failure
             if failure is None:
@@ -165,12 +185,12 @@ class KVClient:
 
     def _serve(self) -> None:
         connections: dict[int, Connection] = {}
-        poller = zmq.Poller()
-        poller.register(self._wake, zmq.POLLIN)
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
         try:
             for shard in range(self._shards):
                 connections[shard] = self._dial(shard)
-                poller.register(connections[shard].waitable, zmq.POLLIN)
+                poller.register(connections[shard].waitable, select.POLLIN)
             self._connected.complete_part()
             while not self._closing:
                 self._turn(connections, poller)
@@ -180,7 +200,7 @@ class KVClient:
             for connection in connections.values():
                 connection.close()
 
-    def _turn(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _turn(self, connections: dict[int, Connection], poller: select.poll) -> None:
         """Waits for something to do, and does it."""
         ready = dict(poller.poll())
         if self._wake in ready:
@@ -190,7 +210,7 @@ class KVClient:
             if connection.waitable in ready:
                 self._receive(shard, connections, poller)
 
-    def _flush(self, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _flush(self, connections: dict[int, Connection], poller: select.poll) -> None:
         """Sends all that was handed in, then lets it out together."""
         shards = set()
         while (call := self._next_call()) is not None:
@@ -219,7 +239,7 @@ class KVClient:
         if call.message.payload is not None:
             self.traffic.bytes_sent += call.message.payload.nbytes
 
-    def _receive(self, shard: int, connections: dict[int, Connection], poller: zmq.Poller) -> None:
+    def _receive(self, shard: int, connections: dict[int, Connection], poller: select.poll) -> None:
         try:
             for message in connections[shard].receive():
                 self._answer(shard, message)
@@ -227,7 +247,7 @@ class KVClient:
             self._reconnect(shard, connections, poller, lost)
 
     def _reconnect(
-        self, shard: int, connections: dict[int, Connection], poller: zmq.Poller, lost: ConnectionLost
+        self, shard: int, connections: dict[int, Connection], poller: select.poll, lost: ConnectionLost
     ) -> None:
         """Dials a shard again and repeats every request that it has not answered."""
         log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
@@ -240,7 +260,7 @@ class KVClient:
             try:
                 connection = self._dial(shard)
                 connections[shard] = connection
-                poller.register(connection.waitable, zmq.POLLIN)
+                poller.register(connection.waitable, select.POLLIN)
                 with self._lock:
                     unanswered = [call for _, call in sorted(self._calls.items()) if call.shard == shard]
                 for call in unanswered:
@@ -281,7 +301,18 @@ class KVClient:
             if reply.key == 0 and reply.drain:
                 # Only key 0 decides: other keys may see the drain a round earlier or later.
                 self.draining = True
-            if call.into is not None and reply.values is not None:
-                call.into.copy_(reply.values)
+            if call.into is not None:
+                _take(reply.values, call.into, call.decode)
         if call.on_reply is not None:
             call.on_reply(reply)
+
+
+def _take(values: Tensor | Coded | None, into: Tensor, decode: Decode | None) -> None:
+    """Brings an answer to where it was due."""
+    if isinstance(values, Coded) and decode is not None:
+        decode(values)
+    elif isinstance(values, Coded) or decode is not None:
+        came = f"in {values.codec}" if isinstance(values, Coded) else "uncompressed"
+        raise ConfigError(f"an answer came {came}: start the server and all workers from the same version")
+    elif values is not None:
+        into.copy_(values)

@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
+from ps import codecs
 from ps.errors import ConfigError
 from ps.settings import flag, settle
 
@@ -44,6 +45,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Port of the control service; 0 takes a free one, and the banner names it."""
     shards: Count = 1
     """Shard processes to start on this host."""
+    colocate: bool = False
+    """Start none: each worker brings one, on its own host."""
     workers: Whole = 0
     """Workers that the job needs, spare ones included; 0: as their launcher says, else 1."""
     mode: Literal["bsp", "asp", "ssp", "backup"] = "bsp"
@@ -68,14 +71,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Listen beyond loopback though nobody is asked for credentials."""
     address_file: Path | None = None
     """File into which the server writes its address once it listens."""
-    slice_bytes: Bytes = 4 * 2**20
-    """Largest piece in which a bucket travels and is spread over the shards, in bytes."""
+    slice_bytes: Bytes | None = None
+    """Largest piece in which a bucket travels and is spread over the shards, in bytes; None: as in the
+    checkpoint, else the workers find out by trying, before training begins."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 
     def __post_init__(self) -> None:
         self._check_mode()
-        if not _is_loopback(self.host) and not self.insecure:
+        if self.colocate and self.shards != 1 and self.join is None:
+            raise ConfigError(
+                f"--shards {self.shards} starts shards on this host, and under --colocate each worker brings"
+                " one to its own: drop one of the two"
+            )
+        if not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
                 f"--host {self.host} is reachable from other machines, and workers are not asked for "
                 "credentials yet: anybody there could read or change the model. Listen on 127.0.0.1, "
@@ -105,7 +114,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
                     f"{flag(field.name)} is the coordinator's to say, and this host joins the one at "
                     f"{coordinator}: give it there, or drop --join"
                 )
-        if _is_loopback(self.host) and not _is_loopback(there):
+        if is_loopback(self.host) and not is_loopback(there):
             raise ConfigError(
                 f"shards on --host {self.host} cannot be reached from {coordinator}:"
                 " give --host with this machine's address, and --insecure"
@@ -131,6 +140,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """What carries the ring."""
     aggregate: bool = False
     """The hub only averages, and this worker's own optimizer steps."""
+    compress: str | None = None
+    """What gradients are compressed with: bf16, fp16, int8, sign, topk:F or powersgd:R; None: nothing."""
     transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
     """Wire to the hub's shards; auto takes the fastest that both ends share."""
     rank: Whole | None = None
@@ -145,8 +156,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """File to which every step is written, one JSON object a line."""
     save_parameters: Path | None = None
     """File to which the built-in job's last parameters are written."""
-    bucket_bytes: Bytes = 25 * 2**20
-    """How much gradient is exchanged together, in bytes."""
+    bucket_bytes: Bytes | None = None
+    """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
     timeout: Seconds = 300.0
     """Seconds that one exchange, or the start of the job, may take."""
     log_format: LogFormat = "text"
@@ -161,6 +172,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             self._check_ring()
         elif self.backend == "nccl":
             raise _only_with("--backend nccl", "--topology ring", "--topology hub")
+        if self.compress is not None:
+            self._check_compress(self.compress)
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ConfigError(
                 f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "
@@ -173,6 +186,16 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.world_size is not None and self.world_size > 1:
             raise ConfigError(
                 f"--world-size {self.world_size} needs --server HOST:PORT: without it a worker is alone"
+            )
+
+    def _check_compress(self, name: str) -> None:
+        kind = codecs.parse(name).kind
+        if self.backend == "nccl":
+            raise _only_with(f"--compress {name}", "--backend gloo", "--backend nccl")
+        if kind == "powersgd" and self.topology == "hub" and self.server and not self.aggregate:
+            raise ConfigError(
+                f"--compress {name} on a hub needs --aggregate: its two rounds end in a mean, which the"
+                " worker's own optimizer applies. Add --aggregate, or take another codec, such as int8"
             )
 
     def _check_ring(self) -> None:
@@ -214,6 +237,12 @@ def environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def become(variables: Mapping[str, str]) -> None:
+    """Makes `variables` this process's environment: for a fork that stands for a fresh process."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def spare_forks() -> None:
     """Keeps gRPC from stopping its threads at every fork, unless the environment says otherwise.
 
@@ -246,7 +275,8 @@ def _given(variables: Mapping[str, str] | None) -> Mapping[str, str]:
     return os.environ if variables is None else variables
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -13,10 +13,11 @@ import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlServicer
-from ps.coordinator import Coordinator
+from ps.coordinator import Coordinator, Summons
 from ps.errors import ConfigError, Fenced, HubringError
 from ps.job import Joiner, Reason
 from ps.plans import bucket_from_proto, slice_to_proto
+from ps.transport.host import reachable
 from ps.types import PROTOCOL, Sender
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,13 @@ class Control(ControlServicer):
         if seat is None:
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.waiting_for())
         config = self._coordinator.config
+        if isinstance(seat, Summons):
+            return pb.JoinReply(
+                state=pb.JoinReply.BRING_SHARD,
+                incarnation=seat.member.incarnation,
+                server_host=reachable(config.host),
+                insecure=config.insecure,
+            )
         return pb.JoinReply(
             state=pb.JoinReply.READY,
             rank=seat.member.rank,
@@ -61,6 +69,10 @@ class Control(ControlServicer):
     async def Heartbeat(self, request: pb.HeartbeatRequest, context: Context) -> pb.HeartbeatReply:
         try:
             news = self._coordinator.beat(_sender(request), request.step, request.loss, request.waiting)
+            if request.shard_ended:
+                self._coordinator.shard_ended(_sender(request), request.shard_ended)
+            if request.stopping:
+                await self._coordinator.stop_with(_sender(request))
         except Fenced as error:
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
         failure = self._coordinator.job.failure
@@ -72,15 +84,18 @@ class Control(ControlServicer):
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
-        reason = Reason(request.reason)
-        return pb.LeaveReply(
-            news=await self._coordinator.leave(_sender(request), reason, request.text, request.step)
-        )
+        sender = _sender(request)
+        news = await self._coordinator.leave(sender, Reason(request.reason), request.text, request.step)
+        serves = await self._coordinator.needs_shard_of(sender, request.wait_seconds)
+        return pb.LeaveReply(news=news, serves=serves)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:
             offered = tuple(map(bucket_from_proto, request.buckets))
-            step = await self._coordinator.plan(_sender(request), offered)
+            if request.trial:
+                trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
+                return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
+            step = await self._coordinator.plan(_sender(request), offered, request.slice_bytes or None)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:
@@ -90,6 +105,7 @@ class Control(ControlServicer):
             slices=[slice_to_proto(piece) for piece in blueprint.plan.slices],
             step=step,
             initialised=blueprint.restored is not None,
+            undecided=blueprint.undecided,
         )
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:
@@ -108,7 +124,7 @@ class Control(ControlServicer):
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
-            path, step = await self._coordinator.save()
+            path, step = await self._coordinator.keeper.save()
         except HubringError as error:
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)
@@ -120,9 +136,9 @@ class Control(ControlServicer):
     ) -> pb.RegisterShardReply:
         try:
             _check_protocol(request.protocol, "shard")
+            shard = await self._coordinator.register_shard(request)
         except ConfigError as error:
             return pb.RegisterShardReply(refused=str(error))
-        shard = await self._coordinator.register_shard(request)
         if shard is None:
             return pb.RegisterShardReply()  # lease 0: a job is running, ask again when it is over
         config = self._coordinator.config
@@ -137,12 +153,7 @@ class Control(ControlServicer):
     async def ShardHeartbeat(
         self, request: pb.ShardHeartbeatRequest, context: Context
     ) -> pb.ShardHeartbeatReply:
-        try:
-            self._coordinator.beat_shard(request.shard, request.token)
-        except ConfigError as error:
-            log.warning("%s", error)
-            return pb.ShardHeartbeatReply(stop=True)
-        return pb.ShardHeartbeatReply(stop=self._coordinator.done.is_set())
+        return pb.ShardHeartbeatReply(stop=not self._coordinator.beat_shard(request.token))
 
 
 def _check_protocol(theirs: int, who: str) -> None:
@@ -161,6 +172,7 @@ def _joiner(request: pb.JoinRequest) -> Joiner:
         pid=request.pid,
         rank=None if request.rank < 0 else request.rank,
         world_size=request.world_size or None,
+        brings_shard=request.brings_shard,
     )
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from protos import control_pb2 as pb
-from ps import manifest as checkpoints
 from ps import status
 from ps.blueprint import Blueprint, Buckets
 from ps.config import ServerConfig
@@ -25,12 +24,17 @@ from ps.consistency import Consistency
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
 from ps.fleet import Fleet, Shard
 from ps.job import Job, Joiner, Outcome, Reason
+from ps.keeper import Keeper
 from ps.manifest import Manifest
-from ps.saver import Held, Saver
+from ps.saver import Held
+from ps.supply import OwnShards, Supply, WorkersShards
 from ps.timing import TimeSource
-from ps.types import Member, Sender
+from ps.types import Member, Sender, ShardPlan
 
 log = logging.getLogger(__name__)
+
+TRIAL_SECONDS = 30.0
+"""How long a worker that joins may wait until the others know their slices."""
 
 PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
@@ -44,6 +48,12 @@ class Seat(NamedTuple):
     late: bool
     neighbours: int
     """Workers on its host, itself included."""
+
+
+class Summons(NamedTuple):
+    """A worker gets its place once it has brought a shard."""
+
+    member: Member
 
 
 class Coordinator:
@@ -66,21 +76,28 @@ class Coordinator:
         self.config = config
         self.consistency = consistency
         self._clock = clock
-        self.fleet = Fleet(config.shards, config.lease)
-        self.saver = Saver(self.fleet, config.checkpoint_dir) if config.checkpoint_dir else None
+        self.fleet = Fleet(config.lease)
+        self._supply: Supply = WorkersShards() if config.colocate else OwnShards(config.shards)
+        self.keeper = Keeper(
+            self.fleet,
+            config.checkpoint_dir,
+            config.checkpoint_every,
+            clock,
+            self._held,
+            restored[0] if restored else None,
+        )
         self.done = asyncio.Event()
         """Set when the server should end: after its only job, or beyond help."""
         self.outcome: Outcome | None = None
         self.failure: HubringError | None = None
-        self.last_checkpoint: Path | None = restored[0] if restored else None
+        self.stopping = False
+        """The server ends with this job."""
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
-        self._saving = asyncio.Lock()
-        self._passing: asyncio.Task[None] | None = None
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin(restored)
 
@@ -92,6 +109,7 @@ class Coordinator:
             # A job that must not lose a worker gives it twice the time to come back.
             lease_seconds=config.lease * (1 if config.on_loss == "drop" else 2),
             keep_going=config.on_loss == "drop",
+            colocate=config.colocate,
             first_incarnation=self._next_incarnation,
         )
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
@@ -99,20 +117,22 @@ class Coordinator:
         self._board: dict[str, str] = {}
         self._ending = False
         self._failure_told = False
-        self._saved_at = self._clock.now()
+        self.keeper.begin()
 
     # What workers ask for.
 
-    async def join(self, joiner: Joiner) -> Seat | None:
+    async def join(self, joiner: Joiner) -> Seat | Summons | None:
         """Gives a worker its place; None while others are still missing: it asks again.
 
         Raises:
             HubringError: The worker cannot take part; says why.
         """
-        if self.job.draining:
+        if self.stopping:
             raise JobFailed("the server is being stopped; start it again, then the worker")
         member = self.job.admit(joiner, self._clock.now())
         await self._announce()
+        if self.job.colocated and not joiner.brings_shard:
+            return Summons(member)
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         await self._wait(lambda: self._complete, min(PATIENCE, self.config.lease / 2))
         if not self._complete:
@@ -121,7 +141,7 @@ class Coordinator:
         self.job.admit(joiner, self._clock.now())  # the same seat; its lease begins now
         assert self.job.membership is not None
         late = member not in self.job.membership.view.members
-        neighbours = sum(other.host == member.host for other in self.job.membership.members)
+        neighbours = sum(other.host == member.host for other in self.job.members)
         return Seat(member, self.job.membership.world_size, late, neighbours)
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
@@ -137,10 +157,24 @@ class Coordinator:
         await self._announce()
         return news
 
-    async def plan(self, sender: Sender, offered: Buckets) -> int:
+    async def needs_shard_of(self, sender: Sender, seconds: float) -> str:
+        """Who needs the shard of a worker that has left, waited for until it is nobody; then empty."""
+        await self._wait(lambda: self.fleet.of_worker(sender.incarnation) is None, min(seconds, PATIENCE))
+        if self.fleet.of_worker(sender.incarnation) is None:
+            return ""
+        return ", ".join(map(str, self.job.members)) or "the last checkpoint"
+
+    def shard_ended(self, sender: Sender, how: str) -> None:
+        """A worker tells that its shard is gone, sooner than the shard's lease would."""
+        shard = self.fleet.of_worker(sender.incarnation)
+        if shard is not None:
+            self.shard_lost(f"{shard} {how}")
+
+    async def plan(self, sender: Sender, offered: Buckets, slice_bytes: int | None) -> int:
         """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-        A late joiner counts from here on: it has all that it needs.
+        A late joiner counts from here on: it has all that it needs. If the size of slices is
+        left to the workers and none is given, nothing is agreed on, and the blueprint says so.
 
         Raises:
             Fenced: The worker has lost its place.
@@ -149,8 +183,10 @@ class Coordinator:
         job = self._job_of(sender)
         assert job.membership is not None
         late = job.membership.member(sender) not in job.membership.view.members
+        if late:  # the others may be trying sizes
+            await self._wait(lambda: not self.blueprint.undecided, TRIAL_SECONDS)
         async with self._planning:
-            await self._agree(offered, late)
+            await self._agree(offered, late, slice_bytes)
         if not late:
             return self.blueprint.step
         seen = max(progress.step for progress in job.progress.values())
@@ -158,6 +194,22 @@ class Coordinator:
         job.membership.activate(sender)
         await self._publish()
         return step
+
+    async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
+        """Gives every shard the slices that the workers want to try, once for all who ask for the same.
+
+        Raises:
+            Fenced: The worker has lost its place.
+            ConfigError: The job has its plan already.
+        """
+        membership = self._job_of(sender).membership
+        assert membership is not None
+        membership.member(sender)
+        async with self._planning:
+            trial, is_new = self.blueprint.draw_trial(offered, len(self.fleet.shards), slice_bytes)
+            if is_new:
+                await self.fleet.set_plan(offered, trial, None)
+        return trial
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
         """Pins a value to the board, or without one waits for somebody else's; empty if none came."""
@@ -174,17 +226,25 @@ class Coordinator:
     # What shards ask for.
 
     async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Takes a shard in; None while a job runs, whose plan knows nothing of it."""
-        if self._complete:
-            return None
-        shard = self.fleet.register(request, self._clock.now())
+        """Takes a shard in, the same one for the same token; None while a job runs without it.
+
+        Raises:
+            ConfigError: This hub has no use for it.
+        """
+        known = self.fleet.find(request.token)
+        if known is not None:
+            return known
+        index = self._supply.number(request.worker, self.job, self.fleet.shards)
+        if self._complete and self._wanted:
+            return None  # the job's plan knows nothing of it
+        shard = self.fleet.register(request, index, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
         await self._announce()
         return shard
 
-    def beat_shard(self, index: int, token: str) -> None:
-        """Renews a shard's lease. Raises as `Fleet.beat`."""
-        self.fleet.beat(index, token, self._clock.now())
+    def beat_shard(self, token: str) -> bool:
+        """Renews a shard's lease; False where it should end."""
+        return self.fleet.beat(token, self._clock.now()) and not self.done.is_set()
 
     # What the server's process asks for.
 
@@ -197,68 +257,57 @@ class Coordinator:
 
     async def _look_after(self) -> None:
         now = self._clock.now()
+        self.job.expire(now)
+        if not self._complete:
+            leases_from = now - self.config.lease
+            await self.fleet.dismiss(self._supply.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
         if silent is not None:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
-        self.job.expire(now)
         # Also what a Leave did not bring about whose caller hung up in the middle.
         await self._publish_or_fail()
         if self.job.over and not self._ending:
             await self._end()
         elif self._due(now):
-            # Not awaited: it may take many steps, and leases run meanwhile.
-            self._passing = asyncio.create_task(self._save_in_passing())
+            self.keeper.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
-        """A shard is gone and its parameters with it: neither job nor server can go on."""
-        if self.failure is None:
+        """A shard is gone, its parameters too: the job cannot go on, nor a server whose own it was."""
+        lost = f"{what}; its part of the parameters is lost"
+        if self.config.colocate:
+            self.job.fail(JobFailed(f"{lost}: start the job again from its checkpoint"))
+        elif self.failure is None:
             self.failure = JobFailed(
-                f"{what}; its part of the parameters is lost: start the server again with its"
-                " --checkpoint-dir, then the workers"
+                f"{lost}: start the server again with its --checkpoint-dir, then the workers"
             )
             self.job.fail(self.failure)
             if self.job.membership is None or self.job.over:
                 self.done.set()
 
     async def drain(self) -> None:
-        """Lets every worker finish its step and leave; then the job is over."""
-        self.job.draining = True
+        """Lets every worker finish its step and leave; then the server ends."""
+        self.stopping = True
         if self.job.membership is None or not self.job.started:
             self.done.set()
         elif self.job.topology == "ring":
+            self.job.draining = True
             log.warning("a ring job stops at no common step for the hub: it goes on until it is done")
         else:
-            try:
-                await self.fleet.drain()
-            except JobFailed as error:
-                self.shard_lost(str(error))
+            await self._drain_job()
 
-    async def save(self) -> tuple[Path, int]:
-        """Writes a checkpoint now.
+    async def stop_with(self, sender: Sender) -> None:
+        """A worker that was asked to stop takes its shard along: all stop after the same step."""
+        if self.job.colocated and not self.job.draining:
+            assert self.job.membership is not None
+            log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
+            await self._drain_job()
 
-        Raises:
-            ConfigError: There is no directory, or nothing to save.
-        """
-        if self.saver is None:
-            raise ConfigError("the server was started without --checkpoint-dir")
-        if not self.blueprint.on_the_hub:
-            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
-        async with self._saving:
-            held = Held(
-                self.job.name,
-                self.config.mode,
-                self.blueprint.buckets,
-                self.blueprint.plan,
-                self._incarnation_after(),
-            )
-            self.last_checkpoint, step = await self.saver.save(
-                held,
-                lockstep=self.consistency.lockstep,
-                running=not self.job.over,
-                step=self.job.step,
-            )
-            self._saved_at = self._clock.now()
-        return self.last_checkpoint, step
+    async def _drain_job(self) -> None:
+        self.job.draining = True
+        try:
+            await self.fleet.drain()
+        except JobFailed as error:
+            self.shard_lost(str(error))
 
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
@@ -268,20 +317,26 @@ class Coordinator:
             "mode": self.config.mode,
             "state": self._state(),
             "epoch": self._published,
-            "draining": self.job.draining,
+            "draining": self.stopping or self.job.draining,
             "workers": status.workers(self.job, self._clock.now()),
             "shards": await self._shards(),
             "slowest": self.job.slowest(),
-            "checkpoint": str(self.last_checkpoint or ""),
+            "checkpoint": str(self.keeper.last or ""),
         }
 
     # Inside.
 
     async def _shards(self) -> list[dict[str, Any]]:
         try:
-            return [status.shard(stats) for stats in await self.fleet.stats()]
+            return await self._counted()
         except JobFailed as error:
             return [{"error": str(error)}]
+
+    async def _counted(self) -> list[dict[str, Any]]:
+        shards = self.fleet.shards
+        return [
+            status.shard(shard, stats) for shard, stats in zip(shards, await self.fleet.stats(), strict=True)
+        ]
 
     def _state(self) -> str:
         if self.job.failure is not None:
@@ -291,14 +346,18 @@ class Coordinator:
     @property
     def _complete(self) -> bool:
         """Whether everybody is there whom a job needs."""
-        return self.job.started and self.fleet.ready
+        return self.job.started and len(self.fleet.shards) >= self._wanted
+
+    @property
+    def _wanted(self) -> int:
+        """How many shards the job needs before it may begin; a ring needs none."""
+        return 0 if self.job.topology == "ring" else self._supply.wanted(self.job)
 
     def waiting_for(self) -> str:
-        """Who is missing, as a sentence."""
-        if not self.fleet.ready:
-            return (
-                f"waiting for {self.fleet.expected - len(self.fleet.shards)} of {self.fleet.expected} shards"
-            )
+        """Who is missing, as a sentence; under --colocate the workers, who bring the shards."""
+        missing = self._wanted - len(self.fleet.shards)
+        if missing > 0 and (self.job.started or not self.config.colocate):
+            return f"waiting for {missing} of {self._wanted} shards"
         return self.job.waiting_for()
 
     def _incarnation_after(self) -> int:
@@ -312,7 +371,7 @@ class Coordinator:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
 
-    async def _agree(self, offered: Buckets, late: bool) -> None:
+    async def _agree(self, offered: Buckets, late: bool, slice_bytes: int | None) -> None:
         """Takes the first worker's buckets as the job's, and holds the others' against them."""
         try:
             self.blueprint.check(offered, late)
@@ -320,11 +379,12 @@ class Coordinator:
             if self.blueprint.buckets and not late:
                 self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
             raise
-        if not self.blueprint.buckets:
-            plan = self.blueprint.draw(offered, len(self.fleet.shards))
+        if not self.blueprint.buckets and (slice_bytes or not self.blueprint.undecided):
+            plan = self.blueprint.draw(offered, len(self.fleet.shards), slice_bytes)
             restored = self.blueprint.restored
             await self.fleet.set_plan(offered, plan, restored[0] if restored else None)
             self.blueprint.settle(offered, plan)
+            await self._announce()
 
     async def _publish(self) -> None:
         """Brings the current view to every shard; returns when they act on it."""
@@ -345,63 +405,58 @@ class Coordinator:
         """Brings a loss to the shards; the reason first, if the job fails by it."""
         await self._tell_failure()
         try:
-            if self._complete:
+            if self._complete and self.job.failure is None:
                 await self._publish()
         except JobFailed as error:
             self.job.fail(error)
 
     async def _end(self) -> None:
         """The last worker has left: save, then stop or make room for the next job."""
-        if not self.job.started and not self.job.draining and self.failure is None:
+        if not self.job.started and not self.stopping and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
             self._begin(self.blueprint.restored)
             return
         self._ending = True
         self.outcome = self.job.outcome
-        await self._stop_passing()
-        if self._savable and self.failure is None:
-            await self._save_in_passing()
+        await self.keeper.end(save=self.blueprint.on_the_hub and self.failure is None)
         self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
-        if self.failure is None:
-            self.last_stats = [status.shard(stats) for stats in await self.fleet.stats()]
-        if self.config.once or self.job.draining or self.failure is not None:
+        if self.config.colocate:
+            self.last_stats = await self._shards()
+            await self.fleet.dismiss(self.fleet.shards)
+            await self._announce()
+        elif self.failure is None:
+            self.last_stats = await self._counted()
+        if self.config.once or self.stopping or self.failure is not None:
             self.done.set()
             return
         await self.fleet.reset()
-        self._begin(None if self.outcome.ok else self._newest())
+        self._begin(None if self.outcome.ok else self.keeper.newest())
         log.info("ready for the next job")
 
-    def _newest(self) -> tuple[Path, Manifest] | None:
-        """From where a job that broke off goes on."""
-        return checkpoints.newest(self.config.checkpoint_dir) if self.config.checkpoint_dir else None
-
-    async def _stop_passing(self) -> None:
-        """Gives up a checkpoint under way: its step will not be reached any more."""
-        if self._passing is not None and not self._passing.done():
-            self._passing.cancel()
-            await asyncio.wait([self._passing])
-
-    async def _save_in_passing(self) -> None:
-        try:
-            await self.save()
-        except HubringError as error:
-            log.error("no checkpoint: %s", error)
-            self._saved_at = self._clock.now()
-
-    @property
-    def _savable(self) -> bool:
-        return self.saver is not None and self.blueprint.on_the_hub
-
     def _due(self, now: float) -> bool:
-        return (
-            self._savable
-            and self.job.started
-            and self.job.failure is None
-            and not self._saving.locked()
-            and now - self._saved_at >= self.config.checkpoint_every
+        trains = self.job.started and self.job.failure is None and self.blueprint.on_the_hub
+        return trains and self.keeper.due(now)
+
+    def _held(self) -> Held:
+        """What there is to save.
+
+        Raises:
+            ConfigError: There is nothing.
+        """
+        if not self.blueprint.on_the_hub:
+            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
+        return Held(
+            self.job.name,
+            self.config.mode,
+            self.blueprint.buckets,
+            self.blueprint.plan,
+            self._incarnation_after(),
+            lockstep=self.consistency.lockstep,
+            running=not self.job.over,
+            step=self.job.step,
         )
 
     async def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:

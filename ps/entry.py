@@ -14,9 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ps import compression
 from ps.blocks import BlockSteps
+from ps.compression import Compressor, codec_for
 from ps.errors import CheckpointCorrupt, ConfigError
-from ps.messages import Push, Ticket
+from ps.feedback import ErrorFeedback
+from ps.messages import Coded, Push, Ticket
 from ps.snapshot import KeyState
 from ps.types import BucketSpec, Sender, Slice
 
@@ -44,6 +47,23 @@ class Settled(NamedTuple):
     staleness: int
 
 
+class CodedMean:
+    """A mean gradient on its way back, in the codec of those that it was made from.
+
+    What the codec left out goes with the next mean. Before the first round it is
+    the code of zeros. Its bytes change only when a round closes, as the values do.
+    """
+
+    def __init__(self, codec: Compressor, values: Tensor) -> None:
+        payload = torch.zeros(codec.nbytes(values.numel()), dtype=torch.uint8)
+        self.latest = Coded(codec.name, payload, values.numel(), values.dtype)
+        self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
+
+    def encode(self, values: Tensor) -> None:
+        """Makes the latest mean the one that readers get."""
+        self._feedback.encode(values, self.latest.payload)
+
+
 @dataclass(slots=True)
 class Entry:
     """One key's state; ranks are those of live workers.
@@ -55,6 +75,8 @@ class Entry:
         read: The version that a rank was sent last.
         settled: The last push of a rank that is over.
         drain_from: Replies of this version and later say that the job ends.
+        codec: What gradients come in; None: as they are.
+        coded: The values as readers get them, where they are not sent as they are.
     """
 
     key: int
@@ -68,6 +90,8 @@ class Entry:
     read: dict[int, int] = field(default_factory=dict)
     settled: dict[int, Settled] = field(default_factory=dict)
     drain_from: float = inf
+    codec: Compressor | None = None
+    coded: CodedMean | None = None
 
     @classmethod
     def make(cls, piece: Slice, bucket: BucketSpec, memory: memoryview) -> Entry:
@@ -84,21 +108,41 @@ class Entry:
                 f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
             )
         values = torch.frombuffer(memory, dtype=dtype, count=piece.numel)
-        return cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
+        entry = cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
+        entry.codec = codec_for(bucket.codec, piece.numel, dtype)
+        if entry.codec is not None and not bucket.optimizer:
+            entry.coded = CodedMean(entry.codec, values)
+        return entry
+
+    @property
+    def answer(self) -> Tensor | Coded:
+        """What readers get: parameters as they are, but a mean as compressed as it was given."""
+        return self.values if self.coded is None else self.coded.latest
 
     def close(self, scratch: Tensor) -> list[Contribution]:
         """Applies the mean of the open round; returns who gave it, in rank order.
 
         Args:
-            scratch: At least as long as a block, and of the values' dtype.
+            scratch: At least twice as long as the values, and of their dtype.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
-        gradients = [contribution.push.gradient for contribution in contributions]
+        gradients = self._plain([contribution.push.gradient for contribution in contributions], scratch)
         # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
         self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
+        if self.coded is not None:
+            self.coded.encode(self.values)
         self.version += 1
         self.contributions.clear()
         return contributions
+
+    def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
+        """Gradients as they came or, of those in a codec, their mean."""
+        if self.codec is None:
+            return [gradient for gradient in gradients if isinstance(gradient, Tensor)]
+        coded = [gradient for gradient in gradients if isinstance(gradient, Coded)]
+        mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
+        compression.mean_into(mean, self.codec, coded, spare)
+        return [mean]
 
     def forget(self, ranks: Iterable[int]) -> list[Ticket]:
         """Takes ranks out; returns the tickets of all that they still waited for."""

@@ -14,6 +14,7 @@ from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlStub
 from ps.errors import ConfigError, JobFailed
 from ps.plans import bucket_to_proto, slice_to_proto
+from ps.transport.channel import open_async_channel
 from ps.types import BucketSpec, ShardPlan, View
 
 if TYPE_CHECKING:
@@ -38,58 +39,55 @@ class Shard:
     addresses: dict[str, str]
     channel: grpc.aio.Channel
     heard: float
+    worker: int = 0
+    """Incarnation of the worker that brought it; 0 where nobody did."""
 
     def __str__(self) -> str:
-        return f"shard {self.index} ({self.host} pid {self.pid})"
+        whose = f"rank {self.index}'s, " if self.worker else ""  # a shard that was brought bears its rank
+        return f"shard {self.index} ({whose}{self.host} pid {self.pid})"
 
 
 class Fleet:
-    """All shards; every call goes to each of them side by side.
+    """All shards, in order of their numbers; every call goes to each of them side by side.
 
     Args:
-        expected: How many shards must be there before a job may begin.
         lease_seconds: How long a shard may be silent.
     """
 
-    def __init__(self, expected: int, lease_seconds: float) -> None:
+    def __init__(self, lease_seconds: float) -> None:
         self.shards: list[Shard] = []
-        self.expected = expected
         self.lease_seconds = lease_seconds
 
-    @property
-    def ready(self) -> bool:
-        return len(self.shards) >= self.expected
+    def find(self, token: str) -> Shard | None:
+        """The shard that registered with this token."""
+        return next((shard for shard in self.shards if shard.token == token), None)
 
-    def register(self, request: pb.RegisterShardRequest, now: float) -> Shard:
-        """Takes a shard in; the same token is the same shard."""
-        for shard in self.shards:
-            if shard.token == request.token:
-                return shard
-        channel = grpc.aio.insecure_channel(
-            request.addresses["grpc"], options=[("grpc.enable_http_proxy", 0)]
-        )
+    def of_worker(self, incarnation: int) -> Shard | None:
+        """The shard that this worker brought."""
+        return next((shard for shard in self.shards if shard.worker == incarnation), None)
+
+    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
+        """Takes a shard in under this number."""
         shard = Shard(
-            index=len(self.shards),
+            index=index,
             token=request.token,
             host=request.host,
             pid=request.pid,
             host_id=request.host_id,
             addresses=dict(request.addresses),
-            channel=channel,
+            channel=open_async_channel(request.addresses["grpc"]),
             heard=now,
+            worker=request.worker,
         )
-        self.shards.append(shard)
+        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 
-    def beat(self, index: int, token: str, now: float) -> None:
-        """Renews a shard's lease.
-
-        Raises:
-            ConfigError: We never took this shard in: it belonged to an earlier server.
-        """
-        if index >= len(self.shards) or self.shards[index].token != token:
-            raise ConfigError(f"shard {index} is not one of this server's")
-        self.shards[index].heard = now
+    def beat(self, token: str, now: float) -> bool:
+        """Renews a shard's lease; False if it is none of ours: an earlier server's, or an earlier job's."""
+        shard = self.find(token)
+        if shard is not None:
+            shard.heard = now
+        return shard is not None
 
     def silent(self, now: float) -> Shard | None:
         """Some shard whose lease has run out."""
@@ -97,10 +95,7 @@ class Fleet:
 
     async def set_view(self, view: View) -> None:
         """Tells every shard who takes part; returns when all of them act on it."""
-        members = [
-            pb.Member(rank=member.rank, incarnation=member.incarnation, host=member.host, pid=member.pid)
-            for member in view.members
-        ]
+        members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
         message = pb.View(epoch=view.epoch, members=members)
         await self._all(lambda stub: stub.SetView(message, timeout=CALL_SECONDS))
 
@@ -109,7 +104,7 @@ class Fleet:
         message = pb.ShardAssignment(
             buckets=[bucket_to_proto(bucket) for bucket in buckets],
             slices=[slice_to_proto(piece) for piece in plan.slices],
-            restore=str(restore or ""),
+            restore=str(restore.absolute()) if restore else "",  # a shard may have another folder as its own
         )
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
@@ -131,16 +126,17 @@ class Fleet:
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         """Lets every shard write its file; `step` -1 takes every key as it is."""
-        message = pb.SaveRequest(directory=str(folder), step=step)
+        message = pb.SaveRequest(directory=str(folder.absolute()), step=step)
         return await self._all(lambda stub: stub.Save(message, timeout=SAVE_SECONDS))
 
     async def stats(self) -> list[pb.ShardStats]:
         """Every shard's counters."""
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
 
-    async def close(self) -> None:
-        """Closes the channels."""
-        await asyncio.gather(*(shard.channel.close() for shard in self.shards))
+    async def dismiss(self, shards: Sequence[Shard]) -> None:
+        """Parts with these shards; each is told to end when it is next heard."""
+        self.shards = [shard for shard in self.shards if shard not in shards]
+        await asyncio.gather(*(shard.channel.close() for shard in shards))
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))
@@ -153,5 +149,5 @@ class Fleet:
                 raise ConfigError(f"{shard}: {error.details()}") from error
             raise JobFailed(
                 f"{shard} does not answer ({error.code().name}: {error.details()}); its part of the"
-                " parameters is out of reach: start the server again with its --checkpoint-dir"
+                " parameters is out of reach: start the job again from its checkpoint"
             ) from error

@@ -42,6 +42,8 @@ class Joiner:
     pid: int
     rank: int | None = None
     world_size: int | None = None
+    brings_shard: bool = False
+    """The shard that it was asked to serve is on its way."""
 
 
 @dataclass(slots=True)
@@ -63,10 +65,12 @@ class Outcome:
     preempted: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
+    broke: bool = False
+    """The job could not go on, though some may have finished before."""
 
     @property
     def ok(self) -> bool:
-        return bool(self.finished)
+        return bool(self.finished) and not self.broke
 
 
 class Job:
@@ -76,10 +80,17 @@ class Job:
         workers: World size; None takes the first worker's word, else 1.
         lease_seconds: How long a worker may be silent.
         keep_going: Whether the others go on without a worker that is lost; the ring never can.
+        colocate: Each worker of a hub brings a shard: then they cannot either.
     """
 
     def __init__(
-        self, *, workers: int | None, lease_seconds: float, keep_going: bool, first_incarnation: int = 1
+        self,
+        *,
+        workers: int | None,
+        lease_seconds: float,
+        keep_going: bool,
+        colocate: bool = False,
+        first_incarnation: int = 1,
     ) -> None:
         self.name = ""
         self.topology = ""
@@ -91,6 +102,7 @@ class Job:
         self._workers = workers
         self._lease = lease_seconds
         self._keep_going = keep_going
+        self._colocate = colocate
         self._first_incarnation = first_incarnation
         self._news: defaultdict[int, list[str]] = defaultdict(list)
         self.membership: Membership | None = None
@@ -127,9 +139,11 @@ class Job:
                 f"this server runs the job {self.name!r}, this worker wants {joiner.job!r}:"
                 " wait until it is done, or start another server"
             )
-        if self.topology == "ring" and self.started and not self.membership.holds(joiner.token):
+        closed = self.topology == "ring" or self.colocated
+        if closed and self.started and not self.membership.holds(joiner.token):
+            begun = "the ring" if self.topology == "ring" else "the job, whose shards are its workers',"
             raise ConfigError(
-                "the ring has begun and takes nobody in any more:"
+                f"{begun} has begun and takes nobody in any more:"
                 " wait until its job is done, or start another server"
             )
         if joiner.topology != self.topology:
@@ -137,6 +151,21 @@ class Job:
                 f"the other workers use --topology {self.topology}, this one {joiner.topology}:"
                 " give all of them the same"
             )
+
+    @property
+    def colocated(self) -> bool:
+        """Whether this job's shards are its workers'."""
+        return self._colocate and self.topology == "hub"
+
+    @property
+    def world_size(self) -> int:
+        """How many workers it has; 0 until the first one comes."""
+        return self.membership.world_size if self.membership else 0
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Who takes part, in rank order."""
+        return self.membership.members if self.membership else ()
 
     @property
     def started(self) -> bool:
@@ -203,6 +232,7 @@ class Job:
         if self.failure is None:
             log.error("the job cannot go on: %s", error)
             self.failure = error
+            self.outcome.broke = True
 
     @property
     def step(self) -> int:
@@ -216,9 +246,8 @@ class Job:
 
         In lockstep all have completed the same steps: the slow one is the one that does not wait.
         """
-        members = self.membership.members if self.membership else ()
-        busy = [member for member in members if self.progress[member.rank].waiting < HELD_UP]
-        if len(members) < 2 or not busy:
+        busy = [member for member in self.members if self.progress[member.rank].waiting < HELD_UP]
+        if len(self.members) < 2 or not busy:
             return ""
         member = min(busy, key=self._step)
         return f"{member} at step {self._step(member)}"
@@ -229,18 +258,20 @@ class Job:
         if not self.started or self.failure is not None:
             log.warning("%s %s", member, why)
             return
-        if self._keep_going and self.topology == "hub":
+        if self._keep_going and self.topology == "hub" and not self.colocated:
             line = f"{member} {why}; going on with {left} of {self.membership.world_size} workers"
             log.warning("%s", line)
             for other in self.membership.members:
                 self._news[other.rank].append(line)
         elif left:
-            mend = (
-                "a ring cannot go on without it: start the job again"
-                if self.topology == "ring"
-                else "--on-loss wait does not go on without it: start the job again from its checkpoint"
-            )
-            self.fail(JobFailed(f"{member} {why}; {mend}"))
+            self.fail(JobFailed(f"{member} {why}; {self._mend()}"))
+
+    def _mend(self) -> str:
+        if self.topology == "ring":
+            return "a ring cannot go on without it: start the job again"
+        if self.colocated:
+            return "nobody goes on without its shard: start the job again from its checkpoint"
+        return "--on-loss wait does not go on without it: start the job again from its checkpoint"
 
     def _step(self, member: Member) -> int:
         return self.progress[member.rank].step

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ps.types import Hyper, Sender
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 Ticket = Hashable
@@ -53,6 +54,20 @@ class Code(enum.IntEnum):
 
 
 @dataclass(slots=True)
+class Coded:
+    """A flat tensor as a codec of `ps.compression` wrote it.
+
+    `payload` is flat uint8; `numel` and `dtype` are those of the tensor that it
+    decodes to.
+    """
+
+    codec: str
+    payload: Tensor
+    numel: int
+    dtype: torch.dtype
+
+
+@dataclass(slots=True)
 class Init:
     """First values for a key, from rank 0; ignored where the key has values already."""
 
@@ -72,7 +87,7 @@ class Push:
     sender: Sender
     key: int
     clock: int
-    gradient: Tensor
+    gradient: Tensor | Coded
     hyper: Hyper = field(default_factory=dict)
 
 
@@ -109,11 +124,13 @@ class Values:
     `values` is None where they have landed in the memory that the reader named.
 
     `stable` promises that the shard leaves these bytes alone until the reader
-    has pushed again, so that a transport may send them without a copy.
+    has pushed again, so that a transport may send them without a copy, or show
+    them where they lie. That is so where every update needs a gradient of every
+    live worker: in bsp, and in no other mode.
     """
 
     key: int
-    values: Tensor | None
+    values: Tensor | Coded | None
     clock: int
     version: int
     staleness: int = 0

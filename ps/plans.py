@@ -16,13 +16,14 @@ def bucket_to_proto(bucket: BucketSpec) -> pb.BucketSpec:
         group=bucket.group,
         optimizer=bucket.optimizer,
         tensors=[pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors],
+        codec=bucket.codec,
     )
 
 
 def bucket_from_proto(message: pb.BucketSpec) -> BucketSpec:
     """The bucket that a message spells."""
     tensors = tuple(TensorSpec(tensor.name, tuple(tensor.shape)) for tensor in message.tensors)
-    return BucketSpec(message.index, message.dtype, message.group, message.optimizer, tensors)
+    return BucketSpec(message.index, message.dtype, message.group, message.optimizer, tensors, message.codec)
 
 
 def slice_to_proto(piece: Slice) -> pb.Slice:
@@ -42,6 +43,8 @@ def difference(held: Sequence[BucketSpec], offered: Sequence[BucketSpec]) -> str
     mine = [(bucket, tensor) for bucket in held for tensor in bucket.tensors]
     theirs = [(bucket, tensor) for bucket in offered for tensor in bucket.tensors]
     for (bucket, tensor), (other_bucket, other) in zip(mine, theirs, strict=False):
+        if bucket.codec != other_bucket.codec:
+            return f"--compress {other_bucket.codec or 'not given'} where it is {bucket.codec or 'not given'}"
         if (tensor, bucket.dtype) != (other, other_bucket.dtype):
             return f"{_spell(other, other_bucket)} where {_spell(tensor, bucket)} is held"
         if bucket.optimizer != other_bucket.optimizer:

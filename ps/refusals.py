@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from ps.entry import Entry
 from ps.errors import ConfigError
-from ps.messages import Code, Push, Refusal
+from ps.messages import Code, Coded, Push, Refusal
 from ps.types import Sender
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -44,10 +45,24 @@ def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
     held = entry.values
     if tensor.shape == held.shape and tensor.dtype == held.dtype:
         return None
-    text = (
-        f"key {entry.key} holds {_spell(held)}, what came is {_spell(tensor)};"
-        " start all workers with the same model and --bucket-bytes"
-    )
+    return _wrong_size(entry, _spell(tensor))
+
+
+def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
+    """The gradient is of another size, dtype or codec than the key's; None if it fits."""
+    due = entry.codec.name if entry.codec else ""
+    codec = gradient.codec if isinstance(gradient, Coded) else ""
+    if codec != due:
+        text = (
+            f"key {entry.key} takes gradients {f'in {due}' if due else 'as they are'}, what came is"
+            f" {f'in {codec}' if codec else 'uncompressed'}; start all workers with the same --compress"
+        )
+        return Refusal(Code.WRONG_SIZE, text)
+    if not isinstance(gradient, Coded):
+        return misfit(entry, gradient)
+    if (gradient.numel,) == entry.values.shape and gradient.dtype == entry.values.dtype:
+        return None
+    return _wrong_size(entry, f"{_dtype(gradient.dtype)}[{gradient.numel}] in {codec}")
     return Refusal(Code.WRONG_SIZE, text)
 
 
@@ -72,5 +87,17 @@ def orphaned(key: int) -> Refusal:
     return Refusal(Code.JOB_FAILED, text)
 
 
+def _wrong_size(entry: Entry, came: str) -> Refusal:
+    text = (
+        f"key {entry.key} holds {_spell(entry.values)}, what came is {came};"
+        " start all workers with the same model and --bucket-bytes"
+    )
+    return Refusal(Code.WRONG_SIZE, text)
+
+
 def _spell(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{_dtype(tensor.dtype)}{list(tensor.shape)}"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

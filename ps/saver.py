@@ -27,6 +27,12 @@ class Held:
     buckets: tuple[BucketSpec, ...]
     plan: ShardPlan
     next_incarnation: int
+    lockstep: bool
+    """Versions are steps."""
+    running: bool
+    """Workers push meanwhile."""
+    step: int
+    """What to call the checkpoint where versions are not steps."""
 
 
 class Saver:
@@ -36,18 +42,12 @@ class Saver:
         self._fleet = fleet
         self._directory = directory
 
-    async def save(self, held: Held, *, lockstep: bool, running: bool, step: int) -> tuple[Path, int]:
+    async def save(self, held: Held) -> tuple[Path, int]:
         """Writes one checkpoint.
 
         A running lockstep job is caught at a version that no key has passed yet:
         each shard clones a key at the moment when it gets there, and nobody waits.
         A job at rest, or an asynchronous one, is taken as it is.
-
-        Args:
-            held: What is saved beside the tensors.
-            lockstep: Whether versions are steps.
-            running: Whether workers push meanwhile.
-            step: What to call the checkpoint where versions are not steps.
 
         Returns:
             The checkpoint's folder and the step that it holds.
@@ -58,12 +58,12 @@ class Saver:
         """
         folder = checkpoints.begin(self._directory)
         try:
-            version = -1
-            if lockstep:
+            step, version = held.step, -1
+            if held.lockstep:
                 stats = await self._fleet.stats()
                 oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
-                step, version = (newest + 1, newest + 1) if running else (newest, -1)
-                if not running and oldest != newest:
+                step, version = (newest + 1, newest + 1) if held.running else (newest, -1)
+                if not held.running and oldest != newest:
                     raise ConfigError(
                         f"the job broke off between step {oldest} and {newest}: no step is whole,"
                         " the checkpoint before stays the last"

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-import msgspec
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
-from ps.config import ServerConfig
+from ps.config import LogFormat, ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
+from ps.shard_command import Settings, command, ending
 from ps.timing import SystemTime
 from ps.transport.host import bracketed, local, numeric, reachable
 
@@ -46,9 +46,8 @@ class End(NamedTuple):
 class ShardProcesses:
     """The shard processes of this host; none outlives this process."""
 
-    def __init__(self, count: int, control: str, host: str, log_format: str) -> None:
-        settings = {"control": control, "host": host, "log_format": log_format}
-        self._argument = msgspec.json.encode(settings).decode()
+    def __init__(self, count: int, control: str, host: str, log_format: LogFormat) -> None:
+        self._command = command(Settings(control, host, log_format))
         self._count = count
         self._processes: list[asyncio.subprocess.Process] = []
 
@@ -56,25 +55,23 @@ class ShardProcesses:
         """Starts all of them; they register with the coordinator by themselves."""
         for _ in range(self._count):
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "ps.shard_process",
-                self._argument,
+                *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 process_group=0,  # a Ctrl-C in the terminal is ours to handle
             )
             self._processes.append(process)
 
     async def first_end(self) -> End:
-        """Waits until one of them ends."""
+        """Waits until one of them ends; for ever where there are none."""
+        if not self._processes:
+            await asyncio.Event().wait()
         ends = {asyncio.create_task(process.wait()): process for process in self._processes}
         done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in running:
             task.cancel()
         process = ends[done.pop()]
         code = process.returncode or 0
-        how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        return End(f"a shard process (pid {process.pid}) {how}", code)
+        return End(f"a shard process (pid {process.pid}) {ending(code)}", code)
 
     async def stop(self) -> None:
         """Ends them: by the closed pipe, and who does not heed it by force."""
@@ -122,7 +119,8 @@ class Server:
         server, port = await self._listen(coordinator)
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
-        shards = ShardProcesses(config.shards, control, config.host, config.log_format)
+        count = 0 if config.colocate else config.shards
+        shards = ShardProcesses(count, control, config.host, config.log_format)
         self._heed_signals(coordinator)
         try:
             await shards.start()
@@ -132,7 +130,7 @@ class Server:
         finally:
             coordinator.done.set()
             await shards.stop()
-            await coordinator.fleet.close()
+            await coordinator.fleet.dismiss(coordinator.fleet.shards)
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
         return self._exit_code(coordinator), result
 
@@ -174,8 +172,9 @@ class Server:
         config = self._config
         if config.address_file:
             _write_address(config.address_file, address)
+        shards = "one beside each worker" if config.colocate else config.shards
         lines = [
-            f"ps-server on {address}  mode {config.mode}  shards {config.shards}",
+            f"ps-server on {address}  mode {config.mode}  shards {shards}",
             f"  workers   ps-worker --server {address}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
@@ -211,7 +210,7 @@ class Server:
             "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
             "error": str(coordinator.failure or coordinator.job.failure or ""),
             "shards": coordinator.last_stats,
-            "checkpoint": str(coordinator.last_checkpoint or ""),
+            "checkpoint": str(coordinator.keeper.last or ""),
         }
 
     def _exit_code(self, coordinator: Coordinator) -> int:

@@ -21,6 +21,9 @@ import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
+from ps.companion import Companion, place
+from ps.config import LogFormat
+from ps.config import address as split
 from ps.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -31,6 +34,7 @@ from ps.errors import (
 )
 from ps.job import Reason
 from ps.plans import bucket_to_proto, slice_from_proto
+from ps.transport.channel import open_channel
 from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
 from ps.waiting import Waiting, sentence
@@ -55,10 +59,21 @@ class Assignment:
     plan: ShardPlan
     step: int
     initialised: bool
+    undecided: bool = False
+    """There is no plan yet: the workers are to find out which size of slices suits them."""
 
 
 class Session:
-    """One worker's membership in one job.
+    """One worker's membership in one job, with the shard beside it if the hub wants one.
+
+    Args:
+        address: The server's `HOST:PORT`.
+        job: Name of the script or built-in job.
+        topology: `hub` or `ring`.
+        rank: None where the server may choose.
+        world_size: None where the server says it.
+        start_timeout: Seconds to wait for the others.
+        log_format: How the log of such a shard looks.
 
     Raises:
         ServerUnreachable: Nothing answers at `address` within 10 seconds.
@@ -74,6 +89,7 @@ class Session:
         rank: int | None = None,
         world_size: int | None = None,
         start_timeout: float = 300.0,
+        log_format: LogFormat = "text",
     ) -> None:
         self.address = address
         self.host = socket.gethostname()
@@ -81,11 +97,15 @@ class Session:
         self.loss = float("nan")
         self.waiting = Waiting()
         """Entered by the training thread for as long as it waits for others."""
+        self.stopping = False
+        """This worker was asked to stop and cannot leave alone; `communicator.draining` will tell when."""
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
         self._left = threading.Event()
-        self._channel = grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)])
+        self._companion: Companion | None = None
+        self._log_format = log_format
+        self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
@@ -100,7 +120,7 @@ class Session:
         try:
             joined = self._join(request, start_timeout)
         except BaseException:
-            self._channel.close()
+            self.close()
             raise
         self.sender = Sender(joined.rank, joined.incarnation)
         self.size = joined.world_size
@@ -118,14 +138,29 @@ class Session:
     def _join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
         reply = self._ask_to_join(request)
         began = time.monotonic()
-        while reply.state == pb.JoinReply.WAITING:
-            log.info("%s", reply.text)
-            if time.monotonic() - began > start_timeout:
-                raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
+        while reply.state in (pb.JoinReply.WAITING, pb.JoinReply.BRING_SHARD):
+            if reply.state == pb.JoinReply.BRING_SHARD:
+                self._bring_shard(reply)
+                request.brings_shard = True
+            else:
+                log.info("%s", reply.text)
+            self._check_start(reply, time.monotonic() - began, start_timeout)
             reply = self._ask_to_join(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
         return reply
+
+    def _bring_shard(self, reply: pb.JoinReply) -> None:
+        dialled, _ = split(self.address)
+        host = place(dialled, reply.server_host, reply.insecure)
+        self._companion = Companion(self.address, host, reply.incarnation, self._log_format)
+        log.info("the hub keeps its shards beside its workers: serving one on %s", host)
+
+    def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:
+        if self._companion is not None and self._companion.ended:
+            raise JobFailed(f"{self._companion} {self._companion.ended}; its last lines above say why")
+        if waited > start_timeout:
+            raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
 
     def _ask_to_join(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
         """Asks until the server answers at all, for CONNECT_SECONDS; `again` if it has answered before."""
@@ -203,6 +238,8 @@ class Session:
             step=self.step,
             loss=self.loss,
             waiting=self.waiting.seconds,
+            stopping=self.stopping,
+            shard_ended=self._companion.ended if self._companion else "",
         )
 
     def _tell_wait(self, slowest: str) -> None:
@@ -229,8 +266,13 @@ class Session:
 
     # The job.
 
-    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
         """Hands in this worker's buckets and learns where their slices live.
+
+        Args:
+            buckets: In the order of their indices.
+            slice_bytes: The most bytes in a slice, where the server leaves that to the workers.
+            trial: These are to be tried out, and forgotten.
 
         Raises:
             ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
@@ -238,13 +280,17 @@ class Session:
         """
         rank, incarnation = self.sender
         request = pb.PlanRequest(
-            rank=rank, incarnation=incarnation, buckets=[bucket_to_proto(bucket) for bucket in buckets]
+            rank=rank,
+            incarnation=incarnation,
+            buckets=[bucket_to_proto(bucket) for bucket in buckets],
+            slice_bytes=slice_bytes,
+            trial=trial,
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
         if reply.refused:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
-        return Assignment(plan, reply.step, reply.initialised)
+        return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
     def publish(self, key: str, value: str) -> None:
         """Pins `value` under `key` for the other workers to find."""
@@ -270,6 +316,11 @@ class Session:
         )
         return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
 
+    @property
+    def serves(self) -> bool:
+        """Whether this worker brought a shard, which the others lose if it leaves before them."""
+        return self._companion is not None
+
     def leave(self, reason: Reason, text: str = "") -> None:
         """Gives the place back. A server that is gone by now is not missed."""
         if self._left.is_set():
@@ -277,19 +328,40 @@ class Session:
         self._left.set()
         self._thread.join()
         rank, incarnation = self.sender
-        request = pb.LeaveRequest(
+        self._goodbye = pb.LeaveRequest(
             rank=rank,
             incarnation=incarnation,
             reason=pb.LeaveRequest.Reason.Value(reason.name),
             text=text,
             step=self.step,
         )
+        self._say_goodbye()
+
+    def close(self) -> None:
+        """Ends this worker's shard, as late as the others need it, and the line to the server.
+
+        That may be long after `leave`, where nobody waits for the slowest; the
+        log says who it is. A server that is gone lets nobody go on, so then it is at once.
+        """
         try:
-            for line in self._stub.Leave(request, timeout=2.0).news:
-                log.warning("%s", line)
+            if self._left.is_set() and self._companion is not None:
+                self._goodbye.wait_seconds = 2.0
+                self._companion.outlast(self._say_goodbye)
+        finally:
+            if self._companion is not None:
+                self._companion.end()
+            self._channel.close()
+
+    def _say_goodbye(self) -> str:
+        """Tells the server; returns who needs this worker's shard still."""
+        try:
+            reply = self._stub.Leave(self._goodbye, timeout=self._goodbye.wait_seconds + 2.0)
         except grpc.RpcError as error:
             log.debug("the server did not hear that we left: %s", _sentence(error))
-        self._channel.close()
+            return ""
+        for line in reply.news:
+            log.warning("%s", line)
+        return reply.serves
 
     def _call(self, call: Callable[[], _T]) -> _T:
         """Makes one call; the server being gone, or this worker fenced, is raised as such."""

@@ -61,9 +61,7 @@ class ShardControl(ShardControlServicer):
             self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
-        members = tuple(
-            Member(member.rank, member.incarnation, member.host, member.pid) for member in request.members
-        )
+        members = tuple(Member(member.rank, member.incarnation) for member in request.members)
         view = View(request.epoch, members)
         self._in_loop(lambda loop: loop.send(loop.store.on_view(view)))
         return pb.Ack()

@@ -1,10 +1,11 @@
-"""A shard process: `ps-server start` runs one `python -m ps.shard_process` for every shard."""
+"""A shard process, `python -m ps.shard_process`: the child of `ps-server start`, or of a worker."""
 
 from __future__ import annotations
 
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -19,11 +20,12 @@ import torch
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
 from ps import logs
-from ps.config import LogFormat
 from ps.consistency import by_name
 from ps.errors import ConfigError, HubringError, ServerUnreachable
 from ps.shard import ShardLoop
+from ps.shard_command import Settings
 from ps.shard_control import ShardControl
+from ps.transport.channel import open_channel
 from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
 
@@ -31,14 +33,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """How long a shard looks for its coordinator."""
-
-
-class Settings(msgspec.Struct, frozen=True):
-    """What `ps-server start` tells a shard process, as one JSON argument."""
-
-    control: str
-    host: str = "127.0.0.1"
-    log_format: LogFormat = "text"
 
 
 class Registration:
@@ -49,9 +43,7 @@ class Registration:
     ) -> None:
         self._orphaned = orphaned
         self._control = settings.control
-        self._stub = ControlStub(
-            grpc.insecure_channel(settings.control, options=[("grpc.enable_http_proxy", 0)])
-        )
+        self._stub = ControlStub(open_channel(settings.control))
         self._token = secrets.token_hex(16)
         request = pb.RegisterShardRequest(
             protocol=PROTOCOL,
@@ -60,6 +52,7 @@ class Registration:
             host_id=host_id,
             addresses=addresses,
             token=self._token,
+            worker=settings.worker,
         )
         self._reply = self._register(request)
         self.index = self._reply.shard
@@ -92,7 +85,7 @@ class Registration:
 
     def _beat(self, lost: Callable[[], None]) -> None:
         lease = self._reply.lease_seconds
-        request = pb.ShardHeartbeatRequest(shard=self.index, token=self._token)
+        request = pb.ShardHeartbeatRequest(token=self._token)
         heard = time.monotonic()
         while time.monotonic() - heard < lease:
             try:
@@ -115,7 +108,8 @@ def main(argument: str) -> None:
     place = logs.configure(settings.log_format)
     place.role = "shard"
     orphaned = threading.Event()
-    threading.Thread(target=_watch_parent, args=(orphaned,), name="parent", daemon=True).start()
+    watched = (settings.parent, orphaned)
+    threading.Thread(target=_watch_parent, args=watched, name="parent", daemon=True).start()
     control = ShardControl()
     doors = open_doors(settings.host, register=[control.add_to])
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
@@ -127,10 +121,14 @@ def main(argument: str) -> None:
     loop.run()
 
 
-def _watch_parent(orphaned: threading.Event) -> None:
-    """Our parent holds the other end of our standard input: when it ends, so do we."""
-    while os.read(sys.stdin.fileno(), 1):
-        pass
+def _watch_parent(parent: int, orphaned: threading.Event) -> None:
+    """Our parent holds the other end of our standard input: when that says a word or ends, so do we.
+
+    A worker's forked children hold that end too and may outlive it, so we look at the parent itself as well.
+    """
+    alive = os.pidfd_open(os.getppid())
+    if os.getppid() == parent:  # else it ended before we looked, and somebody else took us in
+        select.select([sys.stdin.fileno(), alive], [], [])
     orphaned.set()
 
 

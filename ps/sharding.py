@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import ceil
 
 from ps.errors import ConfigError
@@ -45,18 +46,19 @@ def plan(buckets: Sequence[BucketSpec], shards: int, slice_bytes: int = SLICE_BY
     """
     if shards < 1:
         raise ConfigError(f"{shards} shards cannot hold a model: give --shards 1 or more")
-    uncut = [
-        (bucket.index, offset, numel, numel * _element_bytes(bucket))
+    cut = [
+        (bucket.index, offset, numel)
         for bucket in buckets
         for offset, numel in _cuts(bucket.numel, _element_bytes(bucket), slice_bytes)
     ]
-    owners = _deal([nbytes for *_, nbytes in uncut], shards)
-    return ShardPlan(
-        tuple(
-            Slice(key, bucket, offset, numel, owner)
-            for key, ((bucket, offset, numel, _), owner) in enumerate(zip(uncut, owners, strict=True))
-        )
-    )
+    return deal([Slice(key, *place, shard=0) for key, place in enumerate(cut)], buckets, shards)
+
+
+def deal(slices: Sequence[Slice], buckets: Sequence[BucketSpec], shards: int) -> ShardPlan:
+    """Deals slices that are cut already out to `shards` shards, whoever held them before."""
+    widths = {bucket.index: _element_bytes(bucket) for bucket in buckets}
+    owners = _deal([piece.numel * widths.get(piece.bucket, 1) for piece in slices], shards)
+    return ShardPlan(tuple(replace(piece, shard=owner) for piece, owner in zip(slices, owners, strict=True)))
 
 
 def _element_bytes(bucket: BucketSpec) -> int:

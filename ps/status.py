@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 from protos import control_pb2 as pb
+from ps.fleet import Shard
 from ps.job import Job, Outcome
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:
     """Who takes part, in rank order, and what each last told; `loss` is None where it is no number."""
     rows = []
-    for member in job.membership.members if job.membership else ():
+    for member in job.members:
         progress = job.progress[member.rank]
         rows.append(
             {
@@ -28,10 +29,12 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
     return rows
 
 
-def shard(stats: pb.ShardStats) -> dict[str, Any]:
-    """What one shard has counted since its job began."""
+def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
+    """Where one shard is, and what it has counted since its job began."""
     return {
-        "shard": stats.shard,
+        "shard": shard.index,
+        "host": shard.host,
+        "pid": shard.pid,
         "pushes": stats.pushes,
         "duplicates": stats.duplicates,
         "dropped": stats.dropped,

@@ -88,7 +88,7 @@ class KVStore:
         for entry in self._entries.values():
             dtype = entry.values.dtype
             longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
-        self._scratch = {dtype: torch.empty(numel, dtype=dtype) for dtype, numel in longest.items()}
+        self._scratch = {dtype: torch.empty(2 * numel, dtype=dtype) for dtype, numel in longest.items()}
         self._ledger = Ledger()
         self._seat(self._senders())
         if self._draining:
@@ -334,7 +334,7 @@ class KVStore:
         entry.read[rank] = entry.version
         values = Values(
             key=entry.key,
-            values=entry.values,
+            values=entry.answer,
             clock=self._ledger.expected(reader.sender, entry.key),
             version=entry.version,
             staleness=reader.staleness,
@@ -386,7 +386,7 @@ class KVStore:
         if entry is None:
             return refusals.unknown_key(request.key, self._entries)
         if isinstance(request, Push):
-            return refusals.misfit(entry, request.gradient) or refusals.unusable(entry, request)
+            return refusals.misfitting(entry, request.gradient) or refusals.unusable(entry, request)
         return refusals.misfit(entry, request.values) if isinstance(request, Init) else None
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:

@@ -53,7 +53,8 @@ class BucketSpec:
 
     All are of one dtype and one parameter group; `tensors` lie in this order,
     without gaps. `optimizer` is a name from `ps.optim.ALLOWED`, or empty where
-    the hub only averages and the worker steps.
+    the hub only averages and the worker steps. `codec` is what its gradients
+    are compressed with, by the name that `ps.codecs` gives it; empty: nothing.
     """
 
     index: int
@@ -61,6 +62,7 @@ class BucketSpec:
     group: int
     optimizer: str
     tensors: tuple[TensorSpec, ...]
+    codec: str = ""
 
     @property
     def numel(self) -> int:

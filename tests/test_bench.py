@@ -1,93 +1,281 @@
-"""The bench checks what it times, and counts what is wrong."""
+"""The bench checks what it times, counts what is wrong, and asks for what exists."""
 
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor
 
-from workers.bench.__main__ import main
-from workers.bench.member import PERIOD, Member, model_of
-from workers.bench.table import HEAD, entry
-from workers.bench.team import ROWS, Turn
-from workers.bucketing import Bucket, make_buckets
-from workers.local_communicator import LocalCommunicator
+from ps.errors import ConnectionLost, DeadlineExceeded, UsageError
+from workers.bench import cli, shapes
+from workers.bench.bound import Bound, BoundCopy, BoundOfTwo
+from workers.bench.case import Case
+from workers.bench.job import Job
+from workers.bench.line import Line
+from workers.bench.member import Member
+from workers.bench.model import OPTIMIZERS, FlatModel, optimizer_of
+from workers.bench.row import ROWS, select
+from workers.bench.side import Side
+from workers.bench.table import HEAD, entry, trained
+from workers.bench.truth import PERIOD, Truth
 
-BUCKET_BYTES = 4 * PERIOD
+TENSORS = [(PERIOD + 7,), (3, 5)]
 
 
-class Mean:
+class Mean(Side):
     """Stands for two ranks, of which this is the first; may forget the other, or a step."""
 
-    rank, size = 0, 2
+    def __init__(self, optimizer: str = "sgd", other: float = 1.0, forget: int | None = None) -> None:
+        super().__init__(Job(shape="lone", optimizer=optimizer, size=2, directory=""), 0)
+        self._model = FlatModel(TENSORS)
+        self._theirs = FlatModel(TENSORS)
+        self._optimizer = optimizer_of(optimizer, self._model.parameters)
+        self._other, self._forget = other, forget
+        self._steps = 0
 
-    def __init__(self, other: float = 2.0, forget: int | None = None) -> None:
-        model: nn.Module = nn.ParameterList(torch.zeros(PERIOD) for _ in range(2))
-        self._sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        named = model.named_parameters()
-        self.buckets: list[Bucket] = make_buckets(
-            self._sgd, named, LocalCommunicator().allocate, BUCKET_BYTES, "SGD"
-        )
-        self.barriers = 0
-        self._other = other
-        self._forget = forget
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        return self._model.gradient_parts
 
-    def barrier(self) -> None:
-        self.barriers += 1
+    def values(self) -> Sequence[Tensor]:
+        return self._model.value_parts
 
     def step(self) -> None:
-        for bucket in self.buckets:
-            bucket.gradients.mul_((1 + self._other) / 2)
-        if self.barriers != self._forget:
-            self._sgd.step()
+        self.check.write(self._theirs.gradient_parts, rank=1)
+        self._model.gradients.add_(self._theirs.gradients, alpha=self._other).div_(2)
+        self._steps += 1
+        if self._steps != self._forget:
+            self._optimizer.step()
 
 
-def test_a_right_mean_and_step_leave_nothing_wrong() -> None:
-    side = Mean()
-    member = Member(side)
-    assert [member.obey(3)["wrong"], member.obey(2)["wrong"]] == [0, 0]
-    assert side.barriers == 5
+@pytest.fixture
+def pair() -> Iterator[tuple[Line, Line]]:
+    lines = tuple(Line(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
+    yield lines[0], lines[1]
+    for line in lines:
+        line.close()
 
 
-@pytest.mark.parametrize("side", [Mean(other=0.0), Mean(other=2.001), Mean(forget=1), Mean(forget=3)])
-def test_a_lost_rank_a_slightly_wrong_mean_and_a_lost_step_make_every_element_wrong(side: Mean) -> None:
-    assert Member(side).obey(3)["wrong"] == 2 * PERIOD
+def steps(side: Side, count: int) -> int:
+    """Takes steps as a member does; returns how many elements are wrong."""
+    for _ in range(count):
+        for rank in side.ranks:
+            side.check.write(side.gradients(rank), rank)
+        side.step()
+        side.check.advance()
+    return side.check.wrong(side.values())
+
+
+# What is wrong.
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_right_mean_and_step_leave_nothing_wrong(optimizer: str) -> None:
+    side = Mean(optimizer)
+    assert [steps(side, 3), steps(side, 40)] == [0, 0]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("fault", [{"other": 0.0}, {"other": 1.001}, {"forget": 2}, {"forget": 3}])
+def test_a_lost_rank_a_slightly_wrong_mean_and_a_lost_step_make_every_element_wrong(
+    optimizer: str, fault: dict[str, float]
+) -> None:
+    side = Mean(optimizer, **fault)  # type: ignore[arg-type]
+    assert steps(side, 3) == sum(prod(dims) for dims in TENSORS)
 
 
 def test_one_wrong_element_is_counted_as_one() -> None:
     side = Mean()
-    member = Member(side)
-    side.buckets[1].values[7] += 1e-3
-    assert member.obey(1)["wrong"] == 1
+    steps(side, 1)
+    side.values()[0][PERIOD + 3] += 1e-3
+    assert side.check.wrong(side.values()) == 1
 
 
-def test_a_step_is_as_slow_as_its_slowest_and_bandwidths_are_nccl_tests() -> None:
-    found = entry("hub-shm", 4, "flat", 8_000_000, [Turn([0.004, 0.001], 0), Turn([0.002], 3)])
-    assert (found.median_ms, found.min_ms, found.steps) == (pytest.approx(2), pytest.approx(1), 3)
-    assert (found.algbw, found.busbw) == (pytest.approx(4.0), pytest.approx(6.0))
-    assert found.wrong == 3
+def test_a_tensor_longer_than_what_is_compared_at_once_is_compared_to_its_end() -> None:
+    truth = Truth("sgd", 1)
+    model = FlatModel([(600 * PERIOD + 5,)])
+    optimizer = optimizer_of("sgd", model.parameters)
+    truth.write(model.gradient_parts, 0)
+    optimizer.step()
+    truth.advance()
+    assert truth.wrong(model.value_parts) == 0
+    model.values[-1] += 1
+    model.values[300 * PERIOD] += 1
+    assert truth.wrong(model.value_parts) == 2
 
 
-def test_a_line_of_the_table_is_as_wide_as_its_head() -> None:
-    line = str(entry("gloo+sgd", 2, "bucketed", 104857600, [Turn([0.1], 0)]))
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("bound", [Bound, BoundCopy, BoundOfTwo])
+def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size: int) -> None:
+    threads = torch.get_num_threads()
+    job = Job(shape="flat", optimizer="adam", size=size, directory="", megabytes=1, slice_bytes=400 * 1024)
+    sides = [bound(job, rank) for rank in range(bound.parts)]
+    torch.set_num_threads(threads)
+    assert [steps(side, 3) for side in sides] == [0] * bound.parts
+    whole = 2 if bound is BoundCopy and size == 2 else 4 if bound is BoundCopy and size == 4 else 1
+    assert sum(part.numel() for side in sides for part in side.values()) == whole * job.nbytes // 4
+
+
+# Orders.
+
+
+def test_a_member_steps_together_only_when_told_to_go(pair: tuple[Line, Line]) -> None:
+    bench, line = pair
+    member = threading.Thread(target=Member(Mean(), line).serve)
+    member.start()
+    bench.tell("2 together")
+    for _ in range(2):
+        assert bench.hear(5) == "ready"
+        bench.tell("go")
+    reply = json.loads(bench.hear(5))
+    assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
+    bench.tell("3 alone")
+    assert len(json.loads(bench.hear(5))["seconds"]) == 3
+    bench.close()
+    member.join(5)
+    assert not member.is_alive()
+
+
+def test_a_line_tells_of_silence(pair: tuple[Line, Line]) -> None:
+    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
+        pair[0].hear(0.01)
+
+
+def test_a_line_tells_of_its_end(pair: tuple[Line, Line]) -> None:
+    pair[1].close()
+    with pytest.raises(ConnectionLost):
+        pair[0].hear(5)
+    with pytest.raises(ConnectionLost):
+        pair[0].tell("anything")
+
+
+# What is asked for.
+
+
+def test_resnet50_has_the_parameters_of_the_paper() -> None:
+    tensors = shapes.resnet50()
+    assert (len(tensors), sum(prod(dims) for dims in tensors)) == (161, 25_557_032)
+    assert (tensors[0], tensors[-2:]) == ((64, 3, 7, 7), [(1000, 2048), (1000,)])
+
+
+def test_a_thousand_tensors_weigh_as_much_as_the_one_beside_them() -> None:
+    assert shapes.nbytes("thousand", 100) == shapes.nbytes("thousand-flat", 100) == 100_000_000
+    assert shapes.nbytes("flat", 100) == 100 * 2**20
+    assert shapes.nbytes("lone", 100) == 4096
+
+
+@pytest.mark.parametrize("shape", ["digits", "mlp"])
+def test_the_shapes_of_what_is_trained_are_its_parameters(shape: str) -> None:
+    pytest.importorskip("sklearn")
+    from workers.bench.train import network
+
+    with torch.device("meta"):
+        net = network(shape)
+    assert [tuple(parameter.shape) for parameter in net.parameters()] == shapes.find(shape).tensors(0)
+
+
+def test_cases_are_read_and_the_standard_ones_are_cases() -> None:
+    assert cli.cases_of("2:resnet50:adam, 1:lone:sgd") == [
+        Case(2, "resnet50", "adam"),
+        Case(1, "lone", "sgd"),
+    ]
+    assert len(cli.cases_of(None)) > 5
+
+
+@pytest.mark.parametrize("text", ["2:flat", "0:flat:sgd", "two:flat:sgd", "2:flat:lamb", "2:round:sgd"])
+def test_a_case_that_means_nothing_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"--cases: '{text}'|no shape 'round'"):
+        cli.cases_of(text)
+
+
+def test_rows_are_chosen_by_name_once() -> None:
+    assert [row.name for row in select(["raw-tcp", "mpi"])] == ["raw-tcp", "mpi"]
+    with pytest.raises(UsageError, match="no row 'horovod'"):
+        select(["horovod"])
+    with pytest.raises(UsageError, match="mpi twice"):
+        select(["mpi", "mpi"])
+
+
+def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UsageError, match="--rows mpi: there is no mpirun"):
+        cli.rows_of("gloo+sgd,mpi")
+    assert "mpi" not in [row.name for row in cli.rows_of(None)]
+
+
+def test_a_row_that_needs_what_is_not_here_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "openmpi-bin" in ROWS["mpi"].missing()
+    assert ROWS["gloo+sgd"].missing() == ""
+
+
+# What is shown.
+
+
+def test_a_step_has_nccl_tests_bandwidths() -> None:
+    found = entry([0.004, 0.002, 0.001], n=4, nbytes=8_000_000, **SAID)
+    assert (found.median_ms, found.min_ms, found.spread_ms, found.steps) == pytest.approx((2, 1, 3, 3))
+    assert (found.algbw, found.busbw) == pytest.approx((4.0, 6.0))
+    assert found.as_json().keys() >= {"row", "n", "shape", "optimizer", "median_ms", "min_ms", "wrong"}
+
+
+SAID = {"row": "gloo+sgd", "shape": "thousand-flat", "optimizer": "adam", "wrong": 0}
+
+
+@pytest.mark.parametrize("seconds", [0.0001234, 0.1, 12.0])
+def test_a_line_of_the_table_is_as_wide_as_its_head(seconds: float) -> None:
+    line = str(entry([seconds], n=2, nbytes=104857600, **SAID))
     assert {len(line)} == {len(part) for part in HEAD.splitlines()}
 
 
-def test_a_model_that_does_not_fill_its_buckets_is_refused() -> None:
-    with pytest.raises(SystemExit, match="3 MiB do not divide into buckets of 2097152 bytes"):
-        model_of(3, 2 * 2**20)
+def test_the_exposed_exchange_is_what_a_step_takes_beyond_computing() -> None:
+    ddp, alone = (
+        entry([seconds], n=2, nbytes=4, **{**SAID, "row": row})
+        for row, seconds in (("ddp-gloo", 0.2), ("train-alone", 0.1))
+    )
+    found = trained([ddp, alone], samples=16)
+    assert [each.exposed_ms for each in found] == pytest.approx([100, 0])
+    assert [each.samples_per_s for each in found] == pytest.approx([160, 320])
 
 
 @pytest.mark.slow
-def test_all_rows_come_out_right_on_real_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.timeout(240)
+def test_all_rows_come_out_right_on_real_processes(tmp_path: Path) -> None:
     out = tmp_path / "bench.json"
-    with pytest.raises(SystemExit) as ended:
-        main(["--workers", "2", "--megabytes", "1", "--shapes", "flat", "--rounds", "1", "--out", str(out)])
-    assert ended.value.code == 0, capsys.readouterr().err
+    cases = "2:flat:sgd" + (",2:digits:sgd" if shapes_to_train() else "")
+    command = [
+        "bench",
+        "--megabytes",
+        "1",
+        "--rounds",
+        "1",
+        "--steps",
+        "2",
+        "--cases",
+        cases,
+        "--out",
+        str(out),
+    ]
+    ended = subprocess.run([sys.executable, "-m", "workers.cli", *command], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())
-    assert [(each["row"], each["wrong"], each["steps"]) for each in found] == [(row, 0, 3) for row in ROWS]
+    here = [row for row in ROWS.values() if not row.missing()]
+    flat = [(each["row"], each["wrong"], each["steps"]) for each in found if each["shape"] == "flat"]
+    assert flat == [(row.name, 0, 2) for row in here if row.side]
+
+
+def shapes_to_train() -> bool:
+    try:
+        import sklearn  # noqa: F401
+    except ModuleNotFoundError:
+        return False
+    return True

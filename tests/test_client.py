@@ -117,7 +117,7 @@ class Breaking:
         self.inner, self.broken, self.at, self.sent = inner, broken, at, 0
 
     @property
-    def waitable(self) -> object:
+    def waitable(self) -> int:
         return self.inner.waitable
 
     def send(self, message: Message, into: memoryview | None = None) -> None:

@@ -24,7 +24,7 @@ def test_nothing_given_means_the_defaults() -> None:
 
 def test_flags_beat_environment_beats_file_beats_defaults(settings: Path) -> None:
     config = load_server({"port": 4}, settings, {"PS_PORT": "3", "PS_SHARDS": "5"})
-    assert (config.port, config.shards, config.lease, config.slice_bytes) == (4, 5, 3.0, 4194304)
+    assert (config.port, config.shards, config.lease, config.backup) == (4, 5, 3.0, 0)
 
 
 def test_flag_left_out_leaves_the_setting_to_others() -> None:
@@ -128,6 +128,8 @@ def test_missing_file_is_an_error_not_an_empty_one(tmp_path: Path) -> None:
         ({"join": "hub"}, "address 'hub': expected HOST:PORT"),
         ({"join": "hub:1"}, "cannot be reached from hub:1.*--insecure"),
         ({"join": "hub:1", "workers": 2}, "--workers is the coordinator's to say.*the one at hub:1"),
+        ({"colocate": True, "shards": 2}, "--shards 2 starts shards on this host.*drop one"),
+        ({"join": "hub:1", "colocate": True}, "--colocate is the coordinator's to say"),
         ({"join": "hub:1", "mode": "asp"}, "--mode is the coordinator's to say"),
         ({"join": "hub:1", "checkpoint_dir": "kept"}, "--checkpoint-dir is the coordinator's to say"),
     ],
@@ -146,6 +148,7 @@ def test_server_refuses_what_cannot_be(flags: dict[str, object], words: str) -> 
         {"host": "0.0.0.0", "insecure": True},
         {"mode": "ssp", "staleness": 0},
         {"mode": "backup", "backup": 1, "workers": 2},
+        {"colocate": True, "shards": 1, "mode": "backup", "backup": 1, "on_loss": "wait"},
         {"join": "127.0.0.1:1", "shards": 3, "log_format": "json"},
         {"join": "hub:1", "host": "10.0.0.1", "insecure": True},
     ],

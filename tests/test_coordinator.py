@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ps.errors import JobFailed
 from ps.fleet import Fleet, Shard
 from ps.manifest import Manifest
 from ps.timing import FakeTime
-from ps.types import PROTOCOL, BucketSpec, TensorSpec, View
+from ps.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 
 LIMIT = 20.0
 """Seconds after which a call that waits has found a bug."""
@@ -29,26 +29,34 @@ BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 class FakeFleet(Fleet):
     """Shards that do as they are told, and remember it."""
 
-    def __init__(self, expected: int, lease_seconds: float) -> None:
-        super().__init__(expected, lease_seconds)
+    def __init__(self, lease_seconds: float) -> None:
+        super().__init__(lease_seconds)
         self.views: list[View] = []
+        self.plans: list[list[int]] = []
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
+        self.drains = 0
         self.silent_ones = False
 
-    def register(self, request: pb.RegisterShardRequest, now: float) -> Shard:
+    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         channel: Any = None
-        shard = Shard(len(self.shards), request.token, "here", 1, "host", {}, channel, float("inf"))
-        self.shards.append(shard)
+        shard = Shard(index, request.token, "here", 1, "host", {}, channel, float("inf"), request.worker)
+        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
+
+    async def dismiss(self, shards: Sequence[Shard]) -> None:
+        self.shards = [shard for shard in self.shards if shard not in shards]
 
     async def set_view(self, view: View) -> None:
         if self.shards:
             self.views.append(view)
 
-    async def set_plan(self, *_: object) -> None:
-        """Takes any."""
+    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+        self.plans.append([piece.numel for piece in plan.slices])
+
+    async def drain(self) -> None:
+        self.drains += 1
 
     async def fail(self, text: str) -> None:
         self.failures.append(text)
@@ -66,7 +74,7 @@ class FakeFleet(Fleet):
     async def stats(self) -> list[pb.ShardStats]:
         if self.silent_ones:
             raise JobFailed("shard 0 does not answer")
-        return [pb.ShardStats()]
+        return [pb.ShardStats() for _ in self.shards]
 
 
 class Refused(Exception):
@@ -87,7 +95,7 @@ class Hub:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr("ps.coordinator.Fleet", FakeFleet)
         self.time = FakeTime()
-        config = ServerConfig(**{"workers": 2, **settings})
+        config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
         restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         self.coordinator = Coordinator(config, BSP(), self.time, restored)
         self.control = Control(self.coordinator)
@@ -95,30 +103,39 @@ class Hub:
         assert isinstance(fleet, FakeFleet)
         self.fleet = fleet
 
-    async def shard(self, token: str = "s") -> pb.RegisterShardReply:
+    async def shard(self, token: str = "s", worker: int = 0) -> pb.RegisterShardReply:
         return await self.control.RegisterShard(
-            pb.RegisterShardRequest(protocol=PROTOCOL, token=token), CONTEXT
+            pb.RegisterShardRequest(protocol=PROTOCOL, token=token, worker=worker), CONTEXT
         )
 
     async def join(self, token: str, **changes: Any) -> pb.JoinReply:
         request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
         return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
 
-    async def plan(self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET) -> pb.PlanReply:
+    async def plan(
+        self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, trial: bool = False
+    ) -> pb.PlanReply:
         tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
         spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
         return await self.control.Plan(
-            pb.PlanRequest(rank=joined.rank, incarnation=joined.incarnation, buckets=[spec]), CONTEXT
+            pb.PlanRequest(
+                rank=joined.rank,
+                incarnation=joined.incarnation,
+                buckets=[spec],
+                slice_bytes=slice_bytes,
+                trial=trial,
+            ),
+            CONTEXT,
         )
 
     async def beat(self, joined: pb.JoinReply, **changes: Any) -> pb.HeartbeatReply:
         request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
         return await self.control.Heartbeat(request, CONTEXT)
 
-    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> None:
+    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> pb.LeaveReply:
         number = pb.LeaveRequest.Reason.Value(reason)
         request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
-        await self.control.Leave(request, CONTEXT)
+        return await self.control.Leave(request, CONTEXT)
 
     async def started(self) -> list[pb.JoinReply]:
         await self.shard()
@@ -129,10 +146,10 @@ def run(story: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(story, LIMIT))
 
 
-def checkpointed(directory: Path, step: int = 9) -> None:
+def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
     """Leaves a checkpoint in the directory."""
     folder = manifest.begin(directory)
-    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), (), ()))
+    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))
 
 
 def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +274,65 @@ def test_nobody_comes_late_to_a_hub_that_holds_no_parameters(monkeypatch: pytest
     run(story())
 
 
+def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        await hub.shard()
+        both = await asyncio.gather(hub.join("a"), hub.join("b"))
+        for joined in both:
+            reply = await hub.plan(joined)
+            assert reply.undecided
+            assert not reply.slices
+        for joined in both:
+            assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
+        assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
+        for joined in both:
+            reply = await hub.plan(joined, slice_bytes=4)
+            assert not reply.undecided
+            assert len(reply.slices) == 4
+        assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
+        assert "nothing to try" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
+
+    run(story())
+
+
+def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.leave(second)
+        late = await hub.join("c")
+        assert late.late
+        planning = asyncio.create_task(hub.plan(late))
+        await hub.plan(first, slice_bytes=8, trial=True)
+        assert not planning.done()
+        await hub.plan(first, slice_bytes=8)
+        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
+
+    run(story())
+
+
+def test_a_checkpoints_cuts_are_kept_unless_others_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slices = (Slice(0, 0, 0, 3, 0), Slice(1, 0, 3, 1, 1))
+    checkpointed(tmp_path, slices)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, slice_bytes=None)
+        first, _ = await hub.started()
+        reply = await hub.plan(first)
+        assert not reply.undecided
+        assert [(piece.offset, piece.numel, piece.shard) for piece in reply.slices] == [(0, 3, 0), (3, 1, 0)]
+        other = Hub(monkeypatch, checkpoint_dir=tmp_path, slice_bytes=8)
+        first, _ = await other.started()
+        assert "another --slice-bytes" in (await other.plan(first)).refused
+
+    run(story())
+
+
 def test_a_late_rank_0_gives_its_parameters_lest_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         hub = Hub(monkeypatch)
@@ -287,6 +363,27 @@ def test_only_members_write_on_the_board(monkeypatch: pytest.MonkeyPatch) -> Non
         await hub.leave(first)
         with pytest.raises(Refused, match="has left the job"):
             await hub.control.Rendezvous(note, CONTEXT)
+
+    run(story())
+
+
+def test_a_ring_waits_for_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, workers=1)
+        assert (await hub.join("a", topology="ring")).state == pb.JoinReply.READY
+        assert (await hub.shard()).lease_seconds > 0, "it is there for the next job"
+
+    run(story())
+
+
+def test_a_shard_that_registers_again_after_the_start_keeps_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        await hub.started()
+        again = await hub.shard()
+        assert (again.shard, again.lease_seconds > 0) == (0, True)
 
     run(story())
 

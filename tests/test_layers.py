@@ -19,32 +19,39 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "wire format": "protos protos.*",
     "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic
+        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.codecs
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
+        ps.quantization ps.sparsification ps.compression ps.feedback
         ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
-        ps.transport.frame ps.transport.bell ps.transport.doorbell
+        ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
+        ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
-        ps.transport.waitlist ps.transport.heap
-        ps.transport.inproc ps.transport.grpc ps.transport.zmq ps.transport.shm
+        ps.transport.waitlist
+        ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.client ps.session ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.saver ps.status ps.blueprint ps.coordinator ps.control ps.server ps.cli
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.companion ps.client ps.session
+        ps.shard ps.shard_control ps.shard_process
+        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
+        ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
         workers.staging workers.layout workers.bucketing workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
-        workers.allreduce_communicator workers.ps_communicator
+        workers.coder workers.powersgd workers.ring_mean
+        workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
+        workers.slicing workers.ps_communicator
         workers.context workers.collectives workers.sampler
-        workers.exchange workers.watch workers.backward workers.scaling workers.wrapping workers.optimizer
-        workers.api workers workers.examples* workers.run workers.cli workers.compare* workers.bench*
+        workers.watch workers.backward workers.forward workers.stepper
+        workers.scaling workers.wrapping workers.optimizer
+        workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]
@@ -56,6 +63,8 @@ COORDINATOR = {
     "ps.coordinator",
     "ps.blueprint",
     "ps.fleet",
+    "ps.keeper",
+    "ps.supply",
     "ps.saver",
     "ps.status",
 }

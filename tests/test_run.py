@@ -164,8 +164,9 @@ import workers
 from workers import context
 workers.init()
 class Session:
-    step = 0; mode = "bsp"
+    step = 0; mode = "bsp"; serves = False
     def leave(self, reason, text): print(reason.name, text, flush=True)
+    def close(self): pass
 context.current().session = Session()
 """
 

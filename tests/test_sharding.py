@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps.errors import ConfigError
-from ps.sharding import plan
+from ps.sharding import deal, plan
 from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
 
 
@@ -67,6 +67,28 @@ def test_the_cuts_do_not_depend_on_the_number_of_shards(buckets: list[BucketSpec
 def test_the_heaviest_slices_are_dealt_first() -> None:
     slices = plan([bucket(0, 16), bucket(1, 16), bucket(2, 32)], 2).slices
     assert [piece.shard for piece in slices] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_with_a_shard_beside_each_worker_a_link_carries_what_a_rings_does(workers: int) -> None:
+    buckets = [bucket(index, numel) for index, numel in enumerate([25 << 18] * 4)]
+    shares = [0] * workers
+    for piece in plan(buckets, workers, slice_bytes=1 << 20).slices:
+        shares[piece.shard] += piece.numel * 4
+    model = sum(shares)
+    for own in shares:
+        # Out: this worker's gradients for the other hosts' shards, and its shard's values for their workers.
+        out = (model - own) + (workers - 1) * own
+        ring = 2 * (workers - 1) / workers * model
+        assert out == pytest.approx(ring, abs=workers << 20), "further off than by a slice a worker"
+
+
+def test_slices_that_are_cut_already_keep_their_cuts_when_dealt_anew() -> None:
+    model = [bucket(0, 1000), bucket(1, 10)]
+    before = plan(model, 3, slice_bytes=1024).slices
+    after = deal(before, model, 2).slices
+    assert after == plan(model, 2, slice_bytes=1024).slices
+    assert {piece.shard for piece in after} == {0, 1}
 
 
 def test_no_tiny_rest_is_left_over() -> None:

@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ps.compression import by_name
 from ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from ps.errors import CheckpointCorrupt, ConfigError
 from ps.messages import (
     Code,
+    Coded,
     Collective,
     Contribute,
     Delivery,
@@ -38,8 +40,8 @@ ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nes
 MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
 
 
-def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32") -> BucketSpec:
-    return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("weight", (numel,)),))
+def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "") -> BucketSpec:
+    return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("weight", (numel,)),), codec)
 
 
 def sender(rank: int, life: int = 1) -> Sender:
@@ -58,11 +60,12 @@ def hub(
     keys: int = 1,
     optimizer: str = "SGD",
     initialise: bool = True,
+    codec: str = "",
 ) -> KVStore:
     store = KVStore(consistency)
     store.on_view(view(1, *map(sender, range(workers))))
     slices = [Slice(key, 0, key * numel, numel, 0) for key in range(keys)]
-    store.assign(slices, [bucket(numel * keys, optimizer)])
+    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec)])
     if initialise and optimizer:
         for key in range(keys):
             assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
@@ -649,3 +652,90 @@ def test_who_waits_for_first_values_is_told_when_rank_0_is_gone() -> None:
         assert isinstance(delivery.reply, Refusal)
         assert delivery.reply.code is Code.JOB_FAILED
         assert "rank 0" in delivery.reply.text
+
+
+# Compression.
+
+
+def coded(tensor: Tensor, name: str = "int8") -> Coded:
+    payload = torch.empty(by_name(name).nbytes(len(tensor)), dtype=torch.uint8)
+    by_name(name).encode(tensor, payload)
+    return Coded(name, payload, len(tensor), tensor.dtype)
+
+
+def decoded(code: Tensor | Coded) -> Tensor:
+    assert isinstance(code, Coded)
+    out = torch.empty(code.numel, dtype=code.dtype)
+    by_name(code.codec).decode(code.payload, out)
+    return out
+
+
+def coded_push(rank: int, clock: int, gradient: Tensor, *, hyper: Hyper = ADD, name: str = "int8") -> Push:
+    return Push(sender(rank), 0, clock, coded(gradient, name), hyper)
+
+
+def test_coded_gradients_are_averaged_and_the_parameters_come_back_exact() -> None:
+    store = hub(BSP(), 2, codec="int8")
+    store.handle(coded_push(0, 0, torch.tensor([2.0, 0, 0, 0])), "a")
+    deliveries = store.handle(coded_push(1, 0, torch.tensor([0, 4.0, 0, 0])), "b")
+    for _, reply in deliveries:
+        values = values_of(reply).values
+        assert isinstance(values, Tensor)
+        torch.testing.assert_close(values, torch.tensor([1.0, 2.0, 0, 0]))
+
+
+def test_an_averaging_hub_answers_in_the_codec_and_makes_up_for_what_it_left_out() -> None:
+    store = hub(BSP(), 2, optimizer="", codec="topk:0.25")
+    gradient = torch.tensor([3.0, 2.0, 0, 0])
+    sums = torch.zeros(4)
+    for clock in range(20):
+        for rank in range(2):
+            deliveries = store.handle(coded_push(rank, clock, gradient, hyper={}, name="topk:0.25"), rank)
+        first, second = (values_of(reply).values for _, reply in deliveries)
+        assert torch.equal(decoded(first), decoded(second))
+        sums += decoded(first)
+    # The workers here keep nothing back, so only their largest element is ever given.
+    torch.testing.assert_close(sums, 20 * torch.tensor([3.0, 0, 0, 0]))
+
+
+def test_before_the_first_round_an_averaging_hub_answers_zeros_in_the_codec() -> None:
+    for name in ("bf16", "int8", "sign", "topk:0.25"):
+        store = hub(BSP(), 1, optimizer="", numel=64, codec=name)
+        ((_, reply),) = store.handle(Pull(sender(0), 0), "look")
+        assert decoded(values_of(reply).values).tolist() == [0.0] * 64
+
+
+def test_a_retry_is_answered_with_the_same_code() -> None:
+    store = hub(BSP(), 1, optimizer="", codec="sign", numel=64)
+    push_ = coded_push(0, 0, torch.arange(64.0), hyper={}, name="sign")
+    ((_, before),) = store.handle(push_, "first")
+    code = decoded(values_of(before).values)
+    ((_, again),) = store.handle(push_, "second")
+    assert torch.equal(decoded(values_of(again).values), code)
+    assert store.stats().duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("codec", "gradient", "says"),
+    [
+        ("int8", torch.ones(4), "takes gradients in int8, what came is uncompressed"),
+        ("", coded(torch.ones(4)), "takes gradients as they are, what came is in int8"),
+        ("bf16", coded(torch.ones(4)), "takes gradients in bf16, what came is in int8"),
+        ("int8", coded(torch.ones(5)), "holds float32[4], what came is float32[5] in int8"),
+        ("int8", coded(torch.ones(4).double()), "what came is float64[4] in int8"),
+    ],
+)
+def test_a_gradient_in_another_codec_or_size_is_refused(
+    codec: str, gradient: Tensor | Coded, says: str
+) -> None:
+    store = hub(BSP(), 1, codec=codec)
+    refusal = refusal_of(store.handle(Push(sender(0), 0, 0, gradient, ADD), "p"))
+    assert refusal.code is Code.WRONG_SIZE
+    assert says in refusal.text
+    assert parameters(store).tolist() == [0.0] * 4
+
+
+def test_a_slice_that_would_not_shrink_is_pushed_as_it_is() -> None:
+    store = hub(BSP(), 1, numel=1, codec="int8")
+    ((_, reply),) = store.handle(push(0, 0, torch.ones(1)), "p")
+    assert values_of(reply).values.tolist() == [1.0]

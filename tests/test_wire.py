@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import data_pb2 as pb
+from ps.compression import by_name
 from ps.errors import UsageError
 from ps.messages import (
     Code,
+    Coded,
     Collective,
     Contribute,
     Init,
@@ -37,10 +39,19 @@ SENDER = Sender(3, 2**40)
 FLAT = torch.arange(5.0)
 
 
+def coded(name: str = "int8", dtype: torch.dtype = torch.float32) -> Coded:
+    codec, tensor = by_name(name), torch.arange(600).to(dtype)
+    payload = torch.empty(codec.nbytes(600), dtype=torch.uint8)
+    codec.encode(tensor, payload)
+    return Coded(name, payload, 600, dtype)
+
+
 def same(one, other) -> bool:
     """Whether two messages say the same, their tensors compared by value, shape and dtype."""
 
     def plain(value):
+        if isinstance(value, Coded):
+            return value.codec, value.payload.tolist(), value.numel, value.dtype
         return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
     fields = type(one).__dataclass_fields__
@@ -55,6 +66,8 @@ def same(one, other) -> bool:
         Init(SENDER, 0, FLAT),
         Push(SENDER, 0, 0, FLAT),
         Push(SENDER, 2**31, 2**40, FLAT, {"lr": 0.1, "momentum": 0.9}),
+        *(Push(SENDER, 1, 2, coded(name)) for name in ("bf16", "fp16", "int8", "sign", "topk:0.05")),
+        Push(SENDER, 1, 2, coded("int8", torch.bfloat16), {"lr": 0.1}),
         Pull(SENDER, 0),
         Contribute(SENDER, "barrier", Collective.BARRIER, 7),
         Contribute(SENDER, "größe", Collective.ALLREDUCE, 1, torch.ones(2, 3), ReduceOp.MAX),
@@ -73,6 +86,7 @@ def test_requests_come_back_as_they_went(request_):
     [
         Values(0, FLAT, 0, 0),
         Values(9, FLAT, clock=4, version=17, staleness=3, drain=True),
+        Values(9, coded("sign"), clock=4, version=17),
         Result(),
         Result(torch.tensor([[True], [False]])),
         Refusal(Code.FENCED, "rank 3 lost its place"),
@@ -190,6 +204,44 @@ def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(fields
     with pytest.raises(MalformedMessage, match=says) as caught:
         decode_request(Message(header.SerializeToString(), payload))
     assert caught.value.request == 5
+
+
+CODED = {"dtype": pb.FLOAT32, "codec": "int8", "shape": [4]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({**PUSH, **CODED, "shape": [5]}, "payload of 8 bytes, where int8 makes 9"),
+        ({**PUSH, **CODED, "shape": [2**31]}, "payload of 8 bytes, where int8 makes"),
+        ({**PUSH, **CODED, "shape": [2, 2]}, "codes flat floating tensors"),
+        ({**PUSH, **CODED, "shape": []}, "codes flat floating tensors"),
+        ({**PUSH, **CODED, "shape": [-4]}, "shape"),
+        ({**PUSH, **CODED, "dtype": pb.INT32}, "codes flat floating tensors, not torch.int32"),
+        ({**PUSH, **CODED, "dtype": 0}, "dtype 0"),
+        ({**PUSH, **CODED, "codec": "zip"}, "compression 'zip'"),
+        ({**PUSH, **CODED, "codec": "powersgd:4"}, "takes matrices"),
+        ({**PUSH, **CODED, "codec": "topk:0.25"}, "for place 16909060, where there are 4"),
+        ({**PUSH, "codec": "int8", "payload_bytes": 0}, "dtype 0"),
+        ({"init": pb.Init(key=1), **CODED}, "init came in int8"),
+        ({"contribute": pb.Contribute(collective=1, op=1), **CODED}, "contribute came in int8"),
+    ],
+)
+def test_a_code_that_does_not_add_up_is_malformed(fields, says):
+    payload = memoryview(b"\4\3\2\1\0\0\0\0"[: fields.get("payload_bytes", 8)])
+    header = pb.Header(**{"request": 5, "payload_bytes": 8, **fields})
+    with pytest.raises(MalformedMessage, match=says) as caught:
+        decode_request(Message(header.SerializeToString(), payload))
+    assert caught.value.request == 5
+
+
+def test_a_code_that_lies_askew_is_moved_into_line():
+    message = encode_request(Push(SENDER, 1, 2, coded()), 1)
+    askew = memoryview(bytearray(message.payload.nbytes + 1))[1:]
+    askew[:] = message.payload
+    _, came = decode_request(Message(message.header, askew))
+    assert came.gradient.payload.data_ptr() % 8 == 0
+    assert came.gradient.payload.tolist() == coded().payload.tolist()
 
 
 def test_a_refusal_for_no_reason_is_malformed():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from itertools import zip_longest
 
 import torch
-import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from ps.codecs import parse
+from ps.compression import codec_for
 from ps.errors import ConfigError, HubringError, RingBroken
 from ps.messages import Collective, ReduceOp
 from ps.traffic import Traffic
@@ -16,18 +19,22 @@ from ps.work import Work
 from workers import ring_collectives
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.powersgd import LowRankMean
 from workers.ring import Ring
-from workers.ring_group import ring_store
-from workers.ring_work import RingWork
+from workers.ring_group import own_address, ring_store
+from workers.ring_mean import RingMean, ring_mean
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
+
+log = logging.getLogger(__name__)
 
 
 class AllreduceCommunicator(Communicator):
     """Talks to all other ranks directly.
 
     `traffic` holds what a ring sends for the gradients, computed rather than
-    counted: 2(n-1)/n of their bytes a step and rank, and as much received.
+    counted: 2(n-1)/n of their bytes a step and rank, and as much received; of a
+    codec whose payloads are gathered (`workers.ring_mean`), n-1 payloads.
 
     Args:
         rank: This worker's.
@@ -37,6 +44,7 @@ class AllreduceCommunicator(Communicator):
         device: Where the model lives.
         host: This worker's address as the others reach it; None finds it by the store.
         timeout: Seconds that one exchange may take.
+        compress: What gradients are compressed with, as `ps.codecs` spells it; empty: nothing.
 
     Raises:
         ConfigError: The backend does not exist here, or does not fit the device.
@@ -56,35 +64,51 @@ class AllreduceCommunicator(Communicator):
         device: torch.device | str = "cpu",
         host: str | None = None,
         timeout: float = 300.0,
+        compress: str = "",
     ) -> None:
         self.rank = rank
         self.size = size
         self.timeout = timeout
         self.traffic = Traffic()
-        self.ring = Ring(
-            rank, size, store, backend=backend, device=torch.device(device), host=host, timeout=timeout
-        )
+        # What a codec left out is kept for each bucket, so buckets then stay what they are.
+        self.joins = self.tunable = not compress
+        self._compress = compress
+        self._means: dict[Bucket, list[RingMean]] = {}
+        """One, or one for each phase of a low-rank mean; several optimizers may have buckets here."""
+        self._low_rank: dict[Bucket, LowRankMean] = {}
+        self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
+        self._store, self._host = store, host
+        self.ring = self._open(store=store, host=host)
+        self._rings = [self.ring]
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._compare([bucket.spec for bucket in buckets])
+        if self._compress.startswith("powersgd:") and len(self._rings) == 1:
+            # All ranks must begin a ring's operations in one order. Second phases begin when first ones
+            # end, which is whenever: among themselves in one order, so they have a ring of their own.
+            host = self._host or own_address(self._store)
+            self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
         for bucket in buckets:
             what = f"the first parameters of bucket {bucket.spec.index}"
             ring_collectives.broadcast_into(self.ring, bucket.values, 0, what)
+            self._prepare(bucket)
+        self._warn_of_waste(buckets)
         return Start()
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        gradients, size = bucket.gradients, self.size
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-        work = RingWork(f"the exchange of bucket {bucket.spec.index}", lambda: gradients.div_(size))
-        self.ring.start(work, lambda group: group.allreduce([gradients], options))
-        travelled = 2 * (size - 1) * gradients.nbytes // size
-        self.traffic.bytes_sent += travelled
-        self.traffic.bytes_received += travelled
-        return work
+        index = bucket.spec.index
+        if bucket not in self._means:  # several that were joined
+            self._prepare(bucket)
+        means, low_rank = self._means[bucket], self._low_rank.get(bucket)
+        travels = sum(mean.travels for mean in means)
+        self.traffic.bytes_sent += travels
+        self.traffic.bytes_received += travels
+        if low_rank is None:
+            return means[0].start(f"the exchange of bucket {index}")
+        return low_rank.exchange(lambda phase: means[phase].start(f"the factors of bucket {index}"))
 
     def collective(
         self,
@@ -109,16 +133,45 @@ class AllreduceCommunicator(Communicator):
 
     def fail(self, error: HubringError) -> None:
         """Ends every exchange, from any thread: somebody knows that the ring cannot go on."""
-        self.ring.fail(error)
+        for ring in self._rings:
+            ring.fail(error)
 
     def close(self, *, finished: bool) -> None:
         if not finished:  # what is under way may never end: do not wait for it
             self.fail(RingBroken("this worker left the ring before it was done"))
-        self.ring.close()
+        for ring in self._rings:
+            ring.close()
+
+    def _prepare(self, bucket: Bucket) -> None:
+        """Settles how the bucket travels."""
+        gradients = bucket.gradients
+        if self._compress.startswith("powersgd:"):
+            rank = int(parse(self._compress).argument)
+            low_rank = self._low_rank[bucket] = LowRankMean(bucket.spec, gradients, rank, self.allocate)
+            pairs = zip(self._rings, low_rank.phases, strict=True)
+            self._means[bucket] = [ring_mean(ring, phase, None) for ring, phase in pairs]
+            return
+        codec = codec_for(self._compress, gradients.numel(), gradients.dtype)
+        self._means[bucket] = [ring_mean(self.ring, gradients, codec)]
+
+    def _warn_of_waste(self, buckets: list[Bucket]) -> None:
+        """Payloads that all gather may be more than tensors that are summed."""
+        travels = sum(mean.travels for bucket in buckets for mean in self._means[bucket])
+        plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
+        if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
+            log.warning(
+                "--compress %s saves nothing around a ring of %d: every rank sends %d bytes a step, and"
+                " %d without it; take bf16, or a hub with --aggregate",
+                self._compress,
+                self.size,
+                travels,
+                plain,
+            )
 
     def _compare(self, specs: list[BucketSpec]) -> None:
-        """Makes sure that all ranks hold the same model, in the same buckets."""
-        mine = [line for spec in specs for line in _lines(spec)]
+        """Makes sure that all ranks hold the same model, in the same buckets, and compress alike."""
+        mine = [f"--compress {self._compress or 'not given'}"]
+        mine += [line for spec in specs for line in _lines(spec)]
         texts = self.ring.gather("comparing models", _encode(mine))
         first, *others = [_decode(text) for text in texts]
         for rank, other in enumerate(others, start=1):

@@ -7,15 +7,19 @@ bucket is handed over, every `parameter.grad` is its view of `bucket.gradients`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
+from operator import is_
 from typing import Literal
 
 import torch
 
 from ps.errors import ConfigError
 from ps.types import BucketSpec
-from workers.layout import NamedParameters, lay_out
+from workers.layout import Kind, Layout, NamedParameters, kind_of, lay_out
 from workers.staging import Allocate, mirror
 
 
@@ -25,25 +29,37 @@ class Bucket:
     Attributes:
         spec: What all ranks and the hub agree on.
         parameters: The parameters, in the order of `spec.tensors`.
-        gradients: Flat, on the parameters' device; every `parameter.grad` is a view of it.
+        gradients: Flat, on the parameters' device; every `parameter.grad` is a view of its memory.
         values: Flat, on the parameters' device; every `parameter.data` is a view of it.
+        gradient_views: What every `parameter.grad` is to be, in the order of `parameters`.
+        allocate: Makes its mirrors in host memory.
     """
 
     def __init__(
         self,
         spec: BucketSpec,
         parameters: Sequence[torch.nn.Parameter],
+        gradients: torch.Tensor,
+        values: torch.Tensor,
         allocate: Allocate,
-        allocate_values: Allocate,
     ) -> None:
+        """Lays a bucket over flat tensors of `spec.numel` elements, which it keeps for life."""
         self.spec = spec
         self.parameters = tuple(parameters)
-        self.gradients = _flat_like(parameters[0], spec.numel, allocate)
-        self.values = _flat_like(parameters[0], spec.numel, allocate_values)
-        self._staged_gradients = mirror(self.gradients, allocate)
-        self._staged_values = mirror(self.values, allocate)
-        self._gradient_views = _views(self.gradients, self.parameters)
+        self.gradients = gradients
+        self.values = values
+        self.allocate = allocate
+        self._staged_gradients = mirror(gradients, allocate)
+        self._staged_values = mirror(values, allocate)
+        # The same memory with a count of changes of its own: an exchange writes to `gradients`,
+        # perhaps from another thread, and only what the script does is to be counted.
+        self._counted = gradients.data
+        self.gradient_views = _views(self._counted, self.parameters)
         self._value_views = _views(self.values, self.parameters)
+        self._addresses = [view.data_ptr() for view in self._value_views]
+
+    def take_in(self) -> None:
+        """Moves the parameters and their gradients into the flat tensors."""
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             view.copy_(parameter.data)
             parameter.data = view
@@ -58,6 +74,11 @@ class Bucket:
     def host_values(self) -> torch.Tensor:
         """The values in host memory: `values` itself on the CPU."""
         return self._staged_values.host
+
+    @property
+    def changes(self) -> int:
+        """How often backward or the script has changed gradients in place; an exchange does not count."""
+        return self._counted._version
 
     def to_host(self) -> None:
         """Brings the gradients into `host_gradients`."""
@@ -75,32 +96,37 @@ class Bucket:
         self._staged_values.settle()
 
     def collect(self) -> None:
-        """Brings every gradient that is elsewhere, or missing, back into the flat tensor."""
-        for position in range(len(self.parameters)):
-            self.collect_one(position)
-
-    def collect_one(self, position: int) -> None:
-        """Makes one parameter's `grad` its view again; a missing gradient counts as zeros."""
-        parameter, view = self.parameters[position], self._gradient_views[position]
-        gradient = parameter.grad
-        if gradient is view:
+        """Brings gradients that are elsewhere back into the flat tensor; a missing one counts as zeros."""
+        if self.holds_gradients():
             return
-        if gradient is None:
-            view.zero_()
-        else:
-            view.copy_(gradient.detach())
-        parameter.grad = view
+        for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
+            gradient = parameter.grad
+            if gradient is None:
+                view.zero_()
+            elif gradient is not view:
+                view.copy_(gradient.detach())
+            parameter.grad = view
 
     def zero_gradients(self) -> None:
         """Zeroes the gradients and drops what was put in a view's place."""
-        self.gradients.zero_()
-        for parameter, view in zip(self.parameters, self._gradient_views, strict=True):
-            parameter.grad = view
+        self._counted.zero_()
+        if not self.holds_gradients():
+            for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
+                parameter.grad = view
 
     def holds_gradients(self) -> bool:
         """Whether every gradient is where it belongs, so that nothing was put in its place."""
-        pairs = zip(self.parameters, self._gradient_views, strict=True)
-        return all(parameter.grad is view for parameter, view in pairs)
+        return all(map(is_, [parameter.grad for parameter in self.parameters], self.gradient_views))
+
+    @contextmanager
+    def lent_gradients(self) -> Iterator[None]:
+        """Every `grad` is its view for a while, even if the script has dropped it since."""
+        kept = [parameter.grad for parameter in self.parameters]
+        for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
+            parameter.grad = view
+        yield
+        for parameter, gradient in zip(self.parameters, kept, strict=True):
+            parameter.grad = gradient
 
     def check_values(self) -> None:
         """Refuses to go on where a parameter no longer lives in `values`.
@@ -108,10 +134,12 @@ class Bucket:
         Raises:
             ConfigError: The model was moved or converted, so updates would miss it.
         """
-        for tensor, parameter, view in zip(
-            self.spec.tensors, self.parameters, self._value_views, strict=True
+        if [parameter.data_ptr() for parameter in self.parameters] == self._addresses:
+            return
+        for tensor, parameter, address in zip(
+            self.spec.tensors, self.parameters, self._addresses, strict=True
         ):
-            if parameter.data_ptr() != view.data_ptr():
+            if parameter.data_ptr() != address:
                 raise ConfigError(
                     f"parameter {tensor.name} was given other memory after DistributedOptimizer was made; "
                     "call model.to(...), .half() and the like before"
@@ -125,6 +153,8 @@ def make_buckets(
     bucket_bytes: int,
     optimizer_name: str,
     allocate_values: Allocate | None = None,
+    *,
+    adjacent: bool = False,
 ) -> list[Bucket]:
     """Lays the optimizer's trainable parameters out in buckets and points them there.
 
@@ -135,17 +165,56 @@ def make_buckets(
         bucket_bytes: Where a bucket is full; a larger parameter gets one of its own.
         optimizer_name: What the hub is to apply; empty where workers step.
         allocate_values: The same as `allocate` for parameters on the CPU; None makes no difference.
+        adjacent: Lays buckets of one group, dtype and device without gaps in one tensor, for `join`.
 
     Raises:
         ConfigError: A parameter is unknown to the model, unnamed, uninitialised or of a dtype that
             does not travel; or nothing is trainable.
     """
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name)
+    flat = _in_one_tensor if adjacent else _one_by_one
+    gradients = flat(layouts, allocate)
+    values = flat(layouts, allocate_values or allocate)
+    places = zip(layouts, gradients, values, strict=True)
+    buckets = [Bucket(*layout, own, theirs, allocate) for layout, own, theirs in places]
     with torch.no_grad():
-        return [
-            Bucket(layout.spec, layout.parameters, allocate, allocate_values or allocate)
-            for layout in layouts
-        ]
+        for bucket in buckets:
+            bucket.take_in()
+    return buckets
+
+
+def join(buckets: Sequence[Bucket]) -> Bucket:
+    """Buckets that lie side by side, as one over the same memory, for a single exchange.
+
+    It bears the first one's index; the parameters' views stay those of `buckets`.
+    """
+    first = buckets[0]
+    tensors = tuple(tensor for bucket in buckets for tensor in bucket.spec.tensors)
+    spec = replace(first.spec, tensors=tensors)
+    parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
+    gradients, values = (flat.as_strided((spec.numel,), (1,)) for flat in (first.gradients, first.values))
+    return Bucket(spec, parameters, gradients, values, first.allocate)
+
+
+def _one_by_one(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
+    """A flat tensor for every bucket."""
+    return [_flat_like(layout.parameters[0], layout.spec.numel, allocate) for layout in layouts]
+
+
+def _in_one_tensor(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
+    """The same, cut from one tensor a kind."""
+    sizes: Counter[Kind] = Counter()
+    for layout in layouts:
+        sizes[kind_of(layout)] += layout.spec.numel
+    rest: dict[Kind, torch.Tensor] = {}
+    flats = []
+    for layout in layouts:
+        kind = kind_of(layout)
+        if kind not in rest:
+            rest[kind] = _flat_like(layout.parameters[0], sizes[kind], allocate)
+        flat, rest[kind] = rest[kind].tensor_split([layout.spec.numel])
+        flats.append(flat)
+    return flats
 
 
 def _flat_like(parameter: torch.nn.Parameter, numel: int, allocate: Allocate) -> torch.Tensor:

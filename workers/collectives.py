@@ -64,8 +64,10 @@ def allgather(
 
 
 def barrier(name: str | None = None, *, communicator: Communicator | None = None) -> None:
-    """Returns once every rank has called it; raises as `allreduce`."""
-    communicator = communicator or context.current().communicator
+    """Returns once every rank has called it, its last step's exchange over; raises as `allreduce`."""
+    if communicator is None:
+        context.current().synchronize()
+        communicator = context.current().communicator
     work = _start(Collective.BARRIER, None, name, communicator)
     with communicator.waiting:
         work.wait(communicator.timeout)

@@ -49,6 +49,12 @@ class Communicator(ABC):
     """All workers are asked to leave after this step."""
     waiting: AbstractContextManager[object] = nullcontext()
     """Entered for as long as this rank waits for others, so that it can be told for whom."""
+    tunable: bool = True
+    """It takes time to exchange, so the right amount at a time may save some."""
+    joins: bool = False
+    """Exchanges adjacent buckets better as one; ranks must then join the same ones."""
+    drains: ClassVar[bool] = False
+    """May set `draining`: with the answer to the first bucket of a step, at the latest."""
     lockstep: bool = True
     """Every rank takes every step, so that all may be asked something in between."""
 

@@ -1,25 +1,39 @@
-"""One step's exchange: every bucket is handed over once, in order, and waited for.
+"""One step's exchange: every bucket is handed over once, in order, and waited for, now or later.
 
-The law: bucket i is handed over after the buckets before it, on every rank, so
-that a ring meets the same bucket everywhere in whatever order backward ends.
+The law: convoys are handed over in one order, on every rank, so that a ring
+meets the same buckets everywhere in whatever order backward ends.
+
+A step may also leave its exchange under way (`leave`). What it left is settled
+bucket by bucket, when somebody needs one; until then its memory belongs to the
+communicator, and nothing here touches it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.communicator import Communicator
+from workers.convoy import Convoy, convoys
+
+
+class Handed(NamedTuple):
+    """A bucket on its way; those of a joined convoy share one work."""
+
+    bucket: Bucket
+    work: Work
 
 
 class Exchange:
     """Hands buckets over as early as the order allows.
 
     Attributes:
-        seconds: Time spent waiting so far: the part of the exchange that hid behind nothing.
+        seconds: What the exchange took of training so far: handing over, and waiting for what hid
+            behind nothing.
     """
 
     def __init__(
@@ -34,9 +48,15 @@ class Exchange:
         self._buckets = buckets
         self._hyper = hyper
         self._timeout = timeout
+        self._deadline: float | None = None
         self._ready = [False] * len(buckets)
+        self._convoys: list[Convoy] = []
         self._handed_over = 0
-        self._under_way: list[tuple[Bucket, Work]] = []
+        self._under_way: list[Handed] = []
+        self._left: dict[int, Handed] = {}
+        self._zero_later: set[int] = set()
+        self._then: Callable[[Bucket], None] = _nothing
+        self.group(0)
 
     @property
     def begun(self) -> bool:
@@ -46,18 +66,40 @@ class Exchange:
     @property
     def complete(self) -> bool:
         """Whether every bucket of this step was handed over."""
-        return self._handed_over == len(self._buckets)
+        return self._handed_over == len(self._convoys)
+
+    # Handing over.
+
+    def sizes(self, sizes: Iterable[int]) -> list[int]:
+        """Those of `sizes` that make a difference; of alike ones the first."""
+        cuts: dict[tuple[int, ...], int] = {}
+        for nbytes in sizes:
+            grouped = convoys(self._buckets, nbytes, joined=False)
+            cuts.setdefault(tuple(len(convoy.buckets) for convoy in grouped), nbytes)
+        return list(cuts.values())
+
+    def group(self, nbytes: int) -> None:
+        """Hands over convoys of up to `nbytes` from the next step on; ranks of a ring must do so alike."""
+        assert not self.begun, "convoys change between steps"
+        self._convoys = convoys(self._buckets, nbytes, joined=self._communicator.joins)
 
     def ready(self, bucket: Bucket) -> None:
         """Notes that a bucket has all its gradients, and hands over what is next in order."""
         self._ready[bucket.spec.index] = True
-        while not self.complete and self._ready[self._handed_over]:
-            self._hand_over(self._buckets[self._handed_over])
+        while not self.complete and self._is_ready(self._convoys[self._handed_over]):
+            self._hand_over(self._convoys[self._handed_over])
 
     def hand_over_rest(self) -> None:
         """Hands over what is left, ready or not: a missing gradient counts as zeros."""
         while not self.complete:
-            self._hand_over(self._buckets[self._handed_over])
+            self._hand_over(self._convoys[self._handed_over])
+
+    def reset(self) -> None:
+        """Begins the next step."""
+        self._ready = [False] * len(self._buckets)
+        self._handed_over = 0
+
+    # Waiting.
 
     def finish(self) -> None:
         """Hands over what is left and waits for all of it.
@@ -68,31 +110,82 @@ class Exchange:
         """
         self.hand_over_rest()
         under_way, self._under_way = self._under_way, []
+        self._begin_waiting()
         self._wait(under_way)
+
+    def leave(self, then: Callable[[Bucket], None]) -> None:
+        """Hands over what is left and waits for none of it; `then(bucket)` runs when one is settled."""
+        self.hand_over_rest()
+        self._left = {handed.bucket.spec.index: handed for handed in self._under_way}
+        self._under_way = []
+        self._then = then
+        self._begin_waiting()
+
+    def has_left(self, bucket: Bucket) -> bool:
+        """Whether an earlier step's exchange of this bucket is still to be settled."""
+        return bucket.spec.index in self._left
+
+    def settle(self, bucket: Bucket) -> None:
+        """Waits for a bucket that an earlier step left, if it did; raises as `finish` does, each time."""
+        handed = self._left.get(bucket.spec.index)
+        if handed is None:
+            return
+        self._wait([handed])
+        del self._left[bucket.spec.index]
+        self._then(bucket)
+        if bucket.spec.index in self._zero_later:
+            self._zero_later.discard(bucket.spec.index)
+            bucket.zero_gradients()
+
+    def settle_all(self) -> None:
+        """Waits for all that an earlier step left, front layers first; raises as `finish` does."""
+        for bucket in reversed(self._buckets if self._left else ()):
+            self.settle(bucket)
+
+    def zero_gradients(self, bucket: Bucket) -> None:
+        """Zeroes a bucket's gradients: now, or once an earlier step's exchange is done with them."""
+        if self.has_left(bucket):
+            self._zero_later.add(bucket.spec.index)
+        else:
+            bucket.zero_gradients()
 
     def refresh(self) -> None:
         """Brings the newest parameters without giving a gradient; raises as `finish` does."""
+        self.settle_all()
         for bucket in self._buckets:
             bucket.settle()  # the last upload may still read what the pull overwrites
-        self._wait([(bucket, self._communicator.pull(bucket)) for bucket in self._buckets])
+        self._begin_waiting()
+        self._wait([Handed(bucket, self._communicator.pull(bucket)) for bucket in self._buckets])
 
-    def reset(self) -> None:
-        """Begins the next step."""
-        self._ready = [False] * len(self._buckets)
-        self._handed_over = 0
+    def _is_ready(self, convoy: Convoy) -> bool:
+        return all(self._ready[bucket.spec.index] for bucket in convoy.buckets)
 
-    def _hand_over(self, bucket: Bucket) -> None:
-        bucket.check_values()
-        bucket.collect()
+    def _hand_over(self, convoy: Convoy) -> None:
+        began = time.monotonic()
+        for bucket in convoy.buckets:
+            self.settle(bucket)
+            bucket.check_values()
+            bucket.collect()
         self._handed_over += 1
-        self._under_way.append((bucket, self._communicator.push_pull(bucket, self._hyper(bucket))))
+        works = [self._communicator.push_pull(load, self._hyper(load)) for load in convoy.loads]
+        shared = works * len(convoy.buckets) if len(works) == 1 else works
+        self._under_way += [Handed(*pair) for pair in zip(convoy.buckets, shared, strict=True)]
+        self.seconds += time.monotonic() - began
 
-    def _wait(self, under_way: list[tuple[Bucket, Work]]) -> None:
-        """Waits with one deadline for all; a bucket's upload runs while the next is waited for."""
+    def _begin_waiting(self) -> None:
+        """One deadline for the whole step."""
+        self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
+
+    def _wait(self, under_way: Iterable[Handed]) -> None:
+        """Waits for some; one's upload runs while the next is waited for."""
         began = time.monotonic()
         with self._communicator.waiting:
             for bucket, work in under_way:
-                passed = time.monotonic() - began
-                work.wait(None if self._timeout is None else max(0.0, self._timeout - passed))
+                now = time.monotonic()
+                work.wait(None if self._deadline is None else max(0.0, self._deadline - now))
                 bucket.to_device(self._communicator.steps_on)
         self.seconds += time.monotonic() - began
+
+
+def _nothing(_: Bucket) -> None:
+    """What there is to do where the hub has stepped."""

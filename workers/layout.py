@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,11 +19,30 @@ log = logging.getLogger(__name__)
 NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
+Kind = tuple[int, torch.dtype, torch.device]
+"""What parameters of one bucket have in common: group, dtype and device."""
+
+
 class Layout(NamedTuple):
     """A bucket to be: its spec and the parameters in the spec's order."""
 
     spec: BucketSpec
     parameters: list[torch.nn.Parameter]
+
+
+class Parts(Protocol):
+    """A bucket, or one to be."""
+
+    @property
+    def spec(self) -> BucketSpec: ...
+
+    @property
+    def parameters(self) -> Sequence[torch.nn.Parameter]: ...
+
+
+def kind_of(parts: Parts) -> Kind:
+    """Only buckets of one kind can lie side by side."""
+    return parts.spec.group, parts.parameters[0].dtype, parts.parameters[0].device
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +55,7 @@ class _Entry:
     parameter: torch.nn.Parameter
 
     @property
-    def kind(self) -> tuple[int, torch.dtype, torch.device]:
+    def kind(self) -> Kind:
         return self.group, self.parameter.dtype, self.parameter.device
 
     @property
@@ -132,13 +152,15 @@ def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
 def _runs(entries: list[_Entry], bucket_bytes: int) -> list[list[_Entry]]:
     """Cuts entries of one kind into runs of at most `bucket_bytes`, ordered by when the last is ready."""
     runs: list[list[_Entry]] = []
-    newest: dict[object, list[_Entry]] = {}
+    newest: dict[Kind, list[_Entry]] = {}
+    filled: Counter[Kind] = Counter()
     for entry in entries:
-        run = newest.get(entry.kind)
-        if run is None or sum(member.nbytes for member in run) + entry.nbytes > bucket_bytes:
-            run = newest[entry.kind] = []
-            runs.append(run)
-        run.append(entry)
+        kind = entry.kind
+        if kind not in newest or filled[kind] + entry.nbytes > bucket_bytes:
+            newest[kind], filled[kind] = [], 0
+            runs.append(newest[kind])
+        newest[kind].append(entry)
+        filled[kind] += entry.nbytes
     return sorted(runs, key=lambda run: run[-1].position)
 
 

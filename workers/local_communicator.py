@@ -20,6 +20,7 @@ class LocalCommunicator(Communicator):
     rank = 0
     size = 1
     steps_on = "worker"
+    tunable = False
 
     def __init__(self) -> None:
         self.traffic = Traffic()

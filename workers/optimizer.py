@@ -7,6 +7,11 @@
 On a hub the first step is watched: a script that unscales, clips or otherwise
 changes gradients after backward has them exchanged in `step()`, any other
 during backward.
+
+With `cross_barrier`, from the second step on, `step()` leaves the exchange under
+way: every module's forward waits for its own parameters (`workers.forward`), and
+where workers step, that is when their part of the step is taken. A step counts
+as completed when its gradients are handed over: nothing can take it back then.
 """
 
 from __future__ import annotations
@@ -27,14 +32,17 @@ from workers.bucketing import Bucket, make_buckets
 from workers.collectives import broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
+from workers.forward import ForwardGuard
 from workers.layout import NamedParameters
+from workers.stepper import Stepper
+from workers.tuning import Tuner
 from workers.watch import CHANGED, ChangeWatch
 from workers.wrapping import OptimizerWrapper
 
 log = logging.getLogger(__name__)
 
-BUCKET_BYTES = 25 * 2**20
-"""Where a bucket is full unless the settings say otherwise."""
+BUCKET_BYTES = 4 << 20
+"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Convoys of them are tuned."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -65,6 +73,7 @@ class DistributedOptimizer(OptimizerWrapper):
         communicator: Communicator | None = None,
         after_step: Callable[[int], None] | None = None,
         overlap: bool = True,
+        cross_barrier: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Lays parameters and gradients out flat and brings rank 0's values to all ranks.
@@ -77,25 +86,33 @@ class DistributedOptimizer(OptimizerWrapper):
             model: Names the parameters; its buffers and frozen parameters come from rank 0 as well.
             named_parameters: Names the parameters where there is no one model.
             backward_passes_per_step: How many backward passes one step sums up before the exchange.
-            bucket_bytes: Where a bucket is full; None takes the worker's setting.
+            bucket_bytes: Where a bucket is full; None takes the worker's setting. If that is None too,
+                the first steps try how many bytes are best handed over together (`workers.tuning`).
             communicator: None takes that of `workers.init()`.
             after_step: Called with `completed_steps` after each step; None takes `workers.init()`'s.
             overlap: False never exchanges during backward: for scripts that begin to change gradients
                 after the first step, or whose backward reads a detached view of a parameter.
+            cross_barrier: Lets `step()` return before the parameters are back. For scripts that read
+                parameters through modules' forwards and `state_dict` alone, or call `synchronize()`
+                before they read them otherwise (`copy.deepcopy`, averages of weights, `torch.compile`).
             timeout: Seconds that one step's exchange may take; None takes the communicator's.
 
         Raises:
-            ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference.
+            ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference. Or
+                `cross_barrier` has no model to watch, or an optimizer that steps only as a whole.
         """
         place = _place(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
         self._communicator = communicator = place.communicator
         self._after_step = place.after_step
         self._steps_on_server = communicator.steps_on == "server"
+        if cross_barrier and model is None:
+            raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+        self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
-        self._buckets = self._lay_out(named, place.bucket_bytes)
+        self._buckets = self._lay_out(named, place.bucket_bytes or BUCKET_BYTES)
         exchanged = self._exchanged()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
@@ -104,8 +121,17 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
         self._watch = ChangeWatch(self._buckets, self._hyper)
         self._passes = BackwardPasses(
-            self._buckets, backward_passes_per_step, self._watch, self._bucket_ready, self._backward_ended
+            self._buckets,
+            backward_passes_per_step,
+            self._watch,
+            self._exchange,
+            self._bucket_ready,
+            self._backward_ended,
         )
+        self._tuner = None if place.bucket_bytes else Tuner(communicator, self._exchange, self._timeout)
+        # None: asked for, and the first step is being watched.
+        self._crossing = None if cross_barrier else False
+        self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
         place.adopt(self)
 
     @property
@@ -119,11 +145,13 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def exchange_seconds(self) -> float:
-        """Time spent waiting for exchanges: the part that hid behind nothing."""
+        """Time that exchanges took from training: handing over, and waiting for what nothing hid."""
         return self._exchange.seconds
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step on all ranks; afterwards the parameters are the ones to use next.
+
+        With `cross_barrier` they are when a module's forward, `state_dict` or `synchronize()` reads them.
 
         Args:
             closure: Computes the loss anew, gradients and all; called once, before the exchange.
@@ -134,7 +162,7 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises:
             ConfigError: The script changed gradients that were handed over already.
             DeadlineExceeded: The exchange took longer than the timeout.
-            HubringError: What the exchange failed with.
+            HubringError: What the exchange failed with; with `cross_barrier` whoever waits next is told.
             Preempted: The job stops at this step.
         """
         loss = None
@@ -142,34 +170,45 @@ class DistributedOptimizer(OptimizerWrapper):
             with torch.enable_grad():
                 loss = closure()
         self._check_frozen()
-        if self._steps_on_server:
+        if self._steps_on_server or self._crossing is not False:
             self._settle_overlap()
         if self._must_skip():
             self._begin_step()
         else:
-            self._exchange.finish()
-            self._apply()
+            self._take_step()
             self._begin_step()
+            # Where all is handed over in step(), how much at a time makes no difference.
+            if self._tuner is not None and self._overlap:
+                self._tuner.note_step()
             self.completed_steps += 1
-            self._after_step(self.completed_steps)
+            self._tell_step()
         return loss
+
+    def synchronize(self) -> None:
+        """Waits until all parameters are the ones to use next; without `cross_barrier` they are already.
+
+        Raises:
+            DeadlineExceeded: The exchange took longer than the timeout.
+            HubringError: What the exchange failed with.
+        """
+        self._exchange.settle_all()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zeroes all gradients in place, whatever `set_to_none`: they must stay where they are.
 
         Raises:
-            ConfigError: The hub has them already; a push cannot be taken back.
+            ConfigError: They were handed over already; a push cannot be taken back.
         """
-        if self._steps_on_server and self._exchange.begun:
+        if (self._steps_on_server or self._crossing) and self._exchange.begun:
             raise ConfigError(
                 "zero_grad() came after the gradients were pushed during backward: call step() first, "
-                "or pass overlap=False to DistributedOptimizer if the script skips steps"
+                f"or pass {self._mend} to DistributedOptimizer if the script skips steps"
             )
         if self._passes.count:
             self._watch.note_dropped()
         self._begin_step()
         for bucket in self._buckets:
-            bucket.zero_gradients()
+            self._exchange.zero_gradients(bucket)
 
     def refresh(self) -> None:
         """Brings the newest parameters of an asynchronous hub; elsewhere they are here already."""
@@ -185,7 +224,13 @@ class DistributedOptimizer(OptimizerWrapper):
         name = self._name_on_server() if self._steps_on_server else ""
         here = self._communicator
         return make_buckets(
-            self.wrapped, named_parameters, here.allocate, bucket_bytes, name, here.allocate_values
+            self.wrapped,
+            named_parameters,
+            here.allocate,
+            bucket_bytes,
+            name,
+            here.allocate_values,
+            adjacent=here.joins,
         )
 
     def _exchanged(self) -> set[torch.nn.Parameter]:
@@ -231,12 +276,21 @@ class DistributedOptimizer(OptimizerWrapper):
             return {}
         return hyper_of(self.param_groups[bucket.spec.group], bucket.spec.optimizer)
 
+    @property
+    def _mend(self) -> str:
+        return "overlap=False" if self._steps_on_server else "cross_barrier=False"
+
+    def _watch_forward(self, model: torch.nn.Module) -> ForwardGuard:
+        self.wrapped.register_state_dict_pre_hook(lambda _: self.synchronize())
+        self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
+        return ForwardGuard(model, self._buckets, self._exchange)
+
     def _bucket_ready(self, bucket: Bucket) -> None:
         if self._overlap:
             self._exchange.ready(bucket)
 
     def _backward_ended(self) -> None:
-        if not self._steps_on_server:
+        if not self._steps_on_server and not self._crossing:
             self._exchange.finish()
         elif self._overlap:
             self._exchange.hand_over_rest()
@@ -244,7 +298,9 @@ class DistributedOptimizer(OptimizerWrapper):
     def _settle_overlap(self) -> None:
         """Decides after the first step, for good, and holds the script to it."""
         changes = "uses a GradScaler" if hasattr(self, "found_inf") else self._watch.changes()
-        if self._overlap is None and self._passes.count:
+        if not self._steps_on_server:
+            self._settle_crossing(changes)
+        elif self._overlap is None and self._passes.count:
             self._overlap = not changes
             if changes:
                 log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
@@ -253,10 +309,24 @@ class DistributedOptimizer(OptimizerWrapper):
                     "each rank changes its own gradient before the hub takes the mean, where a ring or one"
                     " process changes the mean itself: give --aggregate for the same steps as there"
                 )
-        elif self._exchange.begun and changes:
+        elif self._exchange.begun:
+            self._refuse(changes)
+
+    def _settle_crossing(self, changes: str) -> None:
+        """The same where workers step: a mean that is not there yet cannot be changed."""
+        if self._crossing:
+            self._refuse(changes)
+        elif changes and self._passes.count:
+            self._crossing = False
+            assert self._guard is not None
+            self._guard.give_up()
+            log.info("step() waits for the exchange in spite of cross_barrier: the script %s", changes)
+
+    def _refuse(self, changes: str) -> None:
+        if changes:
             raise ConfigError(
                 f"the script {changes}, but its gradients were exchanged during backward, as nothing of "
-                "the kind happened in the first step: pass overlap=False to DistributedOptimizer"
+                f"the kind happened in the first step: pass {self._mend} to DistributedOptimizer"
             )
 
     def _must_skip(self) -> bool:
@@ -273,12 +343,29 @@ class DistributedOptimizer(OptimizerWrapper):
         scaling.unscale(self._buckets, getattr(self, "grad_scale", None))
         return False
 
-    def _apply(self) -> None:
-        if self._steps_on_server:
-            # A scheduler made on the wrapped optimizer wants to know that a step was taken.
-            self.wrapped._opt_called = True  # type: ignore[attr-defined]
+    def _take_step(self) -> None:
+        if self._crossing:
+            self._exchange.leave(self._stepper.prepare() if self._stepper else _ignore)
+            if self._communicator.drains:
+                # Its answer says whether the job stops here: all ranks must know now. It left first.
+                self._exchange.settle(self._buckets[0])
         else:
-            self.wrapped.step()
+            self._exchange.finish()
+            if not self._steps_on_server:
+                self.wrapped.step()
+        # A scheduler made on the wrapped optimizer wants to know that a step was taken.
+        self.wrapped._opt_called = True  # type: ignore[attr-defined]
+        if self._crossing is None and self._passes.count:
+            assert self._guard is not None
+            self._guard.begin()
+            self._crossing = True
+
+    def _tell_step(self) -> None:
+        try:
+            self._after_step(self.completed_steps)
+        except BaseException:
+            self.synchronize()  # whoever leaves now leaves a whole step behind
+            raise
 
     def _begin_step(self) -> None:
         self._exchange.reset()
@@ -290,7 +377,7 @@ class _Place(NamedTuple):
     """What an optimizer stands on."""
 
     communicator: Communicator
-    bucket_bytes: int
+    bucket_bytes: int | None
     after_step: Callable[[int], None]
     adopt: Callable[[DistributedOptimizer], None]
 
@@ -300,7 +387,7 @@ def _place(
 ) -> _Place:
     """Fills in what the caller left to `workers.init()`."""
     if communicator is not None:
-        return _Place(communicator, bucket_bytes or BUCKET_BYTES, after_step or _ignore, _ignore)
+        return _Place(communicator, bucket_bytes, after_step or _ignore, _ignore)
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)

@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from typing import Literal
 
 import torch
 
-from ps.client import KVClient
+from ps.client import Decode, KVClient
+from ps.codecs import CodecSpec, parse
+from ps.compression import codec_for
 from ps.errors import ConfigError
 from ps.messages import Collective, Contribute, ReduceOp
 from ps.session import Assignment, Session
 from ps.transport.base import Transport
-from ps.types import Hyper, Slice
+from ps.types import BucketSpec, Hyper, Slice
 from ps.work import Work
 from workers.bucketing import Bucket
+from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.powersgd import LowRankMean
+from workers.slicing import SliceTrial
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +38,21 @@ class PSCommunicator(Communicator):
         transport: Whose memory the buckets should lie in.
         aggregate: The hub only averages; the worker's own optimizer steps.
         timeout: Seconds that one exchange may take.
+        compress: What gradients are compressed with, as `ps.codecs` spells it; empty: nothing.
     """
 
     topology = "hub"
+    drains = True
 
     def __init__(
-        self, session: Session, client: KVClient, transport: Transport, *, aggregate: bool, timeout: float
+        self,
+        session: Session,
+        client: KVClient,
+        transport: Transport,
+        *,
+        aggregate: bool,
+        timeout: float,
+        compress: str = "",
     ) -> None:
         self.rank = session.sender.rank
         self.size = session.size
@@ -50,7 +65,12 @@ class PSCommunicator(Communicator):
         self._client = client
         self._transport = transport
         self._slices: dict[int, list[Slice]] = {}
-        """Of every bucket, by its index."""
+        """Of every bucket that the hub knows, by its index there."""
+        self._compress = compress
+        self._coders: dict[int, SliceCoder] = {}
+        """Of every slice that travels in a codec, by its key."""
+        self._low_rank: dict[int, LowRankMean] = {}
+        """Of every bucket, by its index, where factors travel in its place."""
         self._rounds = count(1)
         session.on_failure(client.fail)
 
@@ -66,8 +86,15 @@ class PSCommunicator(Communicator):
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
-        assigned = self._session.plan([bucket.spec for bucket in buckets])
-        self._slices = {bucket.spec.index: assigned.plan.of_bucket(bucket.spec.index) for bucket in buckets}
+        specs = self._specs(buckets)
+        assigned = self._session.plan(specs)
+        if assigned.undecided:
+            best = SliceTrial(self, self._session, self._client, buckets).best()
+            assigned = self._session.plan(specs, best)
+        self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
+        if not self._low_rank:
+            for bucket in buckets:
+                self._make_coders(bucket)
         if self.steps_on == "server":
             self._bring_parameters(buckets, assigned)
         else:
@@ -77,20 +104,18 @@ class PSCommunicator(Communicator):
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         bucket.to_host()
+        index = bucket.spec.index
+        low_rank = self._low_rank.get(index)
+        if low_rank is not None:
+            phases = low_rank.phases
+            return low_rank.exchange(lambda n: self._push_pull(2 * index + n, phases[n], phases[n], hyper))
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
-        slices = self._slices[bucket.spec.index]
-        work = Work(f"the exchange of bucket {bucket.spec.index}", len(slices))
-        for piece in reversed(slices):  # by priority, so that all ranks send in one order from the first slice on
-            part = slice(piece.offset, piece.offset + piece.numel)
-            self._client.push_pull(
-                piece.shard, piece.key, bucket.host_gradients[part], into[part], hyper, work
-            )
-        return work
+        return self._push_pull(index, bucket.host_gradients, into, hyper)
 
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
             return super().pull(bucket)
-        return self._pull(bucket, bucket.host_values)
+        return self._pull(bucket.spec.index, bucket.host_values)
 
     def collective(
         self,
@@ -118,13 +143,50 @@ class PSCommunicator(Communicator):
     def close(self, *, finished: bool) -> None:
         self._client.close()
 
-    def _pull(self, bucket: Bucket, into: torch.Tensor) -> Work:
-        slices = self._slices[bucket.spec.index]
-        work = Work(f"the pull of bucket {bucket.spec.index}", len(slices))
+    def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
+        slices = self._slices[index]
+        work = Work(f"the exchange of bucket {index}", len(slices))
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
-            self._client.pull(piece.shard, piece.key, into[part], work)
+            coder = self._coders.get(piece.key)
+            gradient = gradients[part] if coder is None else coder.encode()
+            target, decode = self._target(piece, into[part])
+            self._client.push_pull(piece.shard, piece.key, gradient, target, hyper, work, decode)
         return work
+
+    def _pull(self, index: int, into: torch.Tensor) -> Work:
+        slices = self._slices[index]
+        work = Work(f"the pull of bucket {index}", len(slices))
+        for piece in slices:
+            target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
+            self._client.pull(piece.shard, piece.key, target, work, decode)
+        return work
+
+    def _target(self, piece: Slice, into: torch.Tensor) -> tuple[torch.Tensor, Decode | None]:
+        """Where an answer lands: parameters always come as they are, means in the codec of the gradients."""
+        coder = self._coders.get(piece.key)
+        if coder is None or self.steps_on == "server":
+            return into, None
+        return coder.payload, coder.decode
+
+    def _specs(self, buckets: list[Bucket]) -> list[BucketSpec]:
+        """What the hub is to hold: the buckets, or two of factors for each of them."""
+        kind, argument = parse(self._compress) if self._compress else CodecSpec("")
+        if kind != "powersgd":
+            return [replace(bucket.spec, codec=self._compress) for bucket in buckets]
+        for bucket in buckets:
+            low_rank = LowRankMean(bucket.spec, bucket.host_gradients, int(argument), self.allocate)
+            self._low_rank[bucket.spec.index] = low_rank
+        return [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
+
+    def _make_coders(self, bucket: Bucket) -> None:
+        """For the slices that get shorter by it; their payloads lie in the transport's memory."""
+        for piece in self._slices[bucket.spec.index]:
+            part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
+            codec = codec_for(self._compress, piece.numel, part.dtype)
+            if codec is not None:
+                payload = self.allocate(codec.nbytes(piece.numel), torch.uint8)
+                self._coders[piece.key] = SliceCoder(codec, part, payload)
 
     def _check_attachable(self) -> None:
         if self._slices:  # a second one would share the keys of the first
@@ -147,12 +209,19 @@ class PSCommunicator(Communicator):
                 values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
                 self._client.init(piece.shard, piece.key, values, given)
             given.wait(self.timeout)
-        for work in [self._pull(bucket, bucket.host_values) for bucket in buckets]:
+        for work in [self._pull(bucket.spec.index, bucket.host_values) for bucket in buckets]:
             work.wait(self.timeout)
 
     def _learn_clocks(self, buckets: list[Bucket]) -> None:
         """Aggregate-only shards hold no parameters, but count rounds as any."""
-        for work in [self._pull(bucket, bucket.host_gradients) for bucket in buckets]:
+        homes = {bucket.spec.index: bucket.host_gradients for bucket in buckets}
+        if self._low_rank:
+            homes = {
+                spec.index: torch.empty_like(phase)  # the first guess of Q must not be lost
+                for low_rank in self._low_rank.values()
+                for spec, phase in zip(low_rank.specs, low_rank.phases, strict=True)
+            }
+        for work in [self._pull(index, home) for index, home in homes.items()]:
             work.wait(self.timeout)
         for bucket in buckets:
             bucket.host_gradients.zero_()

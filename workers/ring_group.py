@@ -7,7 +7,6 @@ one a process and would take the script's own.
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from ps.errors import ConfigError, RingBroken
+from ps.transport.host import towards
 
 
 def ring_store(
@@ -77,7 +77,7 @@ def open_group(
     try:
         if backend == "gloo":
             return dist.ProcessGroupGloo(
-                store, rank, size, _gloo_options(host or _own_address(store), timeout)
+                store, rank, size, _gloo_options(host or own_address(store), timeout)
             )
         if backend == "nccl":
             return _open_nccl(rank, size, store, device, timeout)
@@ -107,11 +107,12 @@ def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout
     return dist.ProcessGroupNCCL(store, rank, size, options)
 
 
-def _own_address(store: Store) -> str:
-    """The address from which this host reaches the store's; the ranks meet on the same network."""
+def own_address(store: Store) -> str:
+    """The address from which this host reaches the store's; the ranks meet on the same network.
+
+    Raises:
+        ConfigError: It is no store that has an address.
+    """
     if not isinstance(store, TCPStore):
         raise ConfigError("a store that is no TCPStore says nothing of the network: give the host's address")
-    family, kind, _, _, place = socket.getaddrinfo(store.host, store.port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)  # a datagram socket sends nothing by it
-        return str(probe.getsockname()[0])
+    return towards(store.host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
@@ -16,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ps.config import WorkerConfig
-from ps.errors import HubringError, Preempted, RingBroken, UsageError
+from ps.errors import HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
@@ -115,15 +116,19 @@ def _to_the_end(action: Callable[[], object]) -> None:
 
 
 def _cause(error: HubringError) -> HubringError:
-    """Who broke the ring is the server's to say."""
+    """Who broke the ring, or took a shard along, is the server's to say."""
     worker = context.started()
-    if isinstance(error, RingBroken) and worker is not None and worker.session is not None:
+    if worker is None or worker.session is None:
+        return error
+    lost_shard = worker.session.serves and isinstance(error, ServerUnreachable)
+    if isinstance(error, RingBroken) or lost_shard:
         return worker.session.verdict() or error
     return error
 
 
 def _leave(outcome: Outcome, reason: Reason) -> Outcome:
-    context.shutdown(reason, outcome.error)
+    with contextlib.suppress(KeyboardInterrupt, Preempted):  # once more quits, whoever needs our shard
+        context.shutdown(reason, outcome.error)
     outcome.result = context.result()
     outcome.stuck = outcome.code != 0 and outcome.result.get("topology") == "ring"
     return outcome
@@ -169,7 +174,9 @@ def _heed_signals() -> None:
             raise Preempted("stopped on request, at once", PREEMPTED)
         worker.stop_code = codes[signal.Signals(number)]
         if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
-            log.warning("%s: leaving after this step; once more quits", signal.Signals(number).name)
+            together = worker.session is not None and worker.session.serves
+            what = "all workers leave after a common step" if together else "leaving after this step"
+            log.warning("%s: %s; once more quits", signal.Signals(number).name, what)
 
     for number in codes:
         signal.signal(number, heed)

@@ -23,18 +23,22 @@ class ChangeWatch:
     def __init__(self, buckets: list[Bucket], hyper: Callable[[Bucket], Hyper]) -> None:
         self._buckets = buckets
         self._hyper = hyper
-        self._versions: dict[int, int] = {}
+        self._counts: dict[int, int] = {}
         self._hypers: list[Hyper] = []
         self._dropped = False
 
+    def begin_pass(self) -> None:
+        """A backward pass begins; what happened to gradients until now is part of what it adds to."""
+        self._counts = {}
+
     def note_gradients(self, bucket: Bucket) -> None:
-        """A gradient was accumulated into this bucket just now."""
-        self._versions[bucket.spec.index] = bucket.gradients._version
+        """This bucket's last gradient was accumulated just now."""
+        self._counts[bucket.spec.index] = bucket.changes
 
     def note_end(self) -> None:
-        """Backward has ended; a bucket without any gradient is as it is."""
+        """A pass has ended; a bucket that lacks gradients is as it is."""
         for bucket in self._buckets:
-            self._versions.setdefault(bucket.spec.index, bucket.gradients._version)
+            self._counts.setdefault(bucket.spec.index, bucket.changes)
         self._hypers = [self._hyper(bucket) for bucket in self._buckets]
 
     def note_dropped(self) -> None:
@@ -53,11 +57,9 @@ class ChangeWatch:
 
     def reset(self) -> None:
         """Begins the next step; what was dropped before the first one is not forgotten."""
-        self._versions = {}
+        self._counts = {}
         self._hypers = []
 
     def _is_changed(self, bucket: Bucket) -> bool:
-        noted = self._versions.get(bucket.spec.index)
-        if noted is None:
-            return False
-        return noted != bucket.gradients._version or not bucket.holds_gradients()
+        noted = self._counts.get(bucket.spec.index)
+        return noted is not None and (noted != bucket.changes or not bucket.holds_gradients())

@@ -51,8 +51,8 @@ class Connection(Protocol):
     """A worker's end of the line to one shard."""
 
     @property
-    def waitable(self) -> Any:
-        """A file descriptor or a zmq.Socket; readable when `receive` has something to say."""
+    def waitable(self) -> int:
+        """A file descriptor; readable when `receive` has something to say."""
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         """Sends a request. Its payload, and `into`, belong to the transport until the reply is there.
@@ -68,7 +68,7 @@ class Connection(Protocol):
         """Lets out what `send` may have collected; called before the thread waits. Raises as `send`."""
 
     def receive(self) -> list[Message]:
-        """All replies that are here; never blocks.
+        """All replies that are here, in any order; never blocks.
 
         Raises:
             ConnectionLost: The peer is gone, and all replies before that were handed out.

@@ -10,7 +10,8 @@ from pathlib import Path
 from ps.errors import ConfigError
 
 _ANY = {"", "0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
-_ELSEWHERE = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): nobody lives there, and nothing is sent
+_ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody lives there, and nothing is sent
+_DISCARD = 9
 _NOWHERE = uuid.uuid4().hex
 
 
@@ -36,13 +37,31 @@ def reachable(host: str) -> str:
     """
     if host not in _ANY:
         return host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_ELSEWHERE)
-            name: str = probe.getsockname()[0]
-        except OSError:
-            return socket.gethostname()
-    return name
+    try:
+        return _own_address(_ELSEWHERE)
+    except OSError:
+        return socket.gethostname()
+
+
+def towards(host: str) -> str:
+    """This machine's address on the way to `host`, which is how `host` and its neighbours reach it.
+
+    Raises:
+        ConfigError: There is no way to that host.
+    """
+    try:
+        return _own_address(host)
+    except OSError as error:
+        raise ConfigError(
+            f"no address of this machine leads to {host!r} ({error}); check its name"
+        ) from error
+
+
+def _own_address(peer: str) -> str:
+    family, kind, _, _, place = socket.getaddrinfo(peer, _DISCARD, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)  # a datagram socket sends nothing by it
+        return str(probe.getsockname()[0])
 
 
 def local(host: str) -> str:

@@ -3,11 +3,12 @@
 The header is data.proto's `Header`. A contiguous tensor is never copied: going
 out, its memory is the payload; coming in, the payload's memory is its own.
 Keys rise from the last layers to the first, which the next forward needs first:
-so a key is its messages' priority as well.
+so a key is its messages' priority as well. A gradient or a mean may be `Coded`:
+then the payload is the codec's, and dtype and shape are those that it decodes to.
 
 What comes in is believed only as far as it adds up: a header that does not
-parse, an unknown body, a shape that does not fill the payload raise
-`MalformedMessage` before anything is allocated, and nothing else does.
+parse, an unknown body, a shape that does not fill the payload, a codec that does
+not read it raise `MalformedMessage` before anything is allocated, and nothing else does.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from protos import data_pb2 as pb
-from ps.errors import HubringError, UsageError
+from ps.compression import by_name
+from ps.errors import ConfigError, HubringError, UsageError
 from ps.messages import (
     Code,
+    Coded,
     Collective,
     Contribute,
     Init,
@@ -43,6 +46,9 @@ from ps.types import DTYPE_BYTES, Sender
 MAX_DIMENSIONS = 32
 MAX_TEXT = 4096
 """Characters of a refusal that travel: a header has its bound."""
+
+CODED_ALIGNMENT = 8
+"""Bytes to which a coded payload is aligned: codecs keep scales and places in it."""
 
 _NUMBERS = {getattr(torch, name): pb.DType.Value(name.upper()) for name in DTYPE_BYTES}
 _Word = TypeVar("_Word", bound=IntEnum)
@@ -113,7 +119,8 @@ def decode_request(message: Message) -> tuple[int, Request]:
     body = header.WhichOneof("body")
     if body == "push":
         push = header.push
-        return header.request, Push(sender, push.key, push.clock, _flat(header, tensor), dict(push.hyper))
+        gradient = _coded_or_flat(header, tensor)
+        return header.request, Push(sender, push.key, push.clock, gradient, dict(push.hyper))
     if body == "pull":
         return header.request, Pull(sender, header.pull.key)
     if body == "init":
@@ -121,7 +128,8 @@ def decode_request(message: Message) -> tuple[int, Request]:
     if body == "contribute":
         part = header.contribute
         collective, op = _enum(header, Collective, part.collective), _enum(header, ReduceOp, part.op)
-        return header.request, Contribute(sender, part.name, collective, part.sequence, tensor, op, part.root)
+        given = _plain(header, tensor)
+        return header.request, Contribute(sender, part.name, collective, part.sequence, given, op, part.root)
     raise MalformedMessage(f"a request cannot be {body or 'without a body'}", header.request)
 
 
@@ -135,10 +143,10 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     body = header.WhichOneof("body")
     if body == "values":
         said = header.values
-        values = None if message.landed else _flat(header, tensor)
+        values = None if tensor is None and message.landed else _coded_or_flat(header, tensor)
         return header.request, Values(said.key, values, said.clock, said.version, said.staleness, said.drain)
     if body == "result":
-        return header.request, Result(tensor)
+        return header.request, Result(_plain(header, tensor))
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
     raise MalformedMessage(f"a reply cannot be {body or 'without a body'}", header.request)
@@ -149,13 +157,16 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
-def _message(header: pb.Header, tensor: Tensor | None, priority: int = 0) -> Message:
+def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
     payload = None
     if tensor is not None:
-        payload = bytes_of(tensor.contiguous())
+        if isinstance(tensor, Coded):
+            payload, shape, header.codec = bytes_of(tensor.payload), [tensor.numel], tensor.codec
+        else:
+            payload, shape = bytes_of(tensor.contiguous()), list(tensor.shape)
         header.payload_bytes = payload.nbytes
         header.dtype = _NUMBERS[tensor.dtype]
-        header.shape.extend(tensor.shape)
+        header.shape.extend(shape)
         if payload.nbytes > MAX_PAYLOAD:
             raise UsageError(f"{payload.nbytes} bytes of tensor; at most {MAX_PAYLOAD} travel: split it")
     packed = header.SerializeToString()
@@ -164,7 +175,7 @@ def _message(header: pb.Header, tensor: Tensor | None, priority: int = 0) -> Mes
     return Message(packed, payload, priority=priority)
 
 
-def _parse(message: Message) -> tuple[pb.Header, Tensor | None]:
+def _parse(message: Message) -> tuple[pb.Header, Tensor | Coded | None]:
     try:
         header = pb.Header.FromString(message.header)
     except DecodeError as error:
@@ -174,12 +185,12 @@ def _parse(message: Message) -> tuple[pb.Header, Tensor | None]:
         raise MalformedMessage(
             f"{payload.nbytes} bytes came where the header says {header.payload_bytes}", header.request
         )
-    return header, None if message.landed else _tensor(header, payload)
+    return header, None if message.landed and not header.codec else _tensor(header, payload)
 
 
-def _tensor(header: pb.Header, payload: memoryview) -> Tensor | None:
+def _tensor(header: pb.Header, payload: memoryview) -> Tensor | Coded | None:
     """The payload as what the header says it is; None where it says nothing and nothing came."""
-    if not header.dtype and not header.shape and not payload.nbytes:
+    if not header.dtype and not header.shape and not payload.nbytes and not header.codec:
         return None
     dtype, shape = _DTYPES.get(header.dtype), tuple(header.shape)
     if dtype is None:
@@ -190,6 +201,8 @@ def _tensor(header: pb.Header, payload: memoryview) -> Tensor | None:
         or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
     ):
         raise MalformedMessage(f"no tensor has the shape {shape}", header.request)
+    if header.codec:
+        return _coded(header, payload, dtype, shape)
     if prod(shape) * dtype.itemsize != payload.nbytes:
         raise MalformedMessage(f"{payload.nbytes} bytes do not fill {dtype} of shape {shape}", header.request)
     if not payload.nbytes:
@@ -197,10 +210,35 @@ def _tensor(header: pb.Header, payload: memoryview) -> Tensor | None:
     return _elements(payload, dtype).view(shape)
 
 
-def _flat(header: pb.Header, tensor: Tensor | None) -> Tensor:
-    if tensor is None or tensor.dim() != 1:
-        what = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Coded:
+    """The payload as its codec's, which has seen that it can read it."""
+    if len(shape) != 1 or not dtype.is_floating_point:
+        text = f"{header.codec} codes flat floating tensors, not {dtype} of shape {shape}"
+        raise MalformedMessage(text, header.request)
+    code = _elements(payload, torch.uint8, CODED_ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
+    try:
+        by_name(header.codec).check(code, shape[0])
+    except ConfigError as error:
+        raise MalformedMessage(str(error), header.request) from error
+    return Coded(header.codec, code, shape[0], dtype)
+
+
+def _coded_or_flat(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor | Coded:
+    return tensor if isinstance(tensor, Coded) else _flat(header, tensor)
+
+
+def _flat(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor:
+    plain = _plain(header, tensor)
+    if plain is None or plain.dim() != 1:
+        what = "nothing" if plain is None else f"shape {tuple(plain.shape)}"
         raise MalformedMessage(f"a flat tensor was due, but {what} came", header.request)
+    return plain
+
+
+def _plain(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor | None:
+    if isinstance(tensor, Coded):
+        text = f"{header.WhichOneof('body')} came in {tensor.codec}: only gradients and means may be coded"
+        raise MalformedMessage(text, header.request)
     return tensor
 
 
@@ -211,13 +249,13 @@ def _enum(header: pb.Header, kind: type[_Word], number: int) -> _Word:
         raise MalformedMessage(f"{number} is no {kind.__name__}", header.request) from error
 
 
-def _elements(payload: memoryview, dtype: torch.dtype) -> Tensor:
+def _elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Tensor:
     """The payload's memory as a flat tensor; copied only where it lies askew."""
     if payload.readonly:
         raw = torch.from_numpy(np.asarray(_Borrowed(payload)))
     else:
         raw = torch.frombuffer(payload, dtype=torch.uint8)
-    if raw.data_ptr() % dtype.itemsize:
+    if raw.data_ptr() % max(alignment, dtype.itemsize):
         raw = raw.clone()
     return raw.view(dtype)
 

@@ -246,9 +246,9 @@ class ZmqListener:
             if waitlist.idle:
                 del self._waitlists[line]
         envelopes = []
-        for line, *frames in _receive(self._router):
+        for sender, *frames in _receive(self._router):
             if len(frames) in (1, 2):
-                envelopes.append(Envelope(_message(frames), line.bytes))
+                envelopes.append(Envelope(_message(frames), sender.bytes))
             else:
                 log.warning("dropped a message of %d parts: a request has one or two", len(frames))
         self.flush()

@@ -31,7 +31,10 @@ from ps.sharding import plan
 from ps.transport.base import Connection
 from ps.transport.inproc import InprocTransport
 from ps.transport.registry import Line
-from ps.types import BucketSpec, Member, Sender, ShardPlan, View
+from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, View
+from ps.work import Work
+from workers import optimizer as optimizer_module
+from workers import tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
@@ -83,12 +86,15 @@ class LocalRanks(Ranks):
 
 class RingRanks(Ranks):
     size = 3
+    compress: ClassVar[str] = ""
 
     def __init__(self) -> None:
         self.store = dist.HashStore()  # type: ignore[attr-defined]
 
     def join(self, rank: int) -> Communicator:
-        return AllreduceCommunicator(rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT)
+        return AllreduceCommunicator(
+            rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT, compress=self.compress
+        )
 
 
 class Seat:
@@ -102,7 +108,7 @@ class Seat:
         self.shards = [Line("here", {"inproc": ""}) for _ in hub.loops]
         self._hub = hub
 
-    def plan(self, buckets: Sequence[BucketSpec]) -> Assignment:
+    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
         return Assignment(self._hub.agree(buckets), step=0, initialised=False)
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
@@ -114,6 +120,8 @@ class HubRanks(Ranks):
 
     size = 3
     aggregate: ClassVar[bool] = False
+    compress: ClassVar[str] = ""
+    slice_bytes: ClassVar[int] = 16
 
     def __init__(self) -> None:
         self.transport = InprocTransport()
@@ -130,7 +138,7 @@ class HubRanks(Ranks):
     def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
         with self.lock:
             if self.shared is None:
-                self.shared = plan(buckets, len(self.loops), 16)
+                self.shared = plan(buckets, len(self.loops), self.slice_bytes)
                 for shard, loop in enumerate(self.loops):
                     mine = self.shared.of_shard(shard)
                     loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
@@ -145,7 +153,12 @@ class HubRanks(Ranks):
 
         client = KVClient(seat.sender, len(self.loops), dial)
         return PSCommunicator(
-            cast(Session, seat), client, self.transport, aggregate=self.aggregate, timeout=LIMIT
+            cast(Session, seat),
+            client,
+            self.transport,
+            aggregate=self.aggregate,
+            timeout=LIMIT,
+            compress=self.compress,
         )
 
     def close(self) -> None:
@@ -267,6 +280,116 @@ def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
     torch.testing.assert_close(first, [parameter.detach() for parameter in alone.parameters()])
     for other in others:
         assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
+    def train(communicator: Communicator, cross_barrier: bool) -> list[torch.Tensor]:
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.uniform_(-0.5, 0.5, generator=generator)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = DistributedOptimizer(
+            inner, model, communicator=communicator, bucket_bytes=64, cross_barrier=cross_barrier
+        )
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, gamma=0.9)
+        data = torch.randn(8, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+        return list(model.state_dict().values())
+
+    def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
+        fresh = type(ranks)()
+        try:
+            return fresh.run(partial(train, cross_barrier=cross_barrier))
+        finally:
+            fresh.close()
+
+    for crossed, plain in zip(ends(True), ends(False), strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(crossed, plain, strict=True))
+
+
+def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
+
+    def train(communicator: Communicator) -> list[list[torch.Tensor]]:
+        ends = []
+        for bucket_bytes in (None, 16) if communicator.topology == "ring" else (None,):
+            model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            optimizer = DistributedOptimizer(
+                inner, model, communicator=communicator, bucket_bytes=bucket_bytes
+            )
+            data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+            for batch in data:
+                optimizer.zero_grad()
+                model(batch).square().mean().backward()
+                optimizer.step()
+            ends.append(parameters(model))
+        return ends
+
+    first, *others = ranks.run(train)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first[0], other[0], strict=True))
+    torch.testing.assert_close(first[0], first[-1])
+
+
+def linear_of(inputs: int, outputs: int) -> nn.Linear:
+    """Always the same values; torch's generator is shared by the ranks' threads."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(inputs))
+    return layer
+
+
+def parameters(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+class Told(torch.autograd.Function):
+    """Passes everything on, and tells when backward comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: torch.Tensor, tell: Callable[[], None]) -> torch.Tensor:
+        ctx.tell = tell
+        return batch.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.tell()
+        return gradients[0], None
+
+
+def test_late_layers_are_exchanged_while_backward_of_early_ones_runs(ranks: Ranks) -> None:
+    def train(communicator: Communicator) -> list[str]:
+        events: list[str] = []
+        push_pull = communicator.push_pull
+
+        def told(bucket: Bucket, hyper: Hyper) -> Work:
+            events.append(bucket.spec.tensors[-1].name)
+            return push_pull(bucket, hyper)
+
+        communicator.push_pull = told  # type: ignore[method-assign]
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=16)
+        for _ in range(2):  # a hub watches the first
+            events.clear()
+            hidden = Told.apply(model[0](torch.ones(2, 3)), lambda: events.append("backward of 0"))
+            model[2](model[1](hidden)).sum().backward()
+            optimizer.step()
+        return events
+
+    for events in ranks.run(train):
+        assert events == ["2.bias", "2.weight", "1.bias", "1.weight", "backward of 0", "0.bias", "0.weight"]
 
 
 def test_ranks_with_other_models_are_told_the_first_difference(ring: Ranks) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import socket
 import struct
 import subprocess
 import sys
 import threading
+from concurrent import futures
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -17,9 +20,10 @@ import pytest
 import zmq
 
 from protos import data_pb2 as pb
-from protos.data_pb2_grpc import DataStub
+from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
 from ps.errors import ConnectionLost
-from ps.transport import registry
+from ps.transport import grpc_listener, registry
+from ps.transport.backlog import Backlog
 from ps.transport.base import Envelope, Listener, Message
 from ps.transport.conformance import (
     CHECKS,
@@ -31,13 +35,16 @@ from ps.transport.conformance import (
     await_loss,
     content,
     echo,
+    keeps_what_waits_where_it_is,
     noise,
     number_of,
+    overtakes_only_by_priority,
     replies,
     request,
 )
 from ps.transport.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from ps.transport.grpc import GrpcTransport
+from ps.transport.grpc_listener import GREETING
 from ps.transport.inproc import InprocTransport
 from ps.transport.packet import VERSION
 from ps.transport.segment import enclose
@@ -61,6 +68,19 @@ PAIRS = [
 @pytest.mark.parametrize(("check", "kind"), PAIRS)
 def test_transport(check, kind):
     check(kind)
+
+
+# Lanes run side by side, so of equal messages the later may arrive first; each key has one under way.
+# Each has a backlog of its own, so the bound on what waits is theirs together.
+ON_LANES = [
+    check for check in CHECKS if check not in (overtakes_only_by_priority, keeps_what_waits_where_it_is)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ON_LANES)
+def test_grpc_with_several_lanes(check):
+    check(partial(GrpcTransport, lanes=3))
 
 
 # Between processes.
@@ -216,6 +236,98 @@ def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames):
             list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
         assert caught.value.details()
+
+
+class PlainServicer(DataServicer):
+    """A shard as anyone may write it from the .proto: once it may read, it answers with all reversed."""
+
+    def __init__(self) -> None:
+        self.may_read = threading.Event()
+        self.came: list[int] = []
+
+    def Exchange(self, requests, context):  # noqa: N802 - gRPC calls it
+        context.send_initial_metadata((GREETING,))
+        assert self.may_read.wait(PATIENCE)
+        header, payload = pb.Header(), b""
+        for frame in requests:
+            if frame.HasField("header"):
+                header, payload = frame.header, b""
+                self.came.append(header.request)
+            payload += frame.payload
+            if len(payload) == header.payload_bytes:
+                half = len(payload) // 2
+                yield pb.Frame(header=header, payload=payload[: half - 1 : -1])
+                yield pb.Frame(payload=payload[:half][::-1])
+
+    @classmethod
+    @contextlib.contextmanager
+    def serving(cls):
+        """A servicer and its address."""
+        servicer = cls()
+        with futures.ThreadPoolExecutor(8) as threads:
+            server = grpc.server(threads, options=[("grpc.max_receive_message_length", -1)])
+            add_DataServicer_to_server(servicer, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            server.start()
+            try:
+                yield servicer, f"127.0.0.1:{port}"
+            finally:
+                server.stop(0).wait()
+
+
+def test_grpc_talks_on_several_lanes_to_a_servicer_generated_from_the_proto():
+    with PlainServicer.serving() as (servicer, address):
+        servicer.may_read.set()
+        with contextlib.closing(GrpcTransport(lanes=3).dial(address, PATIENCE)) as line:
+            sent = {number: noise(CHUNK_BYTES + 100 + number, number) for number in range(12)}
+            for number, payload in sent.items():
+                line.send(request(number, payload))
+            came = {number_of(reply): content(reply) for reply in replies(line, len(sent))}
+    assert came == {number: bytes(payload)[::-1] for number, payload in sent.items()}
+
+
+def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first():
+    count, urgent = 40, 99
+    payload = noise(1 << 20)
+    with (
+        PlainServicer.serving() as (servicer, address),
+        contextlib.closing(GrpcTransport(lanes=1).dial(address, PATIENCE)) as line,
+    ):
+        for number in range(count):
+            line.send(request(number, payload))
+        line.send(dataclasses.replace(request(urgent, payload), priority=1))
+        servicer.may_read.set()
+        replies(line, count + 1)
+    assert servicer.came.index(urgent) < count // 2, "gRPC held most of them already"
+    servicer.came.remove(urgent)
+    assert servicer.came == list(range(count))
+
+
+@pytest.mark.slow
+def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeypatch):
+    count, payload = 1000, noise(128 << 10)
+    answered: list[int] = []
+    paused = threading.Event()
+
+    class Watched(Backlog):
+        def await_room(self) -> None:
+            if self.full:
+                paused.set()
+            super().await_room()
+
+    def answer(listener, envelope):
+        number = number_of(envelope.message)
+        answered.append(number)
+        listener.send(envelope.reply_to, request(number, payload), stable=True)
+
+    monkeypatch.setattr(grpc_listener, "Backlog", Watched)
+    with Serving(GrpcTransport(), answer) as server, grpc.insecure_channel(server.address) as channel:
+        frames = [pb.Frame(header=pb.Header(request=number)) for number in range(count)]
+        came = DataStub(channel).Exchange(iter(frames), timeout=PATIENCE)
+        assert paused.wait(PATIENCE)
+        assert len(answered) < count
+        assert [frame.header.request for frame in came] == answered
+    assert sorted(answered) == list(range(count))
 
 
 def test_frames_are_what_protobuf_makes_of_them():

@@ -109,7 +109,7 @@ def _plug(host: Host, switch: str, port: str, rate: str) -> None:
     _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
     _ip("-n", host.name, "link", "set", "eth0", "up")
     for name, device in ((host.name, "eth0"), (switch, port)):
-        shaper = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "50ms"]
+        shaper = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "100ms"]
         _call("tc", "-n", name, "qdisc", "add", "dev", device, *shaper)
 
 

@@ -1,6 +1,6 @@
 """A training script that is quick to run and easy to stop: a small regression.
 
-    small.py STEPS [WIDTH] [hold FILE STEP]
+    small.py STEPS [WIDTH] [hold FILE STEP]...
 
 With `hold`, every worker waits at that step until FILE exists, so that a test
 can do its mischief at a known step.
@@ -34,20 +34,20 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 def main() -> None:
     arguments = sys.argv[1:]
-    hold, hold_at = None, -1
-    if "hold" in arguments:
+    holds: dict[int, Path] = {}
+    while "hold" in arguments:
         where = arguments.index("hold")
-        hold, hold_at = Path(arguments[where + 1]), int(arguments[where + 2])
-        arguments = arguments[:where]
+        holds[int(arguments[where + 2])] = Path(arguments[where + 1])
+        del arguments[where : where + 3]
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     workers.init()
     model = network(width)
     optimizer = workers.DistributedOptimizer(sgd(model), model)
     for step in range(optimizer.completed_steps, steps):
-        if hold is not None and step == hold_at:
+        if step in holds:
             print(f"holding at {step}", file=sys.stderr, flush=True)
-            while not hold.exists():
+            while not holds[step].exists():
                 time.sleep(0.02)
         loss = loss_of(model, step, workers.rank(), width)
         optimizer.zero_grad()

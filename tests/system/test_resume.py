@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from ps.manifest import read
 from tests.system.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
@@ -48,6 +49,24 @@ def test_an_interrupted_run_ends_in_the_same_bytes(cluster: Cluster, tmp_path: P
     parted = train(cluster, "parted", tmp_path, "2", interrupted=True)
     assert whole.keys() == parted.keys()
     assert all(whole[name].equal(parted[name]) for name in whole)
+
+
+def test_a_resumed_job_cuts_as_the_one_before_found_best(cluster: Cluster, tmp_path: Path) -> None:
+    saved, wide = tmp_path / "saved", "140000"  # 4.3 MiB: sizes make a difference
+    said = []
+    for steps in ("3", "5"):
+        server, address = cluster.server("--once", "--checkpoint-dir", str(saved), name=f"to-{steps}")
+        worker = cluster.worker(address, SMALL, steps, wide)
+        assert worker.done()["steps"] == int(steps)
+        server.done()
+        said.append("gradients travel in slices of at most" in worker.said())
+    assert said == [True, False]
+    first, second = (
+        [(piece.key, piece.offset, piece.numel) for piece in read(folder).slices]
+        for folder in sorted(saved.glob("*-step-*"))
+    )
+    assert len(first) > 1
+    assert first == second
 
 
 def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(

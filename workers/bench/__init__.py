@@ -1,1 +1,1 @@
-"""How long one exchange takes, hub against ring: `python -m workers.bench`."""
+"""How long one exchange takes, beside others' and beside the machine's limits: `ps-worker bench`."""

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from workers.bench.team import Turn
-
 HEAD = (
-    f"{'row':<10}{'n':>3}{'shape':>10}{'size':>12}{'count':>11}{'type':>7}{'redop':>6}"
-    f"{'time':>9}{'min':>9}{'spread':>9}{'N':>4}{'algbw':>8}{'busbw':>8}{'#wrong':>8}\n"
-    f"{'':<10}{'':>3}{'':>10}{'(B)':>12}{'(elements)':>11}{'':>7}{'':>6}"
-    f"{'(ms)':>9}{'(ms)':>9}{'(ms)':>9}{'':>4}{'(GB/s)':>8}{'(GB/s)':>8}{'':>8}"
+    f"{'row':<15}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"
+    f"{'time':>9}{'min':>9}{'spread':>9}{'N':>6}{'algbw':>7}{'busbw':>7}{'#wrong':>8}\n"
+    f"{'':<15}{'':>3}{'':>14}{'(B)':>11}{'(elements)':>10}{'':>6}{'':>6}{'':>5}"
+    f"{'(ms)':>9}{'(ms)':>9}{'(ms)':>9}{'':>6}{'(GB/s)':>7}{'(GB/s)':>7}{'':>8}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row's times of one step: average gradients, step SGD with momentum, everyone has the parameters.
+    """A row's times of one step: average gradients, step the optimizer, everyone has the parameters.
 
-    `spread_ms` is from the fastest step to the slowest, `steps` how many there were.
-    Bandwidths, in 1e9 bytes a second, are nccl-tests': algbw = size / time, and busbw =
-    algbw x 2(n-1)/n, the bytes that each rank of a ring sends.
+    Attributes:
+        row: Its name.
+        n: How many ranks gave gradients.
+        shape: Which model.
+        optimizer: `sgd` (momentum 0.9) or `adam`.
+        bytes: Size of the model.
+        median_ms: Over all steps of all turns; a step is as slow as its slowest rank.
+        min_ms: The fastest.
+        spread_ms: From the fastest to the slowest.
+        steps: How many there were.
+        algbw: bytes / median, in 1e9 bytes a second.
+        busbw: algbw x 2(n-1)/n, the bytes that each rank of a ring sends: as nccl-tests has it.
+        wrong: Elements that were not torch's own, summed over ranks and turns.
+        shards: Of the hub; 0 where there is none.
+        transport: To the hub; empty where there is none.
+        bucket_bytes: What was handed over at once.
+        threads: OMP_NUM_THREADS of every process.
+        idle_cores: Cores that the row kept busy while others had their turn.
+        samples_per_s: End to end: samples that all ranks together trained on in a second.
+        exposed_ms: End to end: what the step took longer than computing alone.
+        machine: What it ran on.
+        date: When, ISO 8601.
     """
 
     row: str
@@ -38,35 +55,40 @@ class Entry:
     algbw: float
     busbw: float
     wrong: int
+    shards: int = 0
+    transport: str = ""
+    bucket_bytes: int = 0
+    threads: int = 1
+    idle_cores: float = 0.0
+    samples_per_s: float = 0.0
+    exposed_ms: float = 0.0
+    machine: str = ""
+    date: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as a JSON object."""
-        return asdict(self)
+        """The entry as a JSON object, numbers to six digits."""
+        return {name: _short(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
-        size = f"{self.bytes:>12}{self.bytes // 4:>11}{'float':>7}{'avg':>6}"
-        time = f"{self.median_ms:>9.2f}{self.min_ms:>9.2f}{self.spread_ms:>9.2f}{self.steps:>4}"
-        bandwidth = f"{self.algbw:>8.2f}{self.busbw:>8.2f}"
-        return f"{self.row:<10}{self.n:>3}{self.shape:>10}{size}{time}{bandwidth}{self.wrong:>8}"
+        head = f"{self.row:<15}{self.n:>3}{self.shape:>14}"
+        size = f"{self.bytes:>11}{self.bytes // 4:>10}{'float':>6}{'avg':>6}{self.optimizer:>5}"
+        times = "".join(f"{_digits(each):>9}" for each in (self.median_ms, self.min_ms, self.spread_ms))
+        bandwidth = f"{self.algbw:>7.2f}{self.busbw:>7.2f}"
+        return f"{head}{size}{times}{self.steps:>6}{bandwidth}{self.wrong:>8}"
 
 
-def entry(row: str, n: int, shape: str, nbytes: int, turns: Sequence[Turn]) -> Entry:
-    """What the turns of one row came to.
+def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entry:
+    """What the steps of one row came to.
 
     Args:
-        row: Its name.
+        seconds: Of every step that counts.
         n: How many ranks it had.
-        shape: How the model lay in buckets.
         nbytes: Size of the model.
-        turns: Every turn that counts.
+        rest: The other fields of `Entry` that are not computed from these.
     """
-    seconds = [each for turn in turns for each in turn.seconds]
     algbw = nbytes / median(seconds) / 1e9
     return Entry(
-        row=row,
         n=n,
-        shape=shape,
-        optimizer="SGD(momentum=0.9)",
         bytes=nbytes,
         median_ms=1e3 * median(seconds),
         min_ms=1e3 * min(seconds),
@@ -74,5 +96,32 @@ def entry(row: str, n: int, shape: str, nbytes: int, turns: Sequence[Turn]) -> E
         steps=len(seconds),
         algbw=algbw,
         busbw=algbw * 2 * (n - 1) / n,
-        wrong=sum(turn.wrong for turn in turns),
+        **rest,
     )
+
+
+def trained(entries: Sequence[Entry], samples: int) -> list[Entry]:
+    """The same with what is told of whole training steps.
+
+    Args:
+        entries: All rows of one case.
+        samples: Of one rank in one step.
+    """
+    alone = [each.median_ms for each in entries if each.row == "train-alone"]
+    return [
+        replace(
+            each,
+            samples_per_s=1e3 * samples * each.n / each.median_ms,
+            exposed_ms=each.median_ms - alone[0] if alone else 0.0,
+        )
+        for each in entries
+    ]
+
+
+def _digits(milliseconds: float) -> str:
+    """Three behind the point where it takes microseconds to tell two rows apart."""
+    return f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}"
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.6g}") if isinstance(value, float) else value

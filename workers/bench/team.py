@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
-from collections.abc import Sequence
-from functools import partial
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from workers.bench import member
-from workers.compare.process import Processes
+from ps.errors import ConnectionLost
+from workers.bench.fork import Forked
+from workers.bench.job import Job
+from workers.bench.line import Line
+from workers.bench.row import Row
+from workers.bench.usage import cpu_seconds
+from workers.compare.process import Process, Processes, ProcessFailed
 from workers.compare.runner import await_address
 
-ROWS = ("gloo+sgd", "hub-shm", "hub-zmq", "hub-grpc")
+# Not imported: they bring torch, which the bench itself does not need.
+MEMBER, RAW_SERVER = "workers.bench.member", "workers.bench.raw_server"
 
 
 class Turn(NamedTuple):
@@ -24,71 +31,147 @@ class Turn(NamedTuple):
 
 
 class Team:
-    """The ranks of one row, and its server if it has one.
+    """The members of one row, and its server if it has one, which starts at once.
 
     Args:
-        row: One of `ROWS`.
-        size: How many ranks.
-        shards: Shards of the hub.
-        job: What a member is told of the model.
+        row: Which row.
+        job: What its members are told; the directory is the row's own.
+        shards: Shards of a hub whose workers are not its shards.
         processes: Where they are started, and who ends them.
-        directory: For the files in which they find each other.
-        timeout: Seconds that one turn may take.
+        timeout: Seconds that one answer may take.
     """
 
-    def __init__(
-        self,
-        row: str,
-        size: int,
-        shards: int,
-        job: Sequence[str],
-        processes: Processes,
-        directory: Path,
-        timeout: float,
-    ) -> None:
+    def __init__(self, row: Row, job: Job, shards: int, processes: Processes, timeout: float) -> None:
         self.row = row
+        self._job = job
+        self.shards = _shards(row, job.size, shards)
+        self._processes = processes
         self._timeout = timeout
-        if row == "gloo+sgd":
-            command = partial(_gloo_member, size, directory / "gloo")
-        else:
-            command = partial(_hub_member, row, size, _serve(row, size, shards, processes, directory))
-        self._members = [
-            processes.start(f"{row} rank {rank}", [sys.executable, *command(rank), *job], asked=True)
-            for rank in range(size)
-        ]
+        self._count = row.members or job.size
+        self._lines: list[Line] = []
+        self._idle = _Idle()
+        self._address = job.place / "address"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(job.control))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._started = [] if row.server is None else [self._serve()]
+
+    def start(self) -> None:
+        """Starts the members; raises as `Processes.pause`."""
+        self._started += self._members()
+
+    def meet(self) -> None:
+        """Returns once every member has built its model and waits for orders; raises as `Processes.pause`."""
+        while len(self._lines) < self._count:
+            try:
+                self._lines.append(Line(self._listener.accept()[0]))
+            except BlockingIOError:
+                self._processes.pause(f"the members of {self.row.name}")
+        self._listener.close()
 
     def turn(self, steps: int) -> Turn:
-        """Lets all ranks take some steps together.
+        """Lets all members take some steps together.
 
         Raises:
-            ProcessFailed: A rank ended instead; shows the end of its log.
-            DeadlineExceeded: A rank took too long.
+            ProcessFailed: A member ended instead; shows the end of its log.
+            DeadlineExceeded: A member took too long.
         """
-        for each in self._members:
-            each.tell(str(steps))
-        replies = [json.loads(each.hear(self._timeout)) for each in self._members]
+        self._idle.end(self._cpu())
+        try:
+            replies = self._take(steps)
+        except ConnectionLost as lost:
+            tails = "\n".join(process.tail() for process in self._started)
+            raise ProcessFailed(
+                f"a member of {self.row.name} ended in the middle of a turn; {tails}"
+            ) from lost
+        self._idle.begin(self._cpu())
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
         return Turn(seconds, sum(reply["wrong"] for reply in replies))
 
+    @property
+    def idle_cores(self) -> float:
+        """Cores that the row kept busy while others had their turn; should be about 0."""
+        return self._idle.cores
+
     def dismiss(self) -> None:
-        """Tells the ranks that no order will follow."""
-        for each in self._members:
-            each.dismiss()
+        """Tells the members that no order will follow."""
+        for line in self._lines:
+            line.close()
+
+    def _take(self, steps: int) -> list[dict[str, Any]]:
+        together = self._count > 1
+        for line in self._lines:
+            line.tell(f"{steps} {'together' if together else 'alone'}")
+        for _ in range(steps if together else 0):
+            for line in self._lines:
+                line.hear(self._timeout)
+            for line in self._lines:
+                line.tell("go")
+        return [json.loads(line.hear(self._timeout)) for line in self._lines]
+
+    def _cpu(self) -> float:
+        return sum(cpu_seconds(process.pid) for process in self._started)
+
+    # How they start.
+
+    def _serve(self) -> Process:
+        size = ["--workers", str(self._job.size), "--slice-bytes", str(self._job.slice_bytes)]
+        shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
+        flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
+        command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
+        return self._processes.start(f"{self.row.name} server", command)
+
+    def _members(self) -> Iterator[Process]:
+        name, size = self.row.name, self._job.size
+        if self.row.launcher == "mpirun":
+            flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
+            command = ["mpirun", *flags, sys.executable, "-m", MEMBER, *self._told(0)]
+            yield self._processes.start(name, command)
+            return
+        if self.row.side == "raw:Raw":
+            yield self._fork(f"{name} server", RAW_SERVER, self._job.encode())
+        for rank in range(self._count):
+            command = [MEMBER] if self.row.server is None else self._worker(rank)
+            yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
+
+    def _fork(self, name: str, module: str, *arguments: str) -> Process:
+        place = self._processes.directory, self._processes.environment
+        return self._processes.adopt(Forked(name, module, arguments, *place))
+
+    def _told(self, rank: int) -> list[str]:
+        side = self.row.training if self._job.trained else self.row.side
+        return [f"workers.bench.{side}", self._job.encode(), str(rank)]
+
+    def _worker(self, rank: int) -> list[str]:
+        server = ["--server", await_address(self._processes, self._address)]
+        place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(self._job.size)]
+        script = str(Path(__file__).with_name("member.py"))
+        return ["workers.cli", *server, *place, *self.row.worker, script]
 
 
-def _serve(row: str, size: int, shards: int, processes: Processes, directory: Path) -> str:
-    file = directory / f"{row} address"
-    flags = ["--port", "0", "--workers", str(size), "--shards", str(shards), "--address-file", str(file)]
-    processes.start(f"{row} server", [sys.executable, "-m", "ps.cli", "start", "--once", *flags])
-    return await_address(processes, file)
+def _shards(row: Row, size: int, asked: int) -> int:
+    """How many shards the row has: those asked for, one a worker, or none."""
+    if row.colocated:
+        return size
+    return asked if row.transport else 0
 
 
-def _gloo_member(size: int, store: Path, rank: int) -> list[str]:
-    place = ["--rank", str(rank), "--size", str(size)]
-    return ["-m", member.__name__, "gloo", "--store", str(store), *place]
+class _Idle:
+    """Adds up processor time between turns."""
 
+    def __init__(self) -> None:
+        self._began: tuple[float, float] | None = None
+        self._cpu = self._wall = 0.0
 
-def _hub_member(row: str, size: int, address: str, rank: int) -> list[str]:
-    place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(size)]
-    wire = ["--server", address, "--transport", row.removeprefix("hub-")]
-    return ["-m", "workers.cli", *wire, *place, member.__file__, "hub"]
+    @property
+    def cores(self) -> float:
+        return self._cpu / self._wall if self._wall else 0.0
+
+    def begin(self, cpu: float) -> None:
+        self._began = cpu, time.monotonic()
+
+    def end(self, cpu: float) -> None:
+        if self._began is not None:
+            self._cpu += cpu - self._began[0]
+            self._wall += time.monotonic() - self._began[1]

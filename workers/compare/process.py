@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import time
@@ -32,7 +31,6 @@ class Process:
         command: Program and arguments.
         directory: Where `NAME.out` and `NAME.err` are written.
         environment: All of its variables.
-        asked: It is spoken to by `tell` and `hear`, and its output goes to no file.
     """
 
     def __init__(
@@ -41,8 +39,6 @@ class Process:
         command: Sequence[str],
         directory: Path,
         environment: Mapping[str, str],
-        *,
-        asked: bool = False,
     ) -> None:
         self.name = name
         self.command = tuple(command)
@@ -50,50 +46,22 @@ class Process:
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self._child = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE if asked else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if asked else out,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
                 stderr=err,
                 env=environment,
                 start_new_session=True,
             )
 
     @property
+    def pid(self) -> int:
+        """Its id, which is also that of its session."""
+        return self._child.pid
+
+    @property
     def code(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
         return self._child.poll()
-
-    def tell(self, line: str) -> None:
-        """Writes a line to its standard input.
-
-        Raises:
-            ProcessFailed: It reads no more.
-        """
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(line.encode() + b"\n")
-            self._child.stdin.flush()
-        except BrokenPipeError as cause:
-            raise ProcessFailed(f"{self.name} has ended; {self.tail()}") from cause
-
-    def hear(self, timeout: float) -> str:
-        """The one line that it answers on its standard output, waited for.
-
-        Raises:
-            ProcessFailed: It ended instead.
-            DeadlineExceeded: It did not answer within `timeout` seconds.
-        """
-        assert self._child.stdout is not None
-        if not select.select([self._child.stdout], [], [], timeout)[0]:
-            raise DeadlineExceeded(f"{self.name} did not answer within {timeout:g} s; {self.tail()}")
-        line = self._child.stdout.readline().decode()
-        if not line:
-            raise ProcessFailed(f"{self.name} ended instead of answering; {self.tail()}")
-        return line
-
-    def dismiss(self) -> None:
-        """Ends its standard input."""
-        assert self._child.stdin is not None
-        self._child.stdin.close()
 
     def result(self) -> dict[str, Any]:
         """The JSON object in the last line of its standard output.
@@ -127,9 +95,6 @@ class Process:
         except subprocess.TimeoutExpired:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
-        for pipe in (self._child.stdin, self._child.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 class Processes:
@@ -143,8 +108,8 @@ class Processes:
 
     def __init__(self, directory: Path, environment: Mapping[str, str], timeout: float) -> None:
         self.started: list[Process] = []
-        self._directory = directory
-        self._environment = environment
+        self.directory = directory
+        self.environment = environment
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
@@ -160,9 +125,12 @@ class Processes:
         for process in self.started:
             process.end(max(0.0, deadline - time.monotonic()))
 
-    def start(self, name: str, command: Sequence[str], *, asked: bool = False) -> Process:
+    def start(self, name: str, command: Sequence[str]) -> Process:
         """Starts one more; the arguments are `Process`'s."""
-        process = Process(name, command, self._directory, self._environment, asked=asked)
+        return self.adopt(Process(name, command, self.directory, self.environment))
+
+    def adopt(self, process: Process) -> Process:
+        """Takes over a process that was started in another way; returns it."""
         self.started.append(process)
         return process
 

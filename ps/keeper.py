@@ -1,0 +1,98 @@
+"""Keeper: sees to it that what the shards hold is saved in time, and once at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from ps import manifest as checkpoints
+from ps.errors import ConfigError, HubringError
+from ps.fleet import Fleet
+from ps.manifest import Manifest
+from ps.saver import Held, Saver
+from ps.timing import TimeSource
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Takes checkpoints of one job after the other.
+
+    Args:
+        fleet: The shards that write them.
+        directory: Where they go; None: there will be none.
+        every: Seconds from one checkpoint to the next.
+        clock: Where the time comes from.
+        held: Tells what the shards hold now; raises ConfigError where that is nothing.
+        last: The newest checkpoint, if there is one already.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        directory: Path | None,
+        every: float,
+        clock: TimeSource,
+        held: Callable[[], Held],
+        last: Path | None,
+    ) -> None:
+        self.last = last
+        self._saver = Saver(fleet, directory) if directory else None
+        self._directory = directory
+        self._every = every
+        self._clock = clock
+        self._held = held
+        self._saving = asyncio.Lock()
+        self._passing: asyncio.Task[None] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A job begins, and with it the time until its first checkpoint."""
+        self._saved_at = self._clock.now()
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for the next one."""
+        waited = now - self._saved_at >= self._every
+        return self._saver is not None and waited and not self._saving.locked()
+
+    def newest(self) -> tuple[Path, Manifest] | None:
+        """From where a job that broke off goes on."""
+        return checkpoints.newest(self._directory) if self._directory else None
+
+    async def save(self) -> tuple[Path, int]:
+        """Writes a checkpoint now; returns its folder and its step.
+
+        Raises:
+            ConfigError: There is no directory, or nothing to save.
+        """
+        if self._saver is None:
+            raise ConfigError("the server was started without --checkpoint-dir")
+        async with self._saving:
+            self.last, step = await self._saver.save(self._held())
+            self.begin()
+        return self.last, step
+
+    def save_in_passing(self) -> None:
+        """Begins a checkpoint and does not wait: it may take many steps, and leases run meanwhile."""
+        self._passing = asyncio.create_task(self._try_to_save())
+
+    async def end(self, *, save: bool) -> None:
+        """The job is at rest: a checkpoint under way is given up, its step will not come.
+
+        Args:
+            save: Write a last one.
+        """
+        if self._passing is not None and not self._passing.done():
+            self._passing.cancel()
+            await asyncio.wait([self._passing])
+        if save and self._saver is not None:
+            await self._try_to_save()
+
+    async def _try_to_save(self) -> None:
+        try:
+            await self.save()
+        except HubringError as error:
+            log.error("no checkpoint: %s", error)
+            self.begin()

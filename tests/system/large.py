@@ -1,0 +1,36 @@
+"""A training script whose model is nearly all that the hub holds.
+
+    large.py MEGABYTES STEPS FILE
+
+One flat parameter, SGD with momentum. After its steps every worker waits until
+FILE exists.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+import workers
+
+
+def main() -> None:
+    megabytes, steps, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    workers.init()
+    weight = torch.nn.Parameter(torch.zeros(megabytes * 2**18))
+    sgd = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer = workers.DistributedOptimizer(sgd, named_parameters=[("weight", weight)])
+    for _ in range(steps):
+        assert weight.grad is not None
+        weight.grad.fill_(1.0)
+        optimizer.step()
+    print("holding", file=sys.stderr, flush=True)
+    while not file.exists():
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()

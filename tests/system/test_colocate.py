@@ -1,0 +1,237 @@
+"""A hub whose shards are its workers' (`--colocate`): it trains as any hub, and ends as a whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import descendants
+from tests.system.cluster import SMALL, Cluster, Program
+from tests.system.test_topologies import shared_memory
+
+pytestmark = pytest.mark.slow
+
+SLICES = ["--slice-bytes", "128"]  # so that the small model has some for everybody
+
+
+def workers(cluster: Cluster, address: str, name: str, *arguments: str, count: int = 2) -> list[Program]:
+    return [
+        cluster.worker(address, "--rank", str(rank), *arguments, name=f"{name}{rank}")
+        for rank in range(count)
+    ]
+
+
+def held(cluster: Cluster, address: str, tmp_path: Path, name: str) -> tuple[list[Program], Path]:
+    """Two workers that hold at step 20 until the file exists."""
+    go = tmp_path / f"{name}-go"
+    pair = workers(cluster, address, name, SMALL, "60", "16", "hold", str(go), "20")
+    for worker in pair:
+        worker.until_said("holding at 20")
+    return pair, go
+
+
+def shard_of(worker: Program) -> int:
+    children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
+    return next(
+        int(pid) for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+@pytest.mark.parametrize("flags", [[], ["--transport", "zmq"]], ids=["shm", "zmq"])
+def test_it_ends_in_the_same_bytes_as_a_hub_with_shards_of_its_own(
+    cluster: Cluster, tmp_path: Path, flags: list[str]
+) -> None:
+    before, trained = shared_memory(), []
+    for name, kind in (("own", []), ("colocated", ["--colocate"])):
+        server, address = cluster.server("--workers", "2", "--once", *SLICES, *kind, name=name)
+        final = tmp_path / f"{name}.safetensors"
+        arguments = [*flags, "--save-parameters", str(final), SMALL, "60"]
+        for worker in workers(cluster, address, f"{name}-worker", *arguments):
+            assert worker.done()["steps"] == 60
+        summary = server.done()
+        trained.append(load_file(final))
+    assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
+    assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
+    assert shared_memory() == before
+
+
+@pytest.mark.parametrize(
+    ("server_flags", "worker_flags"),
+    [
+        (["--mode", "asp"], []),
+        ([], ["--aggregate"]),
+        (["--host", "0.0.0.0", "--insecure"], []),
+        (["--host", "::1"], []),
+    ],
+    ids=["asp", "aggregate", "beyond-loopback", "ipv6"],
+)
+def test_every_kind_of_hub_can_be_colocated(
+    cluster: Cluster, server_flags: list[str], worker_flags: list[str]
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", *SLICES, *server_flags)
+    pair = workers(cluster, address, "worker", *worker_flags, SMALL, "60")
+    for worker in pair:
+        assert worker.done()["steps"] == 60
+    assert server.done()["finished"] == [0, 1]
+    host = address.rpartition(":")[0].strip("[]")
+    assert all(f"serving one on {host}" in worker.said() for worker in pair)
+    assert not any("dialling again" in worker.said() for worker in pair)
+
+
+def test_a_ring_on_it_starts_no_shards(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate")
+    for worker in workers(cluster, address, "worker", "--topology", "ring", SMALL, "5"):
+        assert worker.done()["steps"] == 5
+        assert "serving" not in worker.said()
+    assert server.done()["shards"] == []
+
+
+def test_the_status_says_where_the_shards_are(cluster: Cluster, tmp_path: Path) -> None:
+    _, address = cluster.server("--workers", "2", "--colocate", *SLICES)
+    pair, go = held(cluster, address, tmp_path, "worker")
+    shards = cluster.run("status", "ps.cli", "status", address).done()["shards"]
+    assert [(shard["shard"], shard["pid"]) for shard in shards] == [
+        (rank, shard_of(worker)) for rank, worker in enumerate(pair)
+    ]
+    assert all(shard["host"] for shard in shards)
+    go.touch()
+    for worker in pair:
+        worker.done()
+
+
+def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    # Without rounds a checkpoint is taken as it is, also of workers that hold.
+    flags = ["--mode", "asp", "--checkpoint-dir", str(tmp_path / "saved"), "--checkpoint-every", "0.01"]
+    server, address = cluster.server("--workers", "2", "--colocate", "--lease", "2", *SLICES, *flags)
+    pair, go = held(cluster, address, tmp_path, "first")
+    server.until_said("checkpoint of step 20")
+    shards = [shard_of(worker) for worker in pair]
+    pair[1].process.kill()
+    go.touch()
+    error = pair[0].done(69, timeout=15)["error"]
+    assert "rank 1" in error
+    assert "nobody goes on without its shard" in error
+    server.until_said("ready for the next job")
+    assert not descendants().intersection(shards)
+    record = tmp_path / "record.jsonl"
+    recorder = cluster.worker(address, "--rank", "0", "--record", str(record), SMALL, "60")
+    other = cluster.worker(address, "--rank", "1", SMALL, "60")
+    assert recorder.done()["steps"] == other.done()["steps"] == 60
+    assert json.loads(record.read_text().splitlines()[0])["step"] == 21
+
+
+def test_a_killed_shard_ends_the_job_with_69(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", *SLICES)
+    pair, go = held(cluster, address, tmp_path, "worker")
+    os.kill(shard_of(pair[1]), signal.SIGKILL)
+    go.touch()
+    for worker in pair:
+        error = worker.done(69, timeout=15)["error"]
+        assert "shard 1" in error
+        assert "was killed by signal 9" in error
+    server.done(1)
+
+
+def test_a_killed_server_leaves_neither_workers_nor_shards(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--colocate", *SLICES)
+    pair = workers(cluster, address, "worker", SMALL, "1000000")
+    server.until(lambda: _step(cluster, address) > 5, "a step")
+    server.process.kill()
+    for worker in pair:
+        assert address in worker.done(69, timeout=20)["error"]
+
+
+def test_a_failing_script_ends_the_job_for_all(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", *SLICES)
+    broken = tmp_path / "small.py"  # another script of the same name: the same job
+    broken.write_text(Path(SMALL).read_text().replace("loss.backward()", "loss.backward(); 1 / (step < 10)"))
+    good, bad = (
+        cluster.worker(address, "--rank", str(rank), script, "60")
+        for rank, script in enumerate((SMALL, str(broken)))
+    )
+    assert "ZeroDivisionError" in bad.done(1)["error"]
+    error = good.done(69)["error"]
+    assert "rank 1" in error
+    assert "failed: ZeroDivisionError" in error
+    server.done(1)
+
+
+def test_one_job_follows_the_other_with_shards_of_its_own(cluster: Cluster) -> None:
+    server, address = cluster.server("--colocate", *SLICES)
+    for number, count in enumerate((2, 3)):
+        flags = ["--world-size", str(count), SMALL, "10"]
+        for worker in workers(cluster, address, f"job{number}-", *flags, count=count):
+            assert worker.done()["steps"] == 10
+        server.until(lambda: server.said().count("ready for the next job") == number + 1, "the job's end")  # noqa: B023
+        assert server.said().count("shard 0 (") == number + 1
+
+
+def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+    common = ["--once", "--colocate", "--checkpoint-dir", str(tmp_path / "saved"), *SLICES]
+    server, address = cluster.server("--workers", "2", *common, name="first")
+    pair, go = held(cluster, address, tmp_path, "first-worker")
+    server.process.send_signal(signal.SIGINT)
+    server.until_said("SIGINT")
+    go.touch()
+    steps = {worker.done(75)["steps"] for worker in pair}
+    assert len(steps) == 1, "the workers left after different steps"
+    summary = server.done(130)
+    assert summary["checkpoint"].endswith(f"-step-{steps.pop()}")
+    server, address = cluster.server("--workers", "3", *common, name="second")
+    assert "resumes   step" in server.said()
+    for worker in workers(cluster, address, "second-worker", SMALL, "60", count=3):
+        assert worker.done()["steps"] == 60
+    assert len(server.done()["shards"]) == 3
+
+
+def test_a_worker_that_is_asked_to_stop_stops_all_after_the_same_step(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    server, address = cluster.server(
+        "--workers", "2", "--once", "--colocate", "--checkpoint-dir", str(saved), *SLICES
+    )
+    pair = workers(cluster, address, "worker", SMALL, "1000000")
+    server.until(lambda: _step(cluster, address) > 5, "a step")
+    pair[1].process.send_signal(signal.SIGINT)
+    steps = {pair[0].done(75)["steps"], pair[1].done(130)["steps"]}
+    assert len(steps) == 1, "the workers left after different steps"
+    assert server.done(1)["checkpoint"].endswith(f"-step-{steps.pop()}")
+
+
+def test_the_second_signal_does_not_wait_for_the_others(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", "--mode", "asp", *SLICES)
+    go = tmp_path / "go"
+    quick = cluster.worker(address, "--rank", "0", SMALL, "60")
+    slow = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20")
+    quick.until_said("still serves rank 1")
+    quick.process.send_signal(signal.SIGINT)
+    quick.done(130, timeout=15)
+    go.touch()
+    assert "shard 0" in slow.done(69, timeout=20)["error"]
+    server.done(1)
+
+
+def test_whoever_is_done_first_serves_the_others_until_they_are(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--colocate", "--mode", "asp", *SLICES)
+    go = tmp_path / "go"
+    quick = cluster.worker(address, "--rank", "0", SMALL, "60")
+    slow = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20")
+    quick.until_said("still serves rank 1")
+    go.touch()
+    assert [worker.done()["steps"] for worker in (quick, slow)] == [60, 60]
+    assert server.done()["finished"] == [0, 1]
+
+
+def _step(cluster: Cluster, address: str) -> int:
+    name = f"status{len(cluster.programs)}"
+    workers = cluster.run(name, "ps.cli", "status", address).done()["workers"]
+    return min((worker["step"] for worker in workers), default=0)

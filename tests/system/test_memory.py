@@ -1,0 +1,78 @@
+"""What a server holds: the model, the optimizer's state, one gradient a worker, and no more with time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster, Program
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+LARGE = str(Path(__file__).with_name("large.py"))
+MEBI = 2**20
+MODEL = 100
+"""MiB of parameters."""
+
+
+def held(server: Program) -> int:
+    """Bytes of the server's one shard process; what it shares with others counts in parts (proc(5), Pss).
+
+    Files count for nothing: how much of torch's libraries is ours depends on who else has mapped them.
+    """
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    shards = [pid for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(shards) == 1
+    rollup = Path(f"/proc/{shards[0]}/smaps_rollup").read_text().splitlines()
+    kinds = ("Pss_Anon:", "Pss_Shmem:")
+    return sum(1024 * int(line.split()[1]) for line in rollup if line.startswith(kinds))
+
+
+@pytest.mark.parametrize(("transport", "steps"), [("shm", 10_000), ("zmq", 3_000), ("grpc", 3_000)])
+def test_a_shard_does_not_grow_with_the_steps(
+    cluster: Cluster, tmp_path: Path, transport: str, steps: int
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    early, late = tmp_path / "early", tmp_path / "late"
+    holds = ["hold", str(early), "1000", "hold", str(late), str(steps)]
+    pair = [
+        cluster.worker(address, "--transport", transport, SMALL, str(steps + 1), "16", *holds)
+        for _ in range(2)
+    ]
+    for worker in pair:
+        worker.until_said("holding at 1000")
+    before = held(server)
+    early.touch()
+    for worker in pair:
+        worker.until_said(f"holding at {steps}")
+    after = held(server)
+    late.touch()
+    assert [worker.done()["steps"] for worker in pair] == [steps + 1] * 2
+    server.done()
+    assert after - before < MEBI
+
+
+@pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
+def test_a_shard_holds_parameters_state_and_one_gradient_a_worker(
+    cluster: Cluster, tmp_path: Path, transport: str
+) -> None:
+    base, whole = (_with_a_model(cluster, tmp_path, transport, megabytes) for megabytes in (1, MODEL))
+    parameters, momentum, gradients = MODEL, MODEL, 2 * MODEL
+    on_the_way = 64 if transport == "grpc" else 0  # what its bounded queues and the library's buffers hold
+    assert whole - base < (parameters + momentum + gradients + on_the_way + 16) * MEBI
+
+
+def _with_a_model(cluster: Cluster, tmp_path: Path, transport: str, megabytes: int) -> int:
+    name, go = f"{megabytes}-MiB", tmp_path / f"go-{megabytes}"
+    server, address = cluster.server("--workers", "2", "--once", name=f"server-{name}")
+    script = ["--transport", transport, LARGE, str(megabytes), "5", str(go)]
+    pair = [cluster.worker(address, *script, name=f"worker-{name}-{rank}") for rank in range(2)]
+    for worker in pair:
+        worker.until_said("holding")
+    found = held(server)
+    go.touch()
+    for worker in pair:
+        worker.done()
+    server.done()
+    return found

@@ -1,0 +1,93 @@
+"""The README's tables are what the committed measurement renders to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.errors import ConfigError
+from workers.bench.summary import BEGIN, END, put_into, read, render
+
+ROOT = Path(__file__).parent.parent
+MEASURED = ROOT / "workers" / "bench" / "measured.json"
+
+
+def made(row: str, n: int, median_ms: float, **more: Any) -> dict[str, Any]:
+    return {
+        "row": row,
+        "n": n,
+        "shape": "flat",
+        "optimizer": "sgd",
+        "median_ms": median_ms,
+        "spread_ms": median_ms / 10,
+        "steps": 15,
+        "wrong": 0,
+        "shards": 2,
+        "samples_per_s": 0.0,
+        "exposed_ms": 0.0,
+        "machine": "2 cores",
+        "date": "2026-01-01",
+        **more,
+    }
+
+
+def cells(text: str, row: str) -> list[str]:
+    line = next(line for line in text.splitlines() if line.startswith(f"| `{row}`"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+def test_the_readmes_tables_are_those_of_the_committed_measurement() -> None:
+    assert f"{BEGIN}\n{render(read(MEASURED))}\n{END}" in (ROOT / "README.md").read_text()
+
+
+def test_the_committed_measurement_has_nothing_wrong() -> None:
+    assert [each["row"] for each in read(MEASURED) if each["wrong"]] == []
+
+
+def test_ratios_are_to_the_peer_and_to_the_limit_of_the_kind() -> None:
+    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq": 90.0, "raw-tcp": 75.0}
+    bounds = {"bound-memory": 30.0, "bound-memory-2": 20.0}
+    text = render([made(row, 2, median) for row, median in (rows | bounds).items()])
+    assert cells(text, "hub-shm") == ["25 (2.5)", "4.0", "1.25"]
+    assert cells(text, "hub-zmq") == ["90 (9)", "1.1", "1.20"]
+
+
+def test_what_was_not_measured_is_left_empty_and_one_worker_has_no_peer() -> None:
+    text = render([made("gloo+sgd", 1, 10.0), made("hub-shm", 1, 0.123), made("gloo+sgd", 2, 100.0)])
+    assert cells(text, "hub-shm") == ["0.123 (0.0123)", "-", "-", "-", "-", "-"]
+
+
+def test_whole_training_steps_tell_speed_and_exposed_exchange() -> None:
+    rows = [("ddp-gloo", 200.0, 160, 100.0), ("hub-shm", 125.0, 256, 25.0)]
+    text = render(
+        [
+            made(row, 2, median, shape="mlp", samples_per_s=speed, exposed_ms=exposed)
+            for row, median, speed, exposed in rows
+        ]
+    )
+    assert cells(text, "hub-shm") == ["125 (12.5)", "256", "25", "1.60"]
+
+
+def test_wrong_elements_are_not_kept_quiet() -> None:
+    assert "3 ELEMENTS WRONG" in render([made("hub-shm", 2, 1.0, wrong=3)])
+
+
+def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    put_into(readme, "new")
+    assert readme.read_text() == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
+    readme.write_text("no place")
+    with pytest.raises(ConfigError, match=r"README\.md has no place"):
+        put_into(readme, "new")
+
+
+@pytest.mark.parametrize("content", ["", "[]", json.dumps([{"row": "x"}])])
+def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match="is not what ps-worker bench wrote"):
+        read(file)

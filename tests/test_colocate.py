@@ -1,0 +1,268 @@
+"""A coordinator whose workers bring its shards."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protos import control_pb2 as pb
+from tests.test_coordinator import CONTEXT, Hub, checkpointed, run
+
+LEASE = 0.02
+"""Seconds; a Join waits for half of it."""
+
+
+class Colocated(Hub):
+    """A hub that starts no shards, and workers that do as they are told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        super().__init__(monkeypatch, **{"colocate": True, "lease": LEASE, **settings})
+
+    async def summoned(self, token: str, **changes: Any) -> pb.JoinReply:
+        """A worker's first answer: it is to bring a shard."""
+        reply = await self.join(token, **changes)
+        assert reply.state == pb.JoinReply.BRING_SHARD
+        return reply
+
+    async def brought(self, *tokens: str) -> list[pb.JoinReply]:
+        """All workers bring their shards and take their places."""
+        for token in tokens:
+            await self.shard(f"shard of {token}", (await self.summoned(token)).incarnation)
+        return list(await asyncio.gather(*(self.join(token, brings_shard=True) for token in tokens)))
+
+    async def told_to_stop(self, token: str) -> bool:
+        return (await self.control.ShardHeartbeat(pb.ShardHeartbeatRequest(token=token), CONTEXT)).stop
+
+
+def test_a_job_begins_once_every_worker_has_brought_its_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        first = await hub.summoned("a")
+        await hub.shard("shard of a", first.incarnation)
+        alone = await hub.join("a", brings_shard=True)
+        assert (alone.state, alone.text) == (
+            pb.JoinReply.WAITING,
+            "waiting for 1 of 2 workers (rank 1 not started yet)",
+        )
+        second = await hub.summoned("b")
+        early = await hub.join("b", brings_shard=True)
+        assert (early.state, early.text) == (pb.JoinReply.WAITING, "waiting for 1 of 2 shards")
+        await hub.shard("shard of b", second.incarnation)
+        ready = await hub.join("b", brings_shard=True)
+        assert (ready.state, len(ready.shards)) == (pb.JoinReply.READY, 2)
+
+    run(story())
+
+
+def test_a_shard_has_its_workers_rank_whichever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        zero, one = await hub.summoned("a", rank=0), await hub.summoned("b", rank=1)
+        assert (await hub.shard("shard of b", one.incarnation)).shard == 1
+        assert (await hub.shard("shard of a", zero.incarnation)).shard == 0
+        assert [shard.index for shard in hub.fleet.shards] == [0, 1]
+
+    run(story())
+
+
+def test_the_launcher_may_say_how_many_bring_a_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, workers=0)
+        first = await hub.summoned("a", world_size=3)
+        await hub.shard("shard of a", first.incarnation)
+        assert "waiting for 2 of 3 workers" in (await hub.join("a", world_size=3, brings_shard=True)).text
+
+    run(story())
+
+
+def test_before_the_start_a_shard_goes_with_its_worker_and_another_takes_its_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        gone = await hub.summoned("a")
+        await hub.shard("shard of a", gone.incarnation)
+        hub.time.advance(1.0)
+        await hub.coordinator.tick()
+        assert await hub.told_to_stop("shard of a")
+        assert "has left" in (await hub.shard("late shard of a", gone.incarnation)).refused
+        ready = await hub.brought("b", "c")
+        assert [reply.state for reply in ready] == [pb.JoinReply.READY] * 2
+        assert [shard.token for shard in hub.fleet.shards] == ["shard of b", "shard of c"]
+        assert hub.coordinator.job.failure is None
+
+    run(story())
+
+
+def test_before_the_start_a_silent_shard_is_parted_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        first = await hub.summoned("a")
+        await hub.shard("shard of a", first.incarnation)
+        hub.fleet.shards[0].heard = -1.0
+        await hub.coordinator.tick()
+        assert hub.fleet.shards == []
+        assert hub.coordinator.job.failure is None
+
+    run(story())
+
+
+def test_a_ring_brings_no_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, workers=1)
+        assert (await hub.join("a", topology="ring")).state == pb.JoinReply.READY
+
+    run(story())
+
+
+def test_shards_that_no_worker_brings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        assert "--colocate" in (await hub.shard("stray")).refused
+
+    run(story())
+
+
+def test_nobody_joins_a_job_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch)
+        first, _ = await hub.brought("a", "b")
+        await hub.leave(first)
+        late = await hub.join("c")
+        assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
+        assert "takes nobody in any more" in late.text
+
+    run(story())
+
+
+def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        first, second = await hub.brought("a", "b")
+        assert f"rank {second.rank}" in (await hub.leave(first)).serves
+        assert "checkpoint" in (await hub.leave(second)).serves, "the coordinator has not looked yet"
+        await hub.coordinator.tick()
+        assert [(await hub.leave(joined)).serves for joined in (first, second)] == ["", ""]
+
+    run(story())
+
+
+def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.coordinator.PATIENCE", 1000.0)
+
+    async def story() -> None:
+        hub = Colocated(monkeypatch, workers=1, lease=1000.0)
+        (only,) = await hub.brought("a")
+        request = pb.LeaveRequest(rank=only.rank, incarnation=only.incarnation, wait_seconds=1000.0)
+        leaving = asyncio.create_task(hub.control.Leave(request, CONTEXT))
+        while not hub.coordinator._changed._waiters:
+            await asyncio.sleep(0)
+        await hub.coordinator.tick()
+        assert (await leaving).serves == ""
+
+    run(story())
+
+
+def test_the_next_job_has_new_shards_from_0_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        for joined in await hub.brought("a", "b"):
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        assert not hub.coordinator.done.is_set()
+        assert await hub.told_to_stop("shard of a")
+        await hub.brought("c", "d")
+        assert [(shard.index, shard.token) for shard in hub.fleet.shards] == [
+            (0, "shard of c"),
+            (1, "shard of d"),
+        ]
+
+    run(story())
+
+
+def test_a_lost_worker_ends_the_job_but_not_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    checkpointed(tmp_path)
+
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path)
+        first, second = await hub.brought("a", "b")
+        hub.time.advance(4.0)
+        await hub.beat(first)
+        hub.time.advance(2.0)
+        await hub.coordinator.tick()
+        told = await hub.beat(first)
+        assert told.exit_code == 69
+        assert told.failed.startswith(f"rank {second.rank} ")
+        assert "nobody goes on without its shard" in told.failed
+        assert hub.fleet.failures == [told.failed]
+        await hub.leave(first, "FAILED")
+        await hub.coordinator.tick()
+        assert not hub.coordinator.done.is_set()
+        restored = hub.coordinator.blueprint.restored
+        assert restored is not None
+        assert restored[1].step == 9
+
+    run(story())
+
+
+def test_a_worker_tells_of_its_shards_end_and_all_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        first, second = await hub.brought("a", "b")
+        told = await hub.beat(second, shard_ended="was killed by signal 9")
+        assert f"shard {second.rank} (rank {second.rank}'s, here pid 1) was killed by signal 9" in told.failed
+        assert (await hub.beat(first)).failed == told.failed
+        assert hub.coordinator.failure is None
+
+    run(story())
+
+
+def test_a_shard_without_heartbeat_ends_the_job_though_its_worker_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        first, second = await hub.brought("a", "b")
+        await hub.leave(first)
+        hub.fleet.shards[first.rank].heard = -6.0
+        await hub.coordinator.tick()
+        assert f"shard {first.rank}" in (await hub.beat(second)).failed
+        await hub.leave(second, "FAILED")
+        await hub.coordinator.tick()
+        assert hub.coordinator.outcome is not None
+        assert not hub.coordinator.outcome.ok, "one finished, but the job did not"
+
+    run(story())
+
+
+def test_one_worker_that_is_asked_to_stop_stops_all_after_a_common_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        first, second = await hub.brought("a", "b")
+        for _ in range(2):
+            await hub.beat(first, stopping=True)
+        assert hub.fleet.drains == 1
+        for joined in (first, second):
+            await hub.leave(joined, "PREEMPTED")
+        assert hub.coordinator.job.failure is None
+        await hub.coordinator.tick()
+        assert not hub.coordinator.done.is_set(), "nobody asked the server to stop"
+
+    run(story())
+
+
+def test_a_worker_that_does_not_wait_for_the_others_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0)
+        first, second = await hub.brought("a", "b")
+        await hub.leave(first, "PREEMPTED")
+        assert "was asked to stop; nobody goes on without its shard" in (await hub.beat(second)).failed
+
+    run(story())

@@ -1,0 +1,174 @@
+"""PowerSGD on one rank or several, whose means are taken by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps.errors import RingBroken
+from ps.types import BucketSpec, TensorSpec
+from ps.work import Work
+from workers.powersgd import LowRankMean
+
+SPEC = BucketSpec(
+    3, "float32", 0, "", (TensorSpec("w", (20, 6, 5)), TensorSpec("b", (20,)), TensorSpec("v", (2, 2)))
+)
+
+
+def allocate(numel: int, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+def ranks_of(gradients: list[Tensor], rank: int, spec: BucketSpec = SPEC) -> list[LowRankMean]:
+    return [LowRankMean(spec, gradient, rank, allocate) for gradient in gradients]
+
+
+def average(ranks: list[LowRankMean], phase: int) -> None:
+    mean = torch.stack([rank.phases[phase] for rank in ranks]).mean(0)
+    for rank in ranks:
+        rank.phases[phase].copy_(mean)
+
+
+def step(ranks: list[LowRankMean]) -> None:
+    for rank in ranks:
+        rank.project()
+    average(ranks, 0)
+    for rank in ranks:
+        rank.refine()
+    average(ranks, 1)
+    for rank in ranks:
+        rank.rebuild()
+
+
+def random(seed: int, numel: int = SPEC.numel) -> Tensor:
+    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
+
+
+def low_rank(seed: int, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    matrix = torch.randn(20, rank, generator=generator) @ torch.randn(rank, 30, generator=generator)
+    return torch.cat([matrix.flatten(), random(seed, 24)])
+
+
+def test_what_is_no_matrix_or_would_not_shrink_travels_uncompressed() -> None:
+    (rank,) = ranks_of([random(0)], 2)
+    assert [(tensor.name, tensor.shape) for tensor in rank.specs[0].tensors] == [
+        ("w:P", (20, 2)),
+        ("b", (20,)),
+        ("v", (2, 2)),
+    ]
+    assert [(tensor.name, tensor.shape) for tensor in rank.specs[1].tensors] == [("w:Q", (30, 2))]
+    assert [spec.index for spec in rank.specs] == [6, 7]
+    assert [phase.numel() for phase in rank.phases] == [40 + 24, 60]
+
+
+def test_a_mean_of_low_rank_is_exact_after_one_step() -> None:
+    gradients = [low_rank(1, 1), low_rank(2, 1)]
+    mean = torch.stack(gradients).mean(0)
+    ranks = ranks_of(gradients, 2)
+    step(ranks)
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, mean, rtol=1e-4, atol=1e-5)
+
+
+def test_every_rank_gets_the_same_gradient() -> None:
+    gradients = [random(seed) for seed in range(3)]
+    ranks = ranks_of(gradients, 2)
+    for turn in range(3):
+        for seed, gradient in enumerate(gradients):
+            gradient.copy_(random(10 * turn + seed))
+        step(ranks)
+        assert torch.equal(gradients[0], gradients[1])
+        assert torch.equal(gradients[0], gradients[2])
+
+
+def test_what_was_missed_comes_later() -> None:
+    gradients = [torch.zeros(SPEC.numel) for _ in range(2)]
+    ranks = ranks_of(gradients, 2)
+    means, given, arrived = [], torch.zeros(SPEC.numel), torch.zeros(SPEC.numel)
+    constant = [random(1), random(2)]
+    for _ in range(60):
+        for gradient, one in zip(gradients, constant, strict=True):
+            gradient.copy_(one)
+        given += torch.stack(gradients).mean(0)
+        step(ranks)
+        arrived += gradients[0]
+        means.append(gradients[0].clone())
+    assert (means[0] - torch.stack(constant).mean(0)).norm() > 1  # one step alone misses much
+    assert (arrived - given).norm() / given.norm() < 0.1
+
+
+def test_the_warm_start_finds_the_largest_directions() -> None:
+    """With the same matrix every step, and nothing left over, the power iteration converges to the best."""
+    gradient = random(5)
+    (rank,) = ranks_of([gradient], 2)
+    for _ in range(40):
+        gradient.copy_(random(5))
+        rank._due.zero_()
+        step([rank])
+    matrix = random(5)[:600].view(20, 30)
+    best = torch.linalg.svdvals(matrix)[2:].norm()
+    assert (gradient[:600].view(20, 30) - matrix).norm() < best * 1.02
+
+
+def test_a_layer_without_a_gradient_at_first_is_not_without_one_for_ever() -> None:
+    gradient = torch.zeros(SPEC.numel)
+    (rank,) = ranks_of([gradient], 2)
+    for _ in range(3):
+        step([rank])
+        assert not gradient.any()
+    arrived = torch.zeros(600)
+    for _ in range(2):  # the first step finds where to look, the second brings it all
+        gradient.copy_(low_rank(1, 1))
+        step([rank])
+        arrived += gradient[:600]
+    torch.testing.assert_close(arrived, 2 * low_rank(1, 1)[:600], rtol=1e-4, atol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_is_told_and_leaves_nothing_behind() -> None:
+    gradient = low_rank(1, 1)
+    (rank,) = ranks_of([gradient], 2)
+    gradient[17] = math.nan
+    step([rank])
+    assert not gradient.isfinite().all()
+    gradient.copy_(low_rank(1, 1))
+    step([rank])
+    torch.testing.assert_close(gradient, low_rank(1, 1), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_factors_of_half_precision_gradients_are_float32(dtype: torch.dtype) -> None:
+    gradient = low_rank(1, 1).to(dtype)
+    wanted = gradient.clone()
+    (rank,) = ranks_of([gradient], 2)
+    step([rank])
+    assert rank.specs[0].dtype == ("float64" if dtype is torch.float64 else "float32")
+    torch.testing.assert_close(gradient, wanted, rtol=2e-2, atol=2e-2)
+
+
+def test_a_phase_that_fails_fails_the_exchange() -> None:
+    (rank,) = ranks_of([random(0)], 2)
+    phases = [Work("first"), Work("second")]
+    work = rank.exchange(lambda phase: phases[phase])
+    assert not work.done
+    phases[0].complete_part()
+    assert not work.done
+    phases[1].fail(RingBroken("rank 1 is gone"))
+    with pytest.raises(RingBroken, match="rank 1 is gone"):
+        work.wait(0)
+
+
+def test_the_exchange_is_over_once_the_second_phase_is() -> None:
+    gradient = low_rank(1, 1)
+    wanted = gradient.clone()
+    (rank,) = ranks_of([gradient], 2)
+    phases = [Work("first"), Work("second")]
+    work = rank.exchange(lambda phase: phases[phase])
+    phases[0].complete_part()
+    assert not work.done
+    phases[1].complete_part()
+    work.wait(0)
+    torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fake_hub import FakeHub, FakeRank
+from tests.test_optimizer import assert_same, batches, build, parameters_of, plain_step, wrap
+from workers import optimizer as optimizer_module
+from workers import tuning
+from workers.convoy import convoys
+from workers.local_communicator import LocalCommunicator
+from workers.optimizer import DistributedOptimizer
+from workers.tuning import STEPS, TURNS, Tuning
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets so small that the test model has several, and sizes to match."""
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (300, 16, 10**6))
+
+
+def run(tuning: Tuning, cost: dict[int, float]) -> list[int]:
+    """Takes steps until a size is chosen; returns what each used."""
+    used = []
+    while tuning.chosen is None:
+        used.append(tuning.size)
+        tuning.note(cost[tuning.size])
+    return used
+
+
+def test_the_size_with_the_shortest_steps_is_chosen() -> None:
+    trial = Tuning([1, 2, 3], list)
+    run(trial, {1: 0.5, 2: 0.1, 3: 0.4})
+    assert trial.chosen == trial.size == 2
+    assert trial.medians == {1: 0.5, 2: 0.1, 3: 0.4}
+
+
+def test_sizes_take_turns_and_get_the_same_number_of_steps() -> None:
+    used = run(Tuning([7, 8], list), {7: 1.0, 8: 1.0})
+    assert used == ([7] * STEPS + [8] * STEPS) * TURNS
+
+
+def test_the_first_step_of_a_turn_and_single_outliers_do_not_count() -> None:
+    trial = Tuning([1, 2], list)
+    for step in range(2 * STEPS * TURNS):
+        first, outlier = step % STEPS == 0, step % (2 * STEPS) == 1 and step < 4 * STEPS
+        trial.note(9.0 if first or outlier else {1: 0.1, 2: 0.2}[trial.size])
+    assert trial.chosen == 1
+
+
+def test_a_gain_within_the_noise_does_not_leave_the_default() -> None:
+    trial = Tuning([25, 4], list)
+    run(trial, {25: 0.1, 4: 0.096})
+    assert trial.chosen == 25
+
+
+def test_ranks_that_must_agree_choose_by_what_they_agreed_on() -> None:
+    trial = Tuning([1, 2], lambda own: [own[0] + 1.0, own[1]])
+    run(trial, {1: 0.1, 2: 0.5})
+    assert trial.chosen == 2
+
+
+def test_a_convoy_is_of_one_kind_and_full_at_the_size_given() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    weights = [layer.weight for layer in model]
+    biases = [layer.bias for layer in model]
+    inner = torch.optim.SGD([{"params": weights}, {"params": biases}], lr=0.1)
+    optimizer = DistributedOptimizer(inner, model, communicator=LocalCommunicator(), bucket_bytes=16)
+    grouped = [
+        [bucket.spec.tensors[0].name for bucket in convoy.buckets]
+        for convoy in convoys(optimizer._buckets, 130, joined=False)
+    ]
+    assert grouped == [
+        ["3.weight", "2.weight"],
+        ["3.bias", "2.bias", "1.bias", "0.bias"],
+        ["1.weight", "0.weight"],
+    ]
+
+
+@pytest.mark.usefixtures("small")
+def test_the_hubs_parameters_do_not_depend_on_the_size() -> None:
+    def train(bucket_bytes: int | None) -> list[torch.Tensor]:
+        model = build()
+        optimizer = wrap(model, FakeRank(FakeHub(1)), bucket_bytes=bucket_bytes)
+        for batch in batches(3 * TURNS * STEPS + 5):
+            plain_step(model, optimizer, batch)
+        return parameters_of(model)
+
+    assert_same(train(None), train(16))
+
+
+@pytest.mark.usefixtures("small")
+def test_what_was_chosen_is_said_once_with_the_alternatives(caplog: pytest.LogCaptureFixture) -> None:
+    rank, model = FakeRank(FakeHub(1)), build()
+    optimizer = wrap(model, rank, bucket_bytes=None)
+    assert len(optimizer._buckets) > 3
+    with caplog.at_level(logging.INFO):
+        for batch in batches(3 * TURNS * STEPS + 5):
+            plain_step(model, optimizer, batch)
+    (line,) = [record.message for record in caplog.records if "handed over together" in record.message]
+    assert line.count(" ms") == 3
+
+
+@pytest.mark.usefixtures("small")
+def test_nothing_is_tried_where_the_size_is_given_or_nothing_travels(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for rank, size in ((FakeRank(FakeHub(1)), 64), (LocalCommunicator(), None)):
+        model = build()
+        optimizer = wrap(model, rank, bucket_bytes=size)
+        with caplog.at_level(logging.INFO):
+            for batch in batches(3 * TURNS * STEPS + 5):
+                plain_step(model, optimizer, batch)
+    assert "handed over together" not in caplog.text

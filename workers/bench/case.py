@@ -1,0 +1,150 @@
+"""One exchange, timed on all rows in turns.
+
+All processes of all rows live at once, on one host. In every round each row has
+a turn of a few steps while the others are blocked; each round begins with
+another row, and the first one warms up and does not count.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ps.errors import UsageError
+from ps.sharding import SLICE_BYTES
+from workers.bench import shapes
+from workers.bench.job import Job
+from workers.bench.row import Row
+from workers.bench.table import Entry, entry, trained
+from workers.bench.team import Team, Turn
+from workers.compare import machine
+from workers.compare.process import Processes
+from workers.compare.runner import clean_environment
+
+
+class Case(NamedTuple):
+    """What is exchanged, by how many ranks, and stepped how."""
+
+    n: int
+    shape: str
+    optimizer: str
+
+    def __str__(self) -> str:
+        return f"{self.n} rank{'s' * (self.n > 1)}, {self.shape}, {self.optimizer}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How cases are run.
+
+    Attributes:
+        rows: The rows, in the table's order.
+        rounds: Turns of every row that count.
+        steps: Steps of a turn; None: as many as the shape wants.
+        shards: Of a hub that is not colocated.
+        megabytes: Size of the shape `flat`, MiB.
+        bucket_bytes: What is handed over at once.
+        timeout: Seconds that all rows of a case may take.
+        machine: What it runs on, in one line.
+        date: When it began, ISO 8601.
+    """
+
+    rows: Sequence[Row]
+    rounds: int
+    steps: int | None
+    shards: int
+    megabytes: int
+    bucket_bytes: int
+    timeout: float
+    machine: str
+    date: str
+
+    def run(self, case: Case) -> list[Entry]:
+        """Times a case; one entry for every row.
+
+        Raises:
+            UsageError: No row takes part in it.
+            ProcessFailed: A process failed; shows the end of its log.
+            DeadlineExceeded: It took longer than the timeout.
+        """
+        with ExitStack() as stack:
+            # Short, as a socket's path may have 107 characters.
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            environment = clean_environment(_threads(case))
+            processes = stack.enter_context(Processes(place, environment, self.timeout))
+            teams = [self._team(row, case, place, processes) for row in self._taking_part(case)]
+            for team in teams:
+                team.start()
+            for team in teams:
+                team.meet()
+            turns = self._rounds(teams, self.steps or shapes.find(case.shape).steps)
+            _end(teams, processes)
+        entries = [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
+        return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
+
+    def _taking_part(self, case: Case) -> list[Row]:
+        train = shapes.find(case.shape).trained
+        rows = [row for row in self.rows if (row.training if train else row.side)]
+        if not rows:
+            names = ", ".join(row.name for row in self.rows)
+            raise UsageError(
+                f"--rows: nothing of {names} takes part in {case.shape}; leave --rows out for all"
+            )
+        return rows
+
+    def _team(self, row: Row, case: Case, place: Path, processes: Processes) -> Team:
+        directory = place / row.name
+        directory.mkdir()
+        job = Job(
+            shape=case.shape,
+            optimizer=case.optimizer,
+            size=case.n,
+            directory=str(directory),
+            megabytes=self.megabytes,
+            bucket_bytes=self.bucket_bytes,
+            slice_bytes=SLICE_BYTES,
+        )
+        return Team(row, job, self.shards, processes, self.timeout)
+
+    def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
+        """Every team's turns but the first."""
+        turns: list[list[Turn]] = [[] for _ in teams]
+        for number in range(1 + self.rounds):
+            for place in range(len(teams)):
+                which = (number + place) % len(teams)
+                turns[which].append(teams[which].turn(steps))
+        return [own[1:] for own in turns]
+
+    def _entry(self, team: Team, case: Case, turns: Sequence[Turn]) -> Entry:
+        return entry(
+            [each for turn in turns for each in turn.seconds],
+            n=case.n,
+            nbytes=shapes.nbytes(case.shape, self.megabytes),
+            row=team.row.name,
+            shape=case.shape,
+            optimizer=case.optimizer,
+            wrong=sum(turn.wrong for turn in turns),
+            shards=team.shards,
+            transport=team.row.transport,
+            bucket_bytes=self.bucket_bytes,
+            threads=_threads(case),
+            idle_cores=team.idle_cores,
+            machine=self.machine,
+            date=self.date,
+        )
+
+
+def _threads(case: Case) -> int:
+    """Every process of every row has its rank's share of the cores, and no more."""
+    return max(1, machine.cores() // case.n)
+
+
+def _end(teams: Sequence[Team], processes: Processes) -> None:
+    for team in teams:
+        team.dismiss()
+    while processes.running():
+        processes.pause("the end of the bench")

@@ -1,0 +1,180 @@
+"""`ps-worker bench`: times one exchange of a whole model, peers and limits beside it.
+
+Only typer is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ps import terminal
+
+if TYPE_CHECKING:
+    from workers.bench.case import Case, Plan
+    from workers.bench.row import Row
+    from workers.bench.table import Entry
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+STANDARD = (
+    "2:flat:sgd 4:flat:sgd 2:resnet50:sgd 2:resnet50:adam 2:thousand:sgd 2:thousand-flat:sgd 1:lone:sgd"
+    " 2:mlp:sgd 2:digits:sgd"
+)
+"""The cases of `make bench`."""
+
+
+@app.command()
+def bench(
+    cases: Annotated[
+        str | None, typer.Option(help="ranks:shape:optimizer, by comma [the standard set]")
+    ] = None,
+    rows: Annotated[str | None, typer.Option(help="which ways, by comma [all that this machine has]")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="turns of every row that count")] = 5,
+    steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3; more of what is small]")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="of every hub [2, or 1 on one core]")] = None,
+    megabytes: Annotated[int, typer.Option(min=1, help="MiB of float32 in the shape flat")] = 100,
+    bucket_bytes: Annotated[int, typer.Option(min=4096, help="handed over at once")] = 25 * 2**20,
+    timeout: Annotated[float, typer.Option(help="seconds that one case may take")] = 900.0,
+    out: Annotated[Path | None, typer.Option(help="file to write [results/bench-DATE.json]")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="measure nothing: print the README's tables of this file")
+    ] = None,
+    into: Annotated[Path | None, typer.Option(help="with --summary: write them into this README")] = None,
+) -> None:
+    """Time one exchange of a model: push, mean, optimizer, parameters back in every worker.
+
+    Peers, our modes and the limits of memory and sockets take turns in one run.
+    Shapes: flat, resnet50, thousand, thousand-flat, lone; digits and mlp are whole
+    training steps. Optimizers: sgd, adam. Ends with 1 if a single element came out wrong.
+    """
+    raise SystemExit(_run(dict(locals())))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Entry of `ps-worker bench` and `python -m workers.bench`."""
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    terminal.run(app, "ps-worker bench", argv)
+
+
+def _run(options: dict[str, Any]) -> int:
+    """Measures; the last line is the result, or the error."""
+    from ps.errors import HubringError
+
+    try:
+        result = _show(**options) if options["summary"] else _measure(**options)
+    except HubringError as error:
+        print(f"ps-worker bench: {error}", file=sys.stderr)
+        result = {"error": str(error), "exit_code": error.exit_code}
+    except KeyboardInterrupt:
+        result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
+    except SystemExit as stopped:
+        result = {"error": "told to stop", "exit_code": stopped.code}
+    print(json.dumps(result), flush=True)
+    code: int = result["exit_code"]
+    return code
+
+
+def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
+    from workers.bench.summary import put_into, read, render
+
+    text = render(read(summary))
+    if into is None:
+        print(text, file=sys.stderr)
+    else:
+        put_into(into, text)
+    return {"summary": str(summary), "into": str(into) if into else None, "exit_code": 0}
+
+
+def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, Any]:
+    from workers.bench.summary import render
+    from workers.bench.table import HEAD
+
+    plan, chosen = _plan(**options), cases_of(cases)
+    out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    entries: list[Entry] = []
+    for case in chosen:
+        print(f"\n{case}\n{HEAD}", file=sys.stderr)
+        for each in plan.run(case):
+            print(each, file=sys.stderr)
+            entries.append(each)
+        # After every case: whoever stops the bench keeps what it has.
+        out.write_text(json.dumps([each.as_json() for each in entries], indent=1) + "\n")
+    print(f"\n{render([each.as_json() for each in entries])}", file=sys.stderr)
+    wrong = sum(each.wrong for each in entries)
+    return {"out": str(out), "wrong": wrong, "exit_code": 1 if wrong else 0}
+
+
+def rows_of(names: str | None) -> list[Row]:
+    """The rows asked for, or all that this machine has; says which it has not.
+
+    Raises:
+        UsageError: One was asked for that does not exist, or cannot be had here.
+    """
+    from ps.errors import UsageError
+    from workers.bench.row import ROWS, select
+
+    chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
+    lacks = {row.name: lack for row in chosen if (lack := row.missing())}
+    if names and lacks:
+        raise UsageError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
+    for name, lack in lacks.items():
+        print(f"without {name}: {lack}", file=sys.stderr)
+    return [row for row in chosen if row.name not in lacks]
+
+
+def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
+    from workers.bench.case import Plan
+    from workers.compare import machine
+
+    found = machine.describe()
+    versions = f"Python {found['python']}, torch {found['torch']}"
+    return Plan(
+        rows=rows_of(rows),
+        rounds=more["rounds"],
+        steps=more["steps"],
+        shards=shards or min(2, machine.cores()),
+        megabytes=more["megabytes"],
+        bucket_bytes=more["bucket_bytes"],
+        timeout=more["timeout"],
+        machine=f"{found['cores']} cores of {found['processor']}, {found['system']}, {versions}",
+        date=f"{datetime.now():%Y-%m-%d}",
+    )
+
+
+def cases_of(text: str | None) -> list[Case]:
+    """What `--cases` asks for.
+
+    Raises:
+        UsageError: A word of it is no case.
+    """
+    from ps.errors import UsageError
+    from workers.bench import shapes
+    from workers.bench.case import Case
+
+    cases = []
+    for word in (text or STANDARD).replace(",", " ").split():
+        match word.split(":"):
+            case [n, shape, ("sgd" | "adam") as optimizer] if n.isdecimal() and int(n) > 0:
+                shapes.find(shape)
+                cases.append(Case(int(n), shape, optimizer))
+            case _:
+                raise UsageError(f"--cases: {word!r} is not RANKS:SHAPE:OPTIMIZER, as in 2:resnet50:adam")
+    return cases
+
+
+def _on_sigterm(number: int, frame: object) -> None:
+    """Unwinds, so that every child is stopped on the way out."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Processes forked from one that has imported torch already.
+
+A fresh Python takes more than two seconds of processor time until it holds an
+optimizer, and a case has thirty processes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+
+from ps.config import become
+from workers.compare.process import Process
+
+_SERVER = multiprocessing.get_context("forkserver")
+# torch._dynamo comes with the first optimizer, and is half of the time.
+_SERVER.set_forkserver_preload(
+    ["torch._dynamo", "workers.run", "workers.bench.hubring", "workers.bench.member"]
+)
+
+
+class Forked(Process):
+    """A child in which a module's `main()` runs, as `python -m MODULE ARGUMENTS` would; see `Process`."""
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        self.name = name
+        self.command = (sys.executable, "-m", module, *arguments)
+        self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
+        self.err.touch()
+        told = (module, list(arguments), str(self.out), str(self.err), dict(environment))
+        self._forked = _SERVER.Process(target=_run, args=told, daemon=True)
+        self._forked.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._forked.pid is not None
+        return self._forked.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._forked.exitcode
+
+    def ask_to_stop(self) -> None:
+        self._forked.terminate()
+
+    def end(self, timeout: float) -> None:
+        self._forked.join(timeout)
+        if self.code is None:
+            os.killpg(self.pid, signal.SIGKILL)
+            self._forked.join()
+
+
+def _run(module: str, arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
+    """In the child: makes it what a fresh process would be, then runs the module."""
+    import torch
+
+    os.setsid()
+    for path, target in ((out, 1), (err, 2)):
+        with open(path, "wb") as file:
+            os.dup2(file.fileno(), target)
+    become(environment)
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # read at the import, which was elsewhere
+    sys.argv = [module, *arguments]
+    import_module(module).main()

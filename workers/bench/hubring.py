@@ -1,0 +1,41 @@
+"""Our own rows, `hub-*` and `ring`: what a script's `optimizer.step()` does, whatever the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+import workers
+from workers.bench.job import Job
+from workers.bench.model import optimizer_of
+from workers.bench.side import Side
+
+
+class Hubring(Side):
+    """Exchanges nothing during backward: none of it would be seen by the clock."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
+        workers.init()
+        self._net = nn.ParameterList(torch.zeros(dims) for dims in job.tensors)
+        local = optimizer_of(job.optimizer, self._net.parameters())
+        self._optimizer = workers.DistributedOptimizer(
+            local, self._net, overlap=False, bucket_bytes=job.bucket_bytes
+        )
+
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        return [gradient_of(parameter).view(-1) for parameter in self._net.parameters()]
+
+    def values(self) -> Sequence[Tensor]:
+        return [parameter.detach().view(-1) for parameter in self._net.parameters()]
+
+    def step(self) -> None:
+        self._optimizer.step()
+
+
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Where the optimizer wants this gradient; it has given every parameter one."""
+    assert parameter.grad is not None
+    return parameter.grad

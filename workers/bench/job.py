@@ -1,0 +1,66 @@
+"""What a member of a row is told of the exchange that it takes part in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from workers.bench import shapes
+from workers.bench.shapes import Dims
+
+
+class Job(msgspec.Struct, frozen=True):
+    """One model, exchanged by `size` ranks; travels as a JSON argument.
+
+    Attributes:
+        shape: A name from `shapes.SHAPES`.
+        optimizer: A name from `model.OPTIMIZERS`.
+        size: How many ranks there are.
+        directory: Where the row's members, and its server, find each other.
+        megabytes: MiB of the shape `flat`.
+        bucket_bytes: What is handed over at once.
+        slice_bytes: What a server works on at once.
+    """
+
+    shape: str
+    optimizer: str
+    size: int
+    directory: str
+    megabytes: int = 100
+    bucket_bytes: int = 25 * 2**20
+    slice_bytes: int = 4 * 2**20
+
+    @property
+    def tensors(self) -> list[Dims]:
+        """Every parameter's dimensions."""
+        return shapes.find(self.shape).tensors(self.megabytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the model in float32."""
+        return shapes.nbytes(self.shape, self.megabytes)
+
+    @property
+    def trained(self) -> bool:
+        """Whether whole training steps are taken."""
+        return shapes.find(self.shape).trained
+
+    @property
+    def place(self) -> Path:
+        """The directory as a path."""
+        return Path(self.directory)
+
+    @property
+    def control(self) -> Path:
+        """The socket at which the bench listens for the row's members."""
+        return self.place / "control"
+
+    def encode(self) -> str:
+        """The job as an argument of a command."""
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, argument: str) -> Job:
+        """What `encode` made an argument of."""
+        return msgspec.json.decode(argument, type=cls)

@@ -1,0 +1,90 @@
+"""The models that are exchanged, as the shapes of their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from typing import NamedTuple
+
+from ps.errors import UsageError
+
+MEBI = 2**20
+FLOAT_BYTES = 4
+
+Dims = tuple[int, ...]
+
+
+class Shape(NamedTuple):
+    """One model.
+
+    Attributes:
+        about: What it stands for.
+        tensors: Makes every parameter's dimensions, given the MiB that `flat` is to have.
+        steps: Taken in one turn: as many as last about as long as those of the others.
+        trained: Whole training steps are taken, not only the exchange.
+    """
+
+    about: str
+    tensors: Callable[[int], list[Dims]]
+    steps: int = 3
+    trained: bool = False
+
+
+MLP = (1024, 4096, 1000)
+"""Inputs, hidden units of two layers, outputs: 25,076,712 parameters."""
+SAMPLES = {"digits": 32, "mlp": 16}
+"""In one rank's share of a batch."""
+
+
+def resnet50() -> list[Dims]:
+    """The 161 parameters of ResNet-50 in order of registration (He et al., CVPR 2016; torchvision's v1.5)."""
+    tensors: list[Dims] = [(64, 3, 7, 7), (64,), (64,)]
+    channels = 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            out = 4 * width
+            tensors += [(width, channels, 1, 1), (width,), (width,)]
+            tensors += [(width, width, 3, 3), (width,), (width,)]
+            tensors += [(out, width, 1, 1), (out,), (out,)]
+            if block == 0:  # the shortcut changes the number of channels
+                tensors += [(out, channels, 1, 1), (out,), (out,)]
+            channels = out
+    return [*tensors, (1000, channels), (1000,)]
+
+
+def mlp() -> list[Dims]:
+    """Weights and biases of the perceptron."""
+    first, hidden, last = MLP
+    return [(hidden, first), (hidden,), (hidden, hidden), (hidden,), (last, hidden), (last,)]
+
+
+def digits() -> list[Dims]:
+    """The parameters of the job `digits`'s network."""
+    return [(16, 1, 3, 3), (16,), (32, 16, 3, 3), (32,), (10, 512), (10,)]
+
+
+SHAPES = {
+    "flat": Shape("one tensor", lambda megabytes: [(megabytes * MEBI // FLOAT_BYTES,)]),
+    "resnet50": Shape("the 161 tensors of ResNet-50", lambda _: resnet50()),
+    "thousand": Shape("1,000 tensors of 25,000 elements", lambda _: [(25_000,)] * 1000),
+    "thousand-flat": Shape("one tensor of as many bytes", lambda _: [(25_000_000,)]),
+    "lone": Shape("one tensor of 4 KB: latency", lambda _: [(1024,)], steps=200),
+    "digits": Shape("end to end: the built-in job", lambda _: digits(), steps=30, trained=True),
+    "mlp": Shape("end to end: a perceptron of 25 million parameters", lambda _: mlp(), trained=True),
+}
+
+
+def find(name: str) -> Shape:
+    """The shape of that name.
+
+    Raises:
+        UsageError: There is none.
+    """
+    if name not in SHAPES:
+        raise UsageError(f"--cases: there is no shape {name!r}; there are {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def nbytes(name: str, megabytes: int) -> int:
+    """Size of a model in float32."""
+    return FLOAT_BYTES * sum(prod(dims) for dims in find(name).tensors(megabytes))

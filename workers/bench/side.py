@@ -1,0 +1,80 @@
+"""What a member needs of the way in which its row exchanges."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from workers.bench.job import Job
+from workers.bench.model import FlatModel, optimizer_of
+from workers.bench.truth import Truth
+
+
+class Check(Protocol):
+    """What must come out of every step."""
+
+    def write(self, gradients: Iterable[Tensor], rank: int) -> None:
+        """Fills flat tensors with a rank's gradients of the step to come, as backward would."""
+
+    def advance(self) -> None:
+        """Takes the step."""
+
+    def wrong(self, values: Iterable[Tensor]) -> int:
+        """How many elements of flat parameters are not what they must be by now."""
+
+
+class Side(ABC):
+    """One process's part in a row.
+
+    Attributes:
+        ranks: Whose gradients are to be written in this process: its own alone, but for a bound, which is
+            all ranks.
+        check: Follows the steps.
+    """
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self.ranks: Sequence[int] = (rank,)
+        self.check = self._check_for(job)
+        self._job = job
+
+    def _check_for(self, job: Job) -> Check:
+        return Truth(job.optimizer, job.size)
+
+    @abstractmethod
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        """Flat tensors in which this rank's next gradients are to be written."""
+
+    @abstractmethod
+    def values(self) -> Sequence[Tensor]:
+        """Flat tensors, the parameters that the last step left in this process."""
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to do
+        """What a forward pass would do besides computing; not timed."""
+
+    @abstractmethod
+    def step(self) -> None:
+        """From everyone's gradients to the new parameters: what is timed."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """Leaves."""
+
+
+class FlatSide(Side):
+    """A script that exchanges by hand: one flat model, handed over in buckets, stepped here."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
+        self._size = job.size
+        self._model = FlatModel(job.tensors)
+        self._buckets = torch.split(self._model.gradients, job.bucket_bytes // 4)
+        self._optimizer = optimizer_of(job.optimizer, self._model.parameters)
+
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        return self._model.gradient_parts
+
+    def values(self) -> Sequence[Tensor]:
+        return self._model.value_parts

@@ -1,0 +1,129 @@
+"""The tables in the README, made from the bench's JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ps.errors import ConfigError
+
+BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
+PEER = "gloo+sgd"
+BOUNDS, WIRE_BOUND = ("bound-memory", "bound-memory-2"), "raw-tcp"
+TRAINED_PEER = "ddp-gloo"
+EXCHANGED = ("peer", "limit")
+TRAINED = ("samples/s", "exposed ms", "peer")
+OVER_WIRE = ("hub-zmq", "hub-grpc")
+NOTE = (
+    f"*peer*: how many times faster than `{PEER}` a row is, or than `{TRAINED_PEER}` where whole steps of"
+    " training are timed. *limit*: its time divided by the limit's, that is by"
+    f" `{WIRE_BOUND}` for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, by the faster of"
+    f" {' and '.join(f'`{row}`' for row in BOUNDS)} for all others."
+    " *exposed*: what a step takes beyond computing."
+)
+
+Entry = Mapping[str, Any]
+"""An object of the bench's JSON; `workers.bench.table.Entry` says what its fields mean."""
+
+
+def read(file: Path) -> list[Entry]:
+    """The entries of a run.
+
+    Raises:
+        ConfigError: The file holds something else.
+    """
+    try:
+        found: list[Entry] = json.loads(file.read_text())
+    except (OSError, ValueError) as cause:
+        raise ConfigError(f"{file} is not what ps-worker bench wrote: {cause}") from cause
+    if not found or not all("median_ms" in each for each in found):
+        raise ConfigError(f"{file} is not what ps-worker bench wrote: it holds no entry with median_ms")
+    return found
+
+
+def render(entries: Sequence[Entry]) -> str:
+    """Markdown: a table for every shape and optimizer, one column group for every number of ranks."""
+    kinds = dict.fromkeys(_kind(each) for each in entries)
+    tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
+    return "\n\n".join([_setting(entries), *tables, NOTE])
+
+
+def put_into(readme: Path, text: str) -> None:
+    """Replaces what stands between the two markers.
+
+    Raises:
+        ConfigError: The file has no such place.
+    """
+    before, begin, rest = readme.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ConfigError(f"{readme} has no place for the tables: it needs the lines {BEGIN} and {END}")
+    readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+
+
+def _kind(entry: Entry) -> tuple[str, str]:
+    return entry["shape"], entry["optimizer"]
+
+
+def _setting(entries: Sequence[Entry]) -> str:
+    """Where and how it was measured, each fact once."""
+    places = dict.fromkeys(f"{each['machine']}; {each['date']}" for each in entries)
+    steps = sorted({each["steps"] for each in entries})
+    shards = max(each["shards"] for each in entries)
+    return (
+        f"Measured on {' and on '.join(places)}. Milliseconds a step as median (maximum - minimum) of"
+        f" {' or '.join(map(str, steps))} steps, rows taking turns; hubs of {shards} shards at most;"
+        f" {_wrong(entries)}."
+    )
+
+
+def _wrong(entries: Iterable[Entry]) -> str:
+    wrong = sum(each["wrong"] for each in entries)
+    return f"{wrong} ELEMENTS WRONG" if wrong else "every element checked, none wrong"
+
+
+def _table(entries: Sequence[Entry]) -> str:
+    found = {(each["row"], each["n"]): each for each in entries}
+    sizes = list(dict.fromkeys(each["n"] for each in entries))
+    heads, cells = (TRAINED, _trained) if entries[0]["samples_per_s"] else (EXCHANGED, _exchanged)
+    titles = [title for n in sizes for title in (f"{n} worker{'s' * (n > 1)}", *heads)]
+    lines = [_line(", ".join(_kind(entries[0])), *titles), "| --- " + "| ---: " * len(titles) + "|"]
+    for row in dict.fromkeys(each["row"] for each in entries):
+        lines.append(_line(f"`{row}`", *(cell for n in sizes for cell in cells(found, row, n))))
+    return "\n".join(lines)
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _exchanged(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
+    entry = found.get((row, n))
+    # One rank alone exchanges nothing in a peer, so there is nothing to be faster than.
+    peer = found.get((PEER, n)) if n > 1 else None
+    limits = [WIRE_BOUND] if row in OVER_WIRE else BOUNDS
+    bounds = [found[limit, n] for limit in limits if (limit, n) in found]
+    bound = min(bounds, key=lambda each: each["median_ms"], default=None)
+    return [_time(entry), _ratio(peer, entry, 1), _ratio(entry, bound, 2)]
+
+
+def _trained(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
+    entry = found.get((row, n))
+    if entry is None:
+        return ["-"] * 4
+    speed, exposed = f"{entry['samples_per_s']:.0f}", _number(entry["exposed_ms"])
+    return [_time(entry), speed, exposed, _ratio(found.get((TRAINED_PEER, n)), entry, 2)]
+
+
+def _time(entry: Entry | None) -> str:
+    return "-" if entry is None else f"{_number(entry['median_ms'])} ({_number(entry['spread_ms'])})"
+
+
+def _ratio(entry: Entry | None, to: Entry | None, digits: int) -> str:
+    return "-" if entry is None or to is None else f"{entry['median_ms'] / to['median_ms']:.{digits}f}"
+
+
+def _number(milliseconds: float) -> str:
+    return f"{milliseconds:.0f}" if milliseconds >= 100 else f"{milliseconds:.3g}"

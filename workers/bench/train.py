@@ -1,0 +1,165 @@
+"""End to end: whole training steps, of which the exchange is a part.
+
+    train-alone   every rank trains on its own share and nothing is exchanged: what computing takes
+    ddp-gloo      a plain script with DistributedDataParallel
+    hub-*, ring   a script with DistributedOptimizer
+
+A row's exposed exchange is its step's time less that of `train-alone`. What
+comes out is held against one process that trains on the whole batch.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+import workers
+from workers.bench import gloo
+from workers.bench.job import Job
+from workers.bench.model import optimizer_of
+from workers.bench.shapes import MLP, SAMPLES
+from workers.bench.side import Side
+from workers.examples import digits
+
+_SEED = 0
+_GENTLY = 0.1
+"""Of the learning rate: faster training is chaotic, and rounding in another order would show in few steps."""
+_TOLERANCE = 1e-3
+"""Of a tensor's largest element."""
+
+
+class Training(Side):
+    """One rank of a training script: forward, backward, step."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._rank = rank
+        self._net = network(job.shape)
+        self._optimizer, self._model = self._wrap(job)
+        self._step = 0
+        self._batch = batch(job.shape, rank, 0)
+        super().__init__(job, rank)
+        self.ranks = ()  # backward makes the gradients
+
+    @abstractmethod
+    def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
+        """The optimizer that steps, and what is called for the scores."""
+
+    def _check_for(self, job: Job) -> Reference:
+        return Reference(job, range(job.size) if self._rank == 0 else ())
+
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        return []
+
+    def values(self) -> Sequence[Tensor]:
+        return [parameter.detach() for parameter in self._net.parameters()]
+
+    def prepare(self) -> None:
+        """Reads the next batch."""
+        self._batch = batch(self._job.shape, self._rank, self._step)
+        self._step += 1
+
+    def step(self) -> None:
+        train(self._model, self._optimizer, self._batch)
+
+
+class Alone(Training):
+    """`train-alone`."""
+
+    def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
+        return optimizer_of(job.optimizer, self._net.parameters(), _GENTLY), self._net
+
+    def _check_for(self, job: Job) -> Reference:
+        return Reference(job, [self._rank] if self._rank == 0 else ())
+
+
+class DdpTraining(Training):
+    """`ddp-gloo`, at its best: gradients stay in the buckets."""
+
+    def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
+        gloo.join(job, self._rank)
+        model = DistributedDataParallel(self._net, gradient_as_bucket_view=True)
+        return optimizer_of(job.optimizer, model.parameters(), _GENTLY), model
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+class HubringTraining(Training):
+    """Our rows, whatever the topology."""
+
+    def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
+        workers.init()
+        local = optimizer_of(job.optimizer, self._net.parameters(), _GENTLY)
+        return workers.DistributedOptimizer(local, self._net), self._net
+
+
+class Reference:
+    """One process that trains on the batches of these ranks; without any it checks nothing."""
+
+    def __init__(self, job: Job, ranks: Sequence[int]) -> None:
+        self._shape, self._ranks = job.shape, ranks
+        self._net = network(job.shape)
+        self._optimizer = optimizer_of(job.optimizer, self._net.parameters(), _GENTLY)
+        self._step = 0
+
+    def write(self, gradients: Iterable[Tensor], rank: int) -> None:
+        """Nothing: backward makes the gradients."""
+
+    def advance(self) -> None:
+        """Takes the step."""
+        if self._ranks:
+            batches = [batch(self._shape, rank, self._step) for rank in self._ranks]
+            images, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            train(self._net, self._optimizer, (images, labels))
+        self._step += 1
+
+    def wrong(self, values: Iterable[Tensor]) -> int:
+        """Elements that rounding in another order does not explain, by the measure of `ps-compare`'s gate."""
+        if not self._ranks:
+            return 0
+        pairs = zip(values, self._net.parameters(), strict=True)
+        return sum(int((one - other).abs().gt(_TOLERANCE * other.abs().max()).sum()) for one, other in pairs)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, given: tuple[Tensor, Tensor]) -> None:
+    """One step of an ordinary script."""
+    optimizer.zero_grad()
+    functional.cross_entropy(model(given[0]), given[1]).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def network(shape: str) -> nn.Module:
+    """The job `digits`'s network, or a perceptron of 25 million parameters; always the same."""
+    if shape == "digits":
+        return digits.network(_SEED)
+    torch.manual_seed(_SEED)
+    first, hidden, last = MLP
+    return nn.Sequential(
+        nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, last)
+    )
+
+
+def batch(shape: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
+    """A rank's share of a step's batch, images and labels; another one in every step."""
+    count = SAMPLES[shape]
+    if shape == "digits":
+        images, labels = _digits()
+        places = (torch.arange(count) + (step * 31 + rank) * count) % len(labels)
+        return images[places], labels[places]
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    first, _, last = MLP
+    inputs = torch.randn(count, first, generator=generator)
+    return inputs, torch.randint(last, (count,), generator=generator)
+
+
+@cache
+def _digits() -> tuple[Tensor, Tensor]:
+    images, labels = digits.split(_SEED)[0].tensors
+    return images, labels

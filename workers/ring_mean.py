@@ -1,0 +1,138 @@
+"""How a ring takes the mean of one bucket's gradients.
+
+    as they are   summed around the ring
+    bf16, fp16    summed around the ring in that dtype
+    int8, sign, topk:F   every rank gathers all payloads, decodes them, and sums
+
+Only bf16 and fp16 can be added without being decoded. Each is divided by the
+number of ranks before, so that the sum cannot overflow where the mean does not;
+every addition on the way then rounds as the codec does, which for n ranks is off
+by at most about n half units in the last place of the largest partial sum. It is
+what a rank's neighbours add, not what it keeps: parameters stay in full.
+
+Gathered payloads are summed in rank order, so a rerun is bitwise the same, but
+each travels to all: n - 1 payloads a rank, where a sum sends 2(n-1)/n tensors.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from math import ceil
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ps import compression
+from ps.compression import Compressor
+from ps.feedback import ErrorFeedback
+from ps.messages import Coded
+from ps.quantization import Half
+from ps.work import Work
+from workers.ring import Ring
+from workers.ring_work import RingWork
+
+PIECE = 1 << 20
+"""Elements encoded together: with their residual they stay in the cache, as the hub's slices do."""
+
+_LINE = 64
+"""Bytes to which pieces are aligned in a payload."""
+
+
+class RingMean(Protocol):
+    """One bucket's exchange."""
+
+    travels: int
+    """Bytes that each rank sends for it, and receives."""
+
+    def start(self, what: str) -> Work:
+        """Begins to replace the gradients by their mean over all ranks."""
+
+
+class Summed:
+    """Summed in place, in the dtype that the gradients have."""
+
+    def __init__(self, ring: Ring, gradients: Tensor) -> None:
+        self.travels = _around(ring, gradients)
+        self._ring = ring
+        self._gradients = gradients
+
+    def start(self, what: str) -> Work:
+        gradients, size = self._gradients, self._ring.size
+        if not gradients.numel():
+            return Work(what, 0)
+        work = RingWork(what, lambda: gradients.div_(size))
+        _sum(self._ring, gradients, work)
+        return work
+
+
+class SummedHalf:
+    """Summed in bf16 or fp16."""
+
+    def __init__(self, ring: Ring, gradients: Tensor, codec: Half) -> None:
+        self._ring = ring
+        self._gradients = gradients
+        self._half = torch.empty(gradients.numel(), dtype=codec.dtype)
+        self.travels = _around(ring, self._half)
+
+    def start(self, what: str) -> Work:
+        share = 1 / self._ring.size
+        for begin in range(0, self._half.numel(), PIECE):
+            piece = slice(begin, begin + PIECE)
+            self._half[piece].copy_(self._gradients[piece].mul(share))
+        work = RingWork(what, lambda: self._gradients.copy_(self._half))
+        _sum(self._ring, self._half, work)
+        return work
+
+
+class Gathered:
+    """Gathered in a codec; what it leaves out goes with the next step's."""
+
+    def __init__(self, ring: Ring, gradients: Tensor, codec: Compressor) -> None:
+        self._ring = ring
+        self._codec = codec
+        self._pieces = [gradients[begin : begin + PIECE] for begin in range(0, gradients.numel(), PIECE)]
+        self._feedback = [ErrorFeedback(codec, piece.numel(), piece.dtype) for piece in self._pieces]
+        lengths = [codec.nbytes(piece.numel()) for piece in self._pieces]
+        ends = list(accumulate(ceil(length / _LINE) * _LINE for length in lengths))
+        begins = [0, *ends[:-1]]
+        self._places = [slice(begin, begin + length) for begin, length in zip(begins, lengths, strict=True)]
+        self._payloads = [torch.zeros(ends[-1], dtype=torch.uint8) for _ in range(ring.size)]
+        self._mine = torch.zeros(ends[-1], dtype=torch.uint8)
+        self._scratch = torch.empty_like(self._pieces[0])
+        self.travels = (ring.size - 1) * ends[-1]
+
+    def start(self, what: str) -> Work:
+        for piece, place, feedback in zip(self._pieces, self._places, self._feedback, strict=True):
+            feedback.encode(piece, self._mine[place])
+        work = RingWork(what, self._average)
+        self._ring.start(work, lambda group: group.allgather([self._payloads], [self._mine]))
+        return work
+
+    def _average(self) -> None:
+        for piece, place in zip(self._pieces, self._places, strict=True):
+            coded = [
+                Coded(self._codec.name, payload[place], piece.numel(), piece.dtype)
+                for payload in self._payloads
+            ]
+            compression.mean_into(piece, self._codec, coded, self._scratch)
+
+
+def ring_mean(ring: Ring, gradients: Tensor, codec: Compressor | None) -> RingMean:
+    """How a bucket's gradients are exchanged in this codec; None: as they are."""
+    if codec is None:
+        return Summed(ring, gradients)
+    if isinstance(codec, Half):
+        return SummedHalf(ring, gradients, codec)
+    return Gathered(ring, gradients, codec)
+
+
+def _sum(ring: Ring, tensor: Tensor, work: RingWork) -> None:
+    options = dist.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
+    ring.start(work, lambda group: group.allreduce([tensor], options))
+
+
+def _around(ring: Ring, tensor: Tensor) -> int:
+    return 2 * (ring.size - 1) * tensor.nbytes // ring.size
