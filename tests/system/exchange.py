@@ -1,13 +1,13 @@
-"""A script that only exchanges: so many MiB in one bucket, and reports the seconds of its steps.
+"""A script that only exchanges one bucket, and reports each step's seconds and bytes.
 
-exchange.py STEPS MEGABYTES
+exchange.py STEPS BYTES
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from statistics import median
 
 import torch
 
@@ -17,24 +17,31 @@ from ps.optim import hyper_of
 from workers import context
 from workers.bucketing import make_buckets
 
+WARM_UP = 2
+
 
 def main() -> None:
-    steps, megabytes = (int(argument) for argument in sys.argv[1:])
+    steps, nbytes = (int(argument) for argument in sys.argv[1:])
     workers.init()
     communicator = context.current().communicator
-    model = torch.nn.ParameterList([torch.zeros(megabytes << 18)])
+    traffic = communicator.traffic
+    model = torch.nn.ParameterList([torch.zeros(nbytes // 4)])
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     hyper = hyper_of(sgd.param_groups[0], "SGD")
-    (bucket,) = make_buckets(sgd, model.named_parameters(), communicator.allocate, megabytes << 20, "SGD")
+    (bucket,) = make_buckets(sgd, model.named_parameters(), communicator.allocate, nbytes, "SGD")
     communicator.attach([bucket])
     bucket.gradients.fill_(workers.rank() + 1.0)
-    seconds = []
-    for _ in range(steps):
+    seconds, sent, received = [], traffic.bytes_sent, traffic.bytes_received
+    for _ in range(WARM_UP + steps):
         communicator.collective(Collective.BARRIER, None, name="step").wait(communicator.timeout)
         began = time.perf_counter()
         communicator.push_pull(bucket, hyper).wait(communicator.timeout)
         seconds.append(time.perf_counter() - began)
-    workers.report(seconds=median(seconds), first=bucket.values[0].item())
+    workers.report(
+        seconds=json.dumps(seconds[WARM_UP:]),
+        sent=(traffic.bytes_sent - sent) // len(seconds),
+        received=(traffic.bytes_received - received) // len(seconds),
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,15 @@ from dataclasses import dataclass
 BURST_BYTES = 128 << 10
 """What a link may let through at once; two packets at their largest before they are cut for the wire."""
 
+QUEUE = "100ms"
+"""How long what is sent may stand in line: room for all that the receivers' buffers let be under way."""
+
+CONGESTION_CONTROL = "cubic"
+"""Linux's own choice, whatever this machine was told."""
+
+LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
+"""A full frame as tbf counts it, and what of it TCP carries for its user, with timestamps."""
+
 _RECEIVE = """
 import socket, sys, time
 with socket.create_server((sys.argv[1], 0)) as server:
@@ -108,8 +117,10 @@ def _plug(host: Host, switch: str, port: str, rate: str) -> None:
     _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
     _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
     _ip("-n", host.name, "link", "set", "eth0", "up")
+    way = ["10.77.0.0/24", "dev", "eth0", "congctl", CONGESTION_CONTROL]
+    _ip("-n", host.name, "route", "replace", *way)
     for name, device in ((host.name, "eth0"), (switch, port)):
-        shaper = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", "100ms"]
+        shaper = ["root", "tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", QUEUE]
         _call("tc", "-n", name, "qdisc", "add", "dev", device, *shaper)
 
 
