@@ -32,7 +32,6 @@ FLOORS = {
         ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
-        ps.transport.waitlist
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
