@@ -25,8 +25,8 @@ SLICES, SLICE_BYTES, STEPS = 40, MEBI, 5
 NBYTES = SLICES * SLICE_BYTES
 GIGABIT = 125_000_000
 """Bytes a second each way, headers of frames included."""
-FLOOR = 0.9
-"""Of the rate. Measured on two cores: 0.93 to 0.98."""
+HALF = 0.5
+"""Of the rate: what an exchange cannot pass whose ways up and down take turns. Measured: 0.93 to 0.98."""
 
 
 @pytest.mark.parametrize(("workers", "colocated"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
@@ -42,7 +42,7 @@ def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bo
     steps = zip(*(json.loads(each["seconds"]) for each in metrics), strict=True)
     seconds = median(max(step) for step in steps)
     print(f"{workers} workers: {1e3 * seconds:.0f} ms, {least / seconds:.3f} of the rate")
-    assert FLOOR < least / seconds < 1
+    assert HALF < least / seconds < 1
 
 
 def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, str | int]]:
