@@ -32,12 +32,13 @@ FLOORS = {
         ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
-        ps.transport.waitlist ps.transport.ipc
+        ps.transport.ipc
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.client ps.session
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout
+        ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
         ps.coordinator ps.control ps.server ps.cli

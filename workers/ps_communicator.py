@@ -163,7 +163,7 @@ class PSCommunicator(Communicator):
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
         work = Work(_exchange(index), len(slices))
-        for piece in slices:
+        for piece in reversed(slices):  # by priority, so that all ranks send in one order from the first on
             part = slice(piece.offset, piece.offset + piece.numel)
             coder = self._coders.get(piece.key)
             gradient = gradients[part] if coder is None else coder.encode()

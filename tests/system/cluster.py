@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,12 +65,13 @@ class Cluster:
         self.folder = folder
         self.programs: list[Program] = []
 
-    def run(self, name: str, module: str, *arguments: str) -> Program:
+    def run(self, name: str, module: str, *arguments: str, within: Sequence[str] = ()) -> Program:
+        """Starts a module; `within` goes before the command, as what runs it on another host."""
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
+                [*within, sys.executable, "-m", module, *arguments],
                 stdout=stdout,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,
@@ -80,16 +81,21 @@ class Cluster:
         self.programs.append(program)
         return program
 
-    def server(self, *arguments: str, name: str = "server") -> tuple[Program, str]:
+    def server(
+        self, *arguments: str, name: str = "server", within: Sequence[str] = ()
+    ) -> tuple[Program, str]:
         """Starts a server on a free port; returns it with its address."""
         file = self.folder / f"{name}.address"
-        program = self.run(name, "ps.cli", "start", "--port", "0", "--address-file", str(file), *arguments)
+        command = ["start", "--port", "0", "--address-file", str(file), *arguments]
+        program = self.run(name, "ps.cli", *command, within=within)
         program.until(file.exists, "address")
         return program, file.read_text().strip()
 
-    def worker(self, server: str, *arguments: str, name: str | None = None) -> Program:
+    def worker(
+        self, server: str, *arguments: str, name: str | None = None, within: Sequence[str] = ()
+    ) -> Program:
         name = name or f"worker{sum(program.name.startswith('worker') for program in self.programs)}"
-        return self.run(name, "workers.cli", "--server", server, *arguments)
+        return self.run(name, "workers.cli", "--server", server, *arguments, within=within)
 
     def end(self) -> None:
         for program in self.programs:

@@ -1,0 +1,61 @@
+"""The wire between hosts, at a rate that the processors outrun.
+
+A link is as busy as its rate allows when an exchange takes what its bytes, and
+the headers of the frames that they fill, take at that rate. Pushes and answers
+go opposite ways at once, but a slice is answered when all ranks have pushed it:
+n slices take the time of n + 1, so of 40 the best an exchange can show is 0.976.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from tests.system.cluster import Cluster
+from tests.system.network import LINE_BYTES, PAYLOAD_BYTES, network, why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+EXCHANGE = str(Path(__file__).with_name("exchange.py"))
+MEBI = 1 << 20
+SLICES, SLICE_BYTES, STEPS = 40, MEBI, 5
+NBYTES = SLICES * SLICE_BYTES
+GIGABIT = 125_000_000
+"""Bytes a second each way, headers of frames included."""
+HALF = 0.5
+"""Of the rate: what an exchange cannot pass whose ways up and down take turns. Measured: 0.93 to 0.98."""
+
+
+@pytest.mark.parametrize(("workers", "colocated"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bool) -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+    metrics = _exchange(cluster, workers, colocated=colocated)
+    assert {(each["sent"], each["received"]) for each in metrics} == {(NBYTES, NBYTES)}
+    # The hub's link carries what all exchange; a colocated shard's, what its worker exchanges with the
+    # other shards and they with its own.
+    carried = NBYTES * (2 * (workers - 1) / workers if colocated else workers)
+    least = carried * LINE_BYTES / PAYLOAD_BYTES / GIGABIT
+    steps = zip(*(json.loads(each["seconds"]) for each in metrics), strict=True)
+    seconds = median(max(step) for step in steps)
+    print(f"{workers} workers: {1e3 * seconds:.0f} ms, {least / seconds:.3f} of the rate")
+    assert HALF < least / seconds < 1
+
+
+def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, str | int]]:
+    """What each worker reports, on a host of its own."""
+    with network(workers if colocated else workers + 1, "1gbit") as hosts:
+        flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]
+        place = ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
+        server, address = cluster.server(*flags, *place, within=hosts[0].command())
+        script = ["--transport", "zmq", "--world-size", str(workers), EXCHANGE, str(STEPS), str(NBYTES)]
+        working = [
+            cluster.worker(address, "--rank", str(rank), "--local-rank", "0", *script, within=host.command())
+            for rank, host in enumerate(hosts[-workers:])
+        ]
+        metrics = [worker.done()["metrics"] for worker in working]
+        server.done()
+    return metrics
