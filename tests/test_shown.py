@@ -14,6 +14,7 @@ import torch
 from ps.client import MAX_LOSSES, KVClient
 from ps.consistency import BSP
 from ps.errors import ConnectionLost
+from ps.home import HostHome
 from ps.shard import ShardLoop
 from ps.transport import pages
 from ps.transport.base import Connection
@@ -34,7 +35,7 @@ class Shard:
         transport = ShmTransport(guarded=True)
         listener = transport.listen("here")
         self.address = listener.address
-        self.loop = ShardLoop(BSP(), [listener], transport.allocate)
+        self.loop = ShardLoop(BSP(), [listener], HostHome(transport.allocate))
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
         bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w", (NUMEL,)),))
