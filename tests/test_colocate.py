@@ -142,10 +142,10 @@ def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest
     async def story() -> None:
         hub = Colocated(monkeypatch, lease=5.0)
         first, second = await hub.brought("a", "b")
-        assert f"rank {second.rank}" in (await hub.leave(first)).serves
-        assert "checkpoint" in (await hub.leave(second)).serves, "the coordinator has not looked yet"
+        assert f"rank {second.rank}" in (await hub.leave(first)).needed_by
+        assert "checkpoint" in (await hub.leave(second)).needed_by, "the coordinator has not looked yet"
         await hub.coordinator.tick()
-        assert [(await hub.leave(joined)).serves for joined in (first, second)] == ["", ""]
+        assert [(await hub.leave(joined)).needed_by for joined in (first, second)] == ["", ""]
 
     run(story())
 
@@ -161,7 +161,7 @@ def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pyte
         while not hub.coordinator._changed._waiters:
             await asyncio.sleep(0)
         await hub.coordinator.tick()
-        assert (await leaving).serves == ""
+        assert (await leaving).needed_by == ""
 
     run(story())
 
