@@ -78,7 +78,7 @@ class KVStore:
     # What the coordinator says.
 
     def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
-        """Takes this shard's slices, zeroed and without a past.
+        """Takes this shard's slices, zeroed and without a past: what was counted before was a trial.
 
         Raises:
             ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
@@ -90,6 +90,7 @@ class KVStore:
             longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
         self._scratch = {dtype: torch.empty(2 * numel, dtype=dtype) for dtype, numel in longest.items()}
         self._ledger = Ledger()
+        self._stats = Stats()
         self._seat(self._senders())
         if self._draining:
             self.drain()
