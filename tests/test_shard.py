@@ -119,7 +119,9 @@ def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: Sha
         return int(control.Stats(pb.StatsRequest(), CALLER).bytes_in)
 
     assert exchanged() == counted() == 4
-    plan = pb.ShardAssignment(buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_proto(Slice(0, 0, 0, 4, 0))])
+    plan = pb.ShardAssignment(
+        buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_proto(Slice(0, 0, 0, 4, 0))]
+    )
     control.SetPlan(plan, CALLER)
     assert counted() == 0
     assert exchanged() == counted() == 4
