@@ -77,7 +77,7 @@ def open_group(
     try:
         if backend == "gloo":
             options = _gloo_options(host or own_address(store), timeout)
-            group = dist.ProcessGroupGloo(store, rank, size, options)
+            group: Any = dist.ProcessGroupGloo(store, rank, size, options)
             # Who is connected to all may leave at once, and others are still connecting to each other.
             group.barrier().wait()
             return group
