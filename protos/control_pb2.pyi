@@ -350,8 +350,8 @@ class LeaveReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NEWS_FIELD_NUMBER: _builtins.int
-    SERVES_FIELD_NUMBER: _builtins.int
-    serves: _builtins.str
+    NEEDED_BY_FIELD_NUMBER: _builtins.int
+    needed_by: _builtins.str
     """who needs its shard still: leave again later; empty: it may end"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -361,11 +361,11 @@ class LeaveReply(_message.Message):
         self,
         *,
         news: _abc.Iterable[_builtins.str] | None = ...,
-        serves: _builtins.str = ...,
+        needed_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["news", b"news", "serves", b"serves"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["needed_by", b"needed_by", "news", b"news"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from ps.consistency import Consistency
 from ps.errors import ConfigError
+from ps.job import Job
 from ps.manifest import Manifest
 from ps.plans import difference
+from ps.saver import Held
 from ps.sharding import SLICE_BYTES, deal
 from ps.sharding import plan as make_plan
 from ps.types import BucketSpec, ShardPlan, Slice
@@ -123,6 +125,25 @@ class Blueprint:
     def settle(self, offered: Buckets, plan: ShardPlan) -> None:
         """Makes these the job's: the shards have them."""
         self.buckets, self.plan = offered, plan
+
+    def held(self, job: Job, next_incarnation: int) -> Held:
+        """What there is to save of it.
+
+        Raises:
+            ConfigError: There is nothing.
+        """
+        if not self.on_the_hub:
+            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
+        return Held(
+            job.name,
+            self._mode,
+            self.buckets,
+            self.plan,
+            next_incarnation,
+            lockstep=self._consistency.lockstep,
+            running=not job.over,
+            step=job.step,
+        )
 
 
 def _steps_on_hub(buckets: Buckets) -> bool:

@@ -86,8 +86,8 @@ class Control(ControlServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:
         sender = _sender(request)
         news = await self._coordinator.leave(sender, Reason(request.reason), request.text, request.step)
-        serves = await self._coordinator.needs_shard_of(sender, request.wait_seconds)
-        return pb.LeaveReply(news=news, serves=serves)
+        needed_by = await self._coordinator.needs_shard_of(sender, request.wait_seconds)
+        return pb.LeaveReply(news=news, needed_by=needed_by)
 
     async def Plan(self, request: pb.PlanRequest, context: Context) -> pb.PlanReply:
         try:

@@ -21,6 +21,7 @@ from ps import status
 from ps.blueprint import Blueprint, Buckets
 from ps.config import ServerConfig
 from ps.consistency import Consistency
+from ps.ending import Ending
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
 from ps.fleet import Fleet, Shard
 from ps.job import Job, Joiner, Outcome, Reason
@@ -38,6 +39,9 @@ TRIAL_SECONDS = 30.0
 
 PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
+
+TURN_SECONDS = 1.0
+"""How often leases are looked at while a job ends."""
 
 
 class Seat(NamedTuple):
@@ -89,7 +93,6 @@ class Coordinator:
         self.done = asyncio.Event()
         """Set when the server should end: after its only job, or beyond help."""
         self.outcome: Outcome | None = None
-        self.failure: HubringError | None = None
         self.stopping = False
         """The server ends with this job."""
         self.last_job = ""
@@ -115,8 +118,8 @@ class Coordinator:
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
         self._published = 0
         self._board: dict[str, str] = {}
-        self._ending = False
-        self._failure_told = False
+        self._ending = Ending(self.job, self.fleet, self.keeper, colocate=config.colocate)
+        self._end: asyncio.Task[None] | None = None
         self.keeper.begin()
 
     # What workers ask for.
@@ -266,48 +269,36 @@ class Coordinator:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
         # Also what a Leave did not bring about whose caller hung up in the middle.
         await self._publish_or_fail()
-        if self.job.over and not self._ending:
-            await self._end()
+        if self.job.over:
+            await self._end_beside()
         elif self._due(now):
             self.keeper.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
         """A shard is gone, its parameters too: the job cannot go on, nor a server whose own it was."""
-        lost = f"{what}; its part of the parameters is lost"
-        if self.config.colocate:
-            self.job.fail(JobFailed(f"{lost}: start the job again from its checkpoint"))
-        elif self.failure is None:
-            self.failure = JobFailed(
-                f"{lost}: start the server again with its --checkpoint-dir, then the workers"
-            )
-            self.job.fail(self.failure)
-            if self.job.membership is None or self.job.over:
-                self.done.set()
+        self._ending.lose_shard(what)
+        if self.failure is not None and (self.job.membership is None or self.job.over):
+            self.done.set()
+
+    @property
+    def failure(self) -> HubringError | None:
+        """Why the server cannot go on."""
+        return self._ending.failure
 
     async def drain(self) -> None:
         """Lets every worker finish its step and leave; then the server ends."""
         self.stopping = True
         if self.job.membership is None or not self.job.started:
             self.done.set()
-        elif self.job.topology == "ring":
-            self.job.draining = True
-            log.warning("a ring job stops at no common step for the hub: it goes on until it is done")
         else:
-            await self._drain_job()
+            await self._ending.drain()
 
     async def stop_with(self, sender: Sender) -> None:
         """A worker that was asked to stop takes its shard along: all stop after the same step."""
         if self.job.colocated and not self.job.draining:
             assert self.job.membership is not None
             log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
-            await self._drain_job()
-
-    async def _drain_job(self) -> None:
-        self.job.draining = True
-        try:
-            await self.fleet.drain()
-        except JobFailed as error:
-            self.shard_lost(str(error))
+            await self._ending.drain()
 
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
@@ -328,15 +319,9 @@ class Coordinator:
 
     async def _shards(self) -> list[dict[str, Any]]:
         try:
-            return await self._counted()
+            return await status.shards(self.fleet)
         except JobFailed as error:
             return [{"error": str(error)}]
-
-    async def _counted(self) -> list[dict[str, Any]]:
-        shards = self.fleet.shards
-        return [
-            status.shard(shard, stats) for shard, stats in zip(shards, await self.fleet.stats(), strict=True)
-        ]
 
     def _state(self) -> str:
         if self.job.failure is not None:
@@ -395,40 +380,39 @@ class Coordinator:
                 await self.fleet.set_view(view)
                 self._published = view.epoch
 
-    async def _tell_failure(self) -> None:
-        """Lets everybody who waits for a shard know that the job has failed, once."""
-        if self.job.failure is not None and not self._failure_told:
-            self._failure_told = True
-            await self.fleet.fail(str(self.job.failure))
-
     async def _publish_or_fail(self) -> None:
         """Brings a loss to the shards; the reason first, if the job fails by it."""
-        await self._tell_failure()
+        await self._ending.tell_failure()
         try:
             if self._complete and self.job.failure is None:
                 await self._publish()
         except JobFailed as error:
             self.job.fail(error)
 
-    async def _end(self) -> None:
+    async def _end_beside(self) -> None:
+        """Ends the job; leases run meanwhile, lest a shard that vanishes now is waited for."""
+        if self._end is None:
+            self._end = asyncio.create_task(self._end_job())
+        end = self._end
+        await asyncio.wait([end], timeout=TURN_SECONDS)
+        if end.done():
+            end.result()
+
+    async def _end_job(self) -> None:
         """The last worker has left: save, then stop or make room for the next job."""
         if not self.job.started and not self.stopping and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
             self._begin(self.blueprint.restored)
             return
-        self._ending = True
         self.outcome = self.job.outcome
-        await self.keeper.end(save=self.blueprint.on_the_hub and self.failure is None)
+        self.last_stats = await self._ending.settle(save=self.blueprint.on_the_hub)
         self.last_job, self.last_step = self.job.name, self.job.step
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
-            self.last_stats = await self._shards()
             await self.fleet.dismiss(self.fleet.shards)
             await self._announce()
-        elif self.failure is None:
-            self.last_stats = await self._counted()
         if self.config.once or self.stopping or self.failure is not None:
             self.done.set()
             return
@@ -446,18 +430,7 @@ class Coordinator:
         Raises:
             ConfigError: There is nothing.
         """
-        if not self.blueprint.on_the_hub:
-            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
-        return Held(
-            self.job.name,
-            self.config.mode,
-            self.blueprint.buckets,
-            self.blueprint.plan,
-            self._incarnation_after(),
-            lockstep=self.consistency.lockstep,
-            running=not self.job.over,
-            step=self.job.step,
-        )
+        return self.blueprint.held(self.job, self._incarnation_after())
 
     async def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
         """Waits until `condition()`, or for `seconds`."""

@@ -150,9 +150,12 @@ class Entry:
 
     def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
         """Gradients as they came or, of those in a codec, their mean."""
-        if self.codec is None:
-            return [gradient for gradient in gradients if isinstance(gradient, Tensor)]
+        plain = [gradient for gradient in gradients if isinstance(gradient, Tensor)]
         coded = [gradient for gradient in gradients if isinstance(gradient, Coded)]
+        # The store refuses the others, and a mean over fewer would be silent.
+        assert not (plain if self.codec else coded), f"key {self.key} took gradients in another form"
+        if self.codec is None:
+            return plain
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
         compression.mean_into(mean, self.codec, coded, spare)
         return [mean]

@@ -78,16 +78,15 @@ class Keeper:
         """Begins a checkpoint and does not wait: it may take many steps, and leases run meanwhile."""
         self._passing = asyncio.create_task(self._try_to_save())
 
-    async def end(self, *, save: bool) -> None:
-        """The job is at rest: a checkpoint under way is given up, its step will not come.
-
-        Args:
-            save: Write a last one.
-        """
+    async def give_up(self) -> None:
+        """Ends a checkpoint under way: the job is at rest, and its step will not come."""
         if self._passing is not None and not self._passing.done():
             self._passing.cancel()
             await asyncio.wait([self._passing])
-        if save and self._saver is not None:
+
+    async def save_last(self) -> None:
+        """Writes a checkpoint of the job at rest, if there is a place for it."""
+        if self._saver is not None:
             await self._try_to_save()
 
     async def _try_to_save(self) -> None:

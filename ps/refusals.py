@@ -64,7 +64,6 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
     if (gradient.numel,) == entry.values.shape and gradient.dtype == entry.values.dtype:
         return None
     return _wrong_size(entry, f"{_dtype(gradient.dtype)}[{gradient.numel}] in {codec}")
-    return Refusal(Code.WRONG_SIZE, text)
 
 
 def unusable(entry: Entry, push: Push) -> Refusal | None:

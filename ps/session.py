@@ -361,7 +361,7 @@ class Session:
             return ""
         for line in reply.news:
             log.warning("%s", line)
-        return reply.serves
+        return reply.needed_by
 
     def _call(self, call: Callable[[], _T]) -> _T:
         """Makes one call; the server being gone, or this worker fenced, is raised as such."""

@@ -14,7 +14,7 @@ import os
 import select
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,7 @@ from ps.store import KVStore
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
+from ps.types import BucketSpec, Slice
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +130,12 @@ class ShardLoop:
     def reset(self) -> None:
         """Forgets the job; in the loop's thread."""
         self.store = self._make_store()
+        self.traffic.clear()
+
+    def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
+        """As the store's, and counts the traffic from here on; in the loop's thread."""
+        self.store.assign(slices, buckets)
+        self.traffic.clear()
 
     def send(self, deliveries: list[Delivery]) -> None:
         """Sends what the store wants sent; in the loop's thread."""

@@ -72,7 +72,7 @@ class ShardControl(ShardControlServicer):
         keys = [piece.key for piece in slices]
 
         def assign(loop: ShardLoop) -> None:
-            loop.store.assign(slices, buckets)
+            loop.assign(slices, buckets)
             if snapshot is not None:
                 loop.store.restore(snapshot)
 

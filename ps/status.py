@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from protos import control_pb2 as pb
-from ps.fleet import Shard
+from ps.fleet import Fleet, Shard
 from ps.job import Job, Outcome
 
 
@@ -27,6 +27,16 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+async def shards(fleet: Fleet) -> list[dict[str, Any]]:
+    """Every shard, as `shard` tells of one.
+
+    Raises:
+        JobFailed: One does not answer.
+    """
+    asked = fleet.shards
+    return [shard(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
 
 
 def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class KVStore:
     # What the coordinator says.
 
     def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
-        """Takes this shard's slices, zeroed and without a past.
+        """Takes this shard's slices, zeroed and without a past: what was counted before was a trial.
 
         Raises:
             ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
@@ -96,6 +96,7 @@ class KVStore:
             for dtype, numel in longest.items()
         }
         self._ledger = Ledger()
+        self._stats = Stats()
         self._seat(self._senders())
         if self._draining:
             self.drain()

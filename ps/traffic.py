@@ -14,3 +14,8 @@ class Traffic:
     bytes_received: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     """How many of this process's pushes were applied at each staleness."""
+
+    def clear(self) -> None:
+        """Counts from here on; only while nothing is on its way."""
+        self.bytes_sent = self.bytes_received = 0
+        self.staleness.clear()

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
+import grpc
 import pytest
 
 from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
+from ps.fleet import Fleet
+from ps.types import PROTOCOL
 from tests.test_coordinator import CONTEXT, Hub, checkpointed, run
+
+T = TypeVar("T")
 
 LEASE = 0.02
 """Seconds; a Join waits for half of it."""
@@ -142,10 +148,10 @@ def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest
     async def story() -> None:
         hub = Colocated(monkeypatch, lease=5.0)
         first, second = await hub.brought("a", "b")
-        assert f"rank {second.rank}" in (await hub.leave(first)).serves
-        assert "checkpoint" in (await hub.leave(second)).serves, "the coordinator has not looked yet"
+        assert f"rank {second.rank}" in (await hub.leave(first)).needed_by
+        assert "checkpoint" in (await hub.leave(second)).needed_by, "the coordinator has not looked yet"
         await hub.coordinator.tick()
-        assert [(await hub.leave(joined)).serves for joined in (first, second)] == ["", ""]
+        assert [(await hub.leave(joined)).needed_by for joined in (first, second)] == ["", ""]
 
     run(story())
 
@@ -161,7 +167,7 @@ def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pyte
         while not hub.coordinator._changed._waiters:
             await asyncio.sleep(0)
         await hub.coordinator.tick()
-        assert (await leaving).serves == ""
+        assert (await leaving).needed_by == ""
 
     run(story())
 
@@ -236,6 +242,111 @@ def test_a_shard_without_heartbeat_ends_the_job_though_its_worker_is_done(
         await hub.coordinator.tick()
         assert hub.coordinator.outcome is not None
         assert not hub.coordinator.outcome.ok, "one finished, but the job did not"
+
+    run(story())
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_who_has_lost_a_shard_neither_saves_nor_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
+) -> None:
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, mode=mode)
+        first, second = await hub.brought("a", "b")
+        await hub.plan(first)
+        await hub.beat(second, shard_ended="was killed by signal 9")
+        for joined in (first, second):
+            await hub.leave(joined, "FAILED")
+        await hub.coordinator.tick()
+        assert hub.coordinator.outcome is not None
+        assert hub.coordinator.last_stats == []
+        assert hub.fleet.saves.empty()
+
+    run(story())
+
+
+def test_a_last_checkpoint_is_given_up_when_a_shard_vanishes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("ps.coordinator.TURN_SECONDS", 0.01)
+
+    async def story() -> None:
+        hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, once=True)
+        first, second = await hub.brought("a", "b")
+        await hub.plan(first)
+        for joined in (first, second):
+            await hub.leave(joined)
+        for _ in range(3):  # the shards take their time, and are waited for
+            await hub.coordinator.tick()
+        assert not hub.fleet.saves.empty()
+        assert not hub.coordinator.done.is_set()
+        hub.fleet.shards[second.rank].heard = -6.0
+        await hub.coordinator.tick()
+        assert hub.coordinator.done.is_set()
+        assert f"shard {second.rank} " in str(hub.coordinator.job.failure)
+        assert list(tmp_path.iterdir()) == []
+
+    run(story())
+
+
+class Mute(ShardControlServicer):
+    """A shard that does as it is told until its host vanishes: calls get there, and no answer comes back."""
+
+    def __init__(self) -> None:
+        self.vanished = False
+
+    async def SetView(self, request: pb.View, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def SetPlan(self, request: pb.ShardAssignment, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def Fail(self, request: pb.FailRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def Save(self, request: pb.SaveRequest, context: Any) -> pb.SaveReply:  # noqa: N802
+        return await self.answered(pb.SaveReply())
+
+    async def Stats(self, request: pb.StatsRequest, context: Any) -> pb.ShardStats:  # noqa: N802
+        return await self.answered(pb.ShardStats())
+
+    async def answered(self, reply: T) -> T:
+        if self.vanished:
+            await asyncio.Event().wait()
+        return reply
+
+
+@pytest.mark.parametrize("mode", ["bsp", "asp"])
+def test_nobody_waits_for_a_shard_whose_host_has_vanished(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
+) -> None:
+    monkeypatch.setattr("tests.test_coordinator.FakeFleet", Fleet)
+    monkeypatch.setattr("ps.fleet.CALL_SECONDS", 0.05)  # how long the others may wait until they are told
+
+    async def story() -> None:
+        shard = Mute()
+        server = grpc.aio.server()
+        add_ShardControlServicer_to_server(shard, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        try:
+            hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, mode=mode, workers=1, once=True)
+            worker = (await hub.summoned("a")).incarnation
+            offer = pb.RegisterShardRequest(
+                protocol=PROTOCOL, token="s", worker=worker, addresses={"grpc": address}
+            )
+            await hub.control.RegisterShard(offer, CONTEXT)
+            joined = await hub.join("a", brings_shard=True)
+            assert joined.state == pb.JoinReply.READY
+            await hub.plan(joined)
+            shard.vanished = True
+            hub.time.advance(6.0)
+            while not hub.coordinator.done.is_set():
+                await hub.coordinator.tick()
+            assert hub.coordinator.outcome is not None
+            assert not hub.coordinator.outcome.ok
+        finally:
+            await server.stop(None)
 
     run(story())
 

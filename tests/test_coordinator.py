@@ -11,7 +11,7 @@ import pytest
 from protos import control_pb2 as pb
 from ps import manifest
 from ps.config import ServerConfig
-from ps.consistency import BSP
+from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import JobFailed
@@ -97,7 +97,8 @@ class Hub:
         self.time = FakeTime()
         config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
         restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
-        self.coordinator = Coordinator(config, BSP(), self.time, restored)
+        consistency = by_name(config.mode, config.staleness, config.backup)
+        self.coordinator = Coordinator(config, consistency, self.time, restored)
         self.control = Control(self.coordinator)
         fleet = self.coordinator.fleet
         assert isinstance(fleet, FakeFleet)
@@ -234,9 +235,10 @@ def test_leases_run_while_a_checkpoint_waits_for_its_step(
         assert hub.fleet.views[-1].ranks == (first.rank,)
         assert second.rank != first.rank
         await hub.leave(first)
-        hub.fleet.may_save.set()
-        await hub.coordinator.tick()
+        ticking = asyncio.create_task(hub.coordinator.tick())
         assert await hub.fleet.saves.get() == -1, "the last checkpoint is of a job at rest"
+        hub.fleet.may_save.set()
+        await ticking
         assert [path.name for path in tmp_path.iterdir()] == ["000001-step-0"]
 
     run(story())

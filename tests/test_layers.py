@@ -40,7 +40,7 @@ FLOORS = {
         ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout
         ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.blueprint
+        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.ending ps.blueprint
         ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
@@ -64,6 +64,7 @@ COORDINATOR = {
     "ps.control",
     "ps.coordinator",
     "ps.blueprint",
+    "ps.ending",
     "ps.fleet",
     "ps.keeper",
     "ps.supply",

@@ -13,6 +13,7 @@ from protos import control_pb2 as pb
 from ps import checkpoint
 from ps.consistency import BSP
 from ps.messages import Init
+from ps.plans import bucket_to_proto, slice_to_proto
 from ps.shard import ShardLoop
 from ps.shard_control import ShardControl
 from ps.transport.inproc import InprocTransport
@@ -37,6 +38,9 @@ class Caller:
     def give_up(self) -> None:
         for callback in self._told:
             callback()
+
+
+CALLER: Any = Caller()
 
 
 @pytest.fixture
@@ -98,3 +102,28 @@ def test_what_was_commanded_as_the_loop_ended_is_not_left_waiting() -> None:
     command = loop.command(lambda: None)
     loop.run()
     assert command.done()
+
+
+def test_a_shards_traffic_is_that_of_its_job_without_the_trials_before(loop: ShardLoop) -> None:
+    control = ShardControl()
+    control.serve(loop, 0)
+
+    def exchanged() -> int:
+        def count() -> int:
+            loop.traffic.bytes_received += 4
+            return loop.traffic.bytes_received
+
+        return loop.command(count).result(SOON)
+
+    def counted() -> int:
+        return int(control.Stats(pb.StatsRequest(), CALLER).bytes_in)
+
+    assert exchanged() == counted() == 4
+    plan = pb.ShardAssignment(
+        buckets=[bucket_to_proto(BUCKET)], slices=[slice_to_proto(Slice(0, 0, 0, 4, 0))]
+    )
+    control.SetPlan(plan, CALLER)
+    assert counted() == 0
+    assert exchanged() == counted() == 4
+    control.Reset(pb.ResetRequest(), CALLER)
+    assert counted() == 0

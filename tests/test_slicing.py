@@ -90,6 +90,21 @@ def test_nothing_is_tried_where_it_makes_no_difference(monkeypatch: pytest.Monke
     assert ranks.chosen == [slicing.SIZES[0]] * 2
 
 
+def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(communicator: Communicator) -> tuple[int, int]:
+        train_two_groups(communicator, lambda groups: torch.optim.SGD(groups, lr=0.1))
+        return communicator.traffic.bytes_sent, communicator.traffic.bytes_received
+
+    counts = []
+    for sizes in (SIZES, SIZES[-1:]):
+        monkeypatch.setattr(slicing, "SIZES", sizes)
+        ranks = AskedRanks()
+        counts.append(ranks.run(moved))
+        ranks.close()
+        assert bool(ranks.tried) == (sizes is SIZES)
+    assert counts[0] == counts[1]
+
+
 def test_a_large_model_is_tried_in_part() -> None:
     ranks = AskedRanks()
 

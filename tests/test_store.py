@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ps.compression import by_name
 from ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
+from ps.entry import Contribution, Entry
 from ps.errors import CheckpointCorrupt, ConfigError
 from ps.messages import (
     Code,
@@ -31,7 +32,7 @@ from ps.messages import (
     Ticket,
     Values,
 )
-from ps.stats import Run
+from ps.stats import Run, Stats
 from ps.store import KVStore
 from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
 
@@ -435,6 +436,17 @@ def test_an_older_view_that_comes_late_changes_nothing() -> None:
     assert refusal_of(store.handle(push(1, 0), "b")).code is Code.FENCED
 
 
+def test_what_was_pushed_in_a_trial_is_forgotten_with_its_plan() -> None:
+    store = hub(BSP(), 2, optimizer="")
+    store.handle(push(0, 0, hyper={}), "a")
+    store.handle(push(1, 0, hyper={}), "b")
+    store.on_view(view(2, sender(0)))
+    store.handle(push(0, 1, hyper={}), "c")
+    assert store.stats().pushes == 3
+    store.assign([Slice(0, 0, 0, 4, 0)], [bucket(4)])
+    assert store.stats() == Stats()
+
+
 def test_partial_rounds_are_recorded_as_runs() -> None:
     store = hub(BSP(), 2)
     store.handle(push(0, 0), 0)
@@ -733,6 +745,15 @@ def test_a_gradient_in_another_codec_or_size_is_refused(
     assert refusal.code is Code.WRONG_SIZE
     assert says in refusal.text
     assert parameters(store).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form(codec: str) -> None:
+    entry = Entry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), memoryview(bytearray(16)))
+    pushes = (push(0, 0), coded_push(1, 0, torch.ones(4)))
+    entry.contributions = {each.sender.rank: Contribution(each, []) for each in pushes}
+    with pytest.raises(AssertionError, match="key 0 took gradients in another form"):
+        entry.close(torch.empty(8))
 
 
 def test_a_slice_that_would_not_shrink_is_pushed_as_it_is() -> None:

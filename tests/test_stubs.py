@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
 import pytest
 
 from protos import generate
+from ps.types import PROTOCOL
 
 
 def test_stubs_are_those_of_the_protos() -> None:
@@ -20,6 +23,17 @@ def test_stale_stub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(generate, "HERE", tmp_path)
     with pytest.raises(SystemExit, match=r"stale stubs: data_pb2\.py; run python -m protos\.generate"):
         generate.main(["--check"])
+
+
+SPOKEN = {2: "1351766019e5bd83"}
+"""The protocol's number, and a digest of what is spoken under it."""
+
+
+def test_whoever_changes_the_protos_decides_whether_older_programs_could_misunderstand_them() -> None:
+    """If they could, raise PROTOCOL; either way give the new digest here."""
+    bare = [re.sub(r"//.*", "", (generate.HERE / name).read_text()) for name in generate.PROTOS]
+    words = " ".join(word for text in bare for word in text.split())
+    assert {PROTOCOL: hashlib.sha256(words.encode()).hexdigest()[:16]} == SPOKEN
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

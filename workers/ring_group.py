@@ -76,9 +76,11 @@ def open_group(
     """
     try:
         if backend == "gloo":
-            return dist.ProcessGroupGloo(
-                store, rank, size, _gloo_options(host or own_address(store), timeout)
-            )
+            options = _gloo_options(host or own_address(store), timeout)
+            group: Any = dist.ProcessGroupGloo(store, rank, size, options)
+            # Who is connected to all may leave at once, and others are still connecting to each other.
+            group.barrier().wait()
+            return group
         if backend == "nccl":
             return _open_nccl(rank, size, store, device, timeout)
     except RuntimeError as cause:

@@ -70,6 +70,7 @@ class SliceTrial:
             for size in sizes:
                 taken[size] += self._turn(size)
         seconds = self._agree([median(taken[size]) for size in sizes])
+        self._client.traffic.clear()  # all of it was the trial's
         best = choose(dict(zip(sizes, seconds, strict=True)))
         if self._communicator.rank == 0:
             log.info("%s", _report(best, dict(zip(sizes, seconds, strict=True))))

@@ -53,12 +53,12 @@ class Doorbell:
             OSError: The other end is gone.
         """
         if self._waiting and not self._full:
-            self._send_trains()
+            self._full = not self._send_trains()
             if self._full:
                 self._epoll.modify(self.number, select.EPOLLIN | select.EPOLLOUT)
 
-    def _send_trains(self) -> None:
-        """Sends as far as there is room."""
+    def _send_trains(self) -> bool:
+        """Sends as far as there is room; whether that was all."""
         while self._waiting:
             train = self._next_train()
             descriptors = [] if train[0].descriptor is None else [train[0].descriptor]
@@ -66,13 +66,12 @@ class Doorbell:
             try:
                 socket.send_fds(self._line, data, descriptors)
             except BlockingIOError:
-                self._full = True
-                return
+                return False
             for _ in train:
                 self._waiting.popleft()
             for descriptor in descriptors:
                 os.close(descriptor)
-        self._full = False
+        return True
 
     def _next_train(self) -> list[Packet]:
         """The first packets that wait, as many as fit; a descriptor travels at their head."""
@@ -87,10 +86,9 @@ class Doorbell:
 
     def on_room(self) -> None:
         """Sends what waits, and asks the poller for no more once all is out."""
-        if self._full:
-            self._send_trains()
-            if not self._full:
-                self._epoll.modify(self.number, select.EPOLLIN)
+        if self._full and self._send_trains():
+            self._full = False
+            self._epoll.modify(self.number, select.EPOLLIN)
 
     def receive(self) -> list[Packet]:
         """The packets of the next train; none if there is none yet.

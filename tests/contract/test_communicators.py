@@ -51,7 +51,7 @@ from workers.ps_communicator import PSCommunicator
 from workers.staging import Stage, Staging, ThroughHost
 
 T = TypeVar("T")
-LIMIT = 20.0
+LIMIT = 60.0
 
 
 class Ranks:
@@ -337,6 +337,26 @@ def test_values_are_copied_behind_the_step_that_made_them() -> None:
 def test_ranks_are_numbered_and_know_their_number(ranks: Ranks) -> None:
     places = ranks.run(lambda communicator: (communicator.rank, communicator.size))
     assert places == [(rank, ranks.size) for rank in range(ranks.size)]
+
+
+@pytest.mark.slow
+def test_nobody_has_a_place_on_the_ring_before_all_are_connected(
+    ring: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gloo, opened = dist.ProcessGroupGloo, threading.Event()
+
+    class LateByOne:
+        """Rank 2 has its connections and knows it a moment later."""
+
+        _Options, create_device = gloo._Options, gloo.create_device  # type: ignore[attr-defined]
+
+        def __new__(cls, store: Any, rank: int, *others: Any) -> Any:
+            group = gloo(store, rank, *others)
+            assert rank != 2 or not opened.wait(0.5)
+            return group
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", LateByOne)
+    ring.run(lambda communicator: opened.set())
 
 
 def test_allocated_memory_is_flat_zeroed_and_of_its_dtype(ranks: Ranks) -> None:

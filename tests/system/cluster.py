@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ControlStub
+from tests.system.stopwatch import Stopwatch
+
 SMALL = str(Path(__file__).with_name("small.py"))
 TRAIN = str(Path(__file__).parents[2] / "workers" / "examples" / "train.py")
 PATIENCE = 90.0
+"""Seconds, by a stopwatch, in which a program does whatever it was asked for."""
+LOOK_SECONDS = 0.5
 
 
 @dataclass
@@ -28,10 +36,13 @@ class Program:
     err: Path
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        try:
-            return self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} still runs after {timeout} s:\n{self.said()}") from None
+        """Waits for the end, for `timeout` seconds by a stopwatch; returns the exit code."""
+        watch = Stopwatch()
+        while True:
+            try:
+                return self.process.wait(LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                assert watch.seconds < timeout, f"{self.name} still runs after {timeout} s:\n{self.said()}"
 
     def said(self) -> str:
         return self.err.read_text()
@@ -48,10 +59,15 @@ class Program:
         return self.result()
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
-        deadline = time.monotonic() + timeout
+        """Waits while the program runs; what it does last, as it ends, counts too."""
+        watch, looked = Stopwatch(), time.monotonic()
+        ended = False
         while not condition():
-            assert self.process.poll() is None, f"{self.name} ended before {what}:\n{self.said()}"
-            assert time.monotonic() < deadline, f"no {what} within {timeout} s:\n{self.said()}"
+            assert not ended, f"{self.name} ended before {what}:\n{self.said()}"
+            ended = self.process.poll() is not None
+            if time.monotonic() - looked > LOOK_SECONDS:
+                assert watch.seconds < timeout, f"no {what} within {timeout} s:\n{self.said()}"
+                looked = time.monotonic()
             time.sleep(0.02)
 
     def until_said(self, words: str, timeout: float = PATIENCE) -> None:
@@ -96,6 +112,12 @@ class Cluster:
     ) -> Program:
         name = name or f"worker{sum(program.name.startswith('worker') for program in self.programs)}"
         return self.run(name, "workers.cli", "--server", server, *arguments, within=within)
+
+    def status(self, address: str) -> dict[str, Any]:
+        """What `ps-server status` prints, asked for without a process of its own."""
+        with grpc.insecure_channel(address) as channel:
+            reply = ControlStub(channel).Status(pb.StatusRequest(), timeout=PATIENCE)
+        return json.loads(reply.json)
 
     def end(self) -> None:
         for program in self.programs:

@@ -7,6 +7,15 @@ import pytest
 
 from tests.system.cluster import Cluster
 
+LIMIT = 600.0
+"""Seconds for a test, so that on a busy machine its own deadlines come first and tell more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LIMIT))
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:

@@ -15,9 +15,11 @@ from pathlib import Path
 import torch
 
 import workers
+from tests.system.spare import spare_compiler
 
 
 def main() -> None:
+    spare_compiler()
     megabytes, steps, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     workers.init()
     weight = torch.nn.Parameter(torch.zeros(megabytes * 2**18))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 import workers
+from tests.system.spare import spare_compiler
 
 
 def network(width: int) -> torch.nn.Module:
@@ -33,6 +34,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def main() -> None:
+    spare_compiler()
     arguments = sys.argv[1:]
     holds: dict[int, Path] = {}
     while "hold" in arguments:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import descendants
+from tests.conftest import GRACE, ends_by
 from tests.system.cluster import SMALL, Cluster, Program
 from tests.system.test_topologies import shared_memory
 
@@ -58,7 +59,7 @@ def test_it_ends_in_the_same_bytes_as_a_hub_with_shards_of_its_own(
         trained.append(load_file(final))
     assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
     assert all(torch.equal(trained[0][name], trained[1][name]) for name in trained[0])
-    assert shared_memory() == before
+    assert shared_memory() <= before
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_killed_worker_ends_the_job_and_the_next_goes_on_from_its_checkpoint(
     assert "rank 1" in error
     assert "nobody goes on without its shard" in error
     server.until_said("ready for the next job")
-    assert not descendants().intersection(shards)
+    assert all(ends_by(shard, time.monotonic() + GRACE) for shard in shards)
     record = tmp_path / "record.jsonl"
     recorder = cluster.worker(address, "--rank", "0", "--record", str(record), SMALL, "60")
     other = cluster.worker(address, "--rank", "1", SMALL, "60")
@@ -186,7 +187,7 @@ def test_ctrl_c_saves_and_another_number_of_workers_goes_on(cluster: Cluster, tm
     summary = server.done(130)
     assert summary["checkpoint"].endswith(f"-step-{steps.pop()}")
     server, address = cluster.server("--workers", "3", *common, name="second")
-    assert "resumes   step" in server.said()
+    server.until_said("resumes   step")
     for worker in workers(cluster, address, "second-worker", SMALL, "60", count=3):
         assert worker.done()["steps"] == 60
     assert len(server.done()["shards"]) == 3
@@ -232,6 +233,4 @@ def test_whoever_is_done_first_serves_the_others_until_they_are(cluster: Cluster
 
 
 def _step(cluster: Cluster, address: str) -> int:
-    name = f"status{len(cluster.programs)}"
-    workers = cluster.run(name, "ps.cli", "status", address).done()["workers"]
-    return min((worker["step"] for worker in workers), default=0)
+    return min((worker["step"] for worker in cluster.status(address)["workers"]), default=0)

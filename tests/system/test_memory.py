@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.cluster import SMALL, Cluster, Program
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 LARGE = str(Path(__file__).with_name("large.py"))
 MEBI = 2**20
@@ -29,10 +29,9 @@ def held(server: Program) -> int:
     return sum(1024 * int(line.split()[1]) for line in rollup if line.startswith(kinds))
 
 
-@pytest.mark.parametrize(("transport", "steps"), [("shm", 10_000), ("zmq", 3_000), ("grpc", 3_000)])
-def test_a_shard_does_not_grow_with_the_steps(
-    cluster: Cluster, tmp_path: Path, transport: str, steps: int
-) -> None:
+@pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
+def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Path, transport: str) -> None:
+    steps = 10_000
     server, address = cluster.server("--workers", "2", "--once")
     early, late = tmp_path / "early", tmp_path / "late"
     holds = ["hold", str(early), "1000", "hold", str(late), str(steps)]

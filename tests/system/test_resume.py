@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(
     content[-1] ^= 1
     newest.write_bytes(content)
     server, address = cluster.server("--once", "--checkpoint-dir", str(saved), name="third")
-    assert "resumes   step 10" in server.said()
+    server.until_said("resumes   step 10")
     assert "differs from its digest" in server.said()
     cluster.worker(address, SMALL, "20").done()
     server.done()
@@ -91,9 +91,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(
 def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
     worker = cluster.worker(address, SMALL, "1000000")
-    record_is_there = "rank 0 of 1"
-    worker.until_said(record_is_there)
-    worker.until(lambda: "step=" in worker.said() or _steps(cluster, address) > 5, "a step")
+    worker.until(lambda: _steps(cluster, address) > 5, "a step")
     asked = cluster.run("ask", "ps.cli", "checkpoint", address).done()
     assert asked["step"] > 5
     assert (Path(asked["checkpoint"]) / "manifest.json").is_file()
@@ -103,7 +101,4 @@ def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_
 
 
 def _steps(cluster: Cluster, address: str) -> int:
-    import uuid
-
-    status = cluster.run(f"status-{uuid.uuid4().hex[:6]}", "ps.cli", "status", address).done()
-    return int(status["shards"][0]["newest_version"])
+    return max((int(shard["newest_version"]) for shard in cluster.status(address)["shards"]), default=0)

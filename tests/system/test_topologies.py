@@ -53,7 +53,7 @@ def test_the_readmes_script_ends_with_a_result_and_leaves_nothing_behind(
     assert falling(next(worker for worker in pair if worker.result()["rank"] == 0))
     assert all(result["exchange"]["bytes_sent"] > 0 for result in results)
     assert (summary["finished"], summary["steps"]) == ([0, 1], 280)
-    assert shared_memory() == before
+    assert shared_memory() <= before
     host, _, port = address.rpartition(":")
     with socket.socket() as probe:
         assert probe.connect_ex((host, int(port))) != 0, "the server's port is still open"
@@ -95,6 +95,7 @@ def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     worker = cluster.worker(f"127.0.0.1:{port}", SMALL, "5")
+    worker.until_said("no server at")
     server = cluster.run("server", "ps.cli", "start", "--port", port, "--once")
     assert worker.done()["steps"] == 5
     server.done()

@@ -1,0 +1,85 @@
+"""Models of which every slice is whole pages: on one host their parameters are shown, not sent."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.system.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+UNEVEN = str(Path(__file__).with_name("uneven.py"))
+WIDTH = 140_000
+"""Of the model's first layer, of 8 rows: 4.3 MiB."""
+SLICES = ["--slice-bytes", str(64 << 10)]
+KINDS = {"own": [*SLICES, "--shards", "2"], "colocated": [*SLICES, "--colocate"]}
+
+
+def train(cluster: Cluster, name: str, server: list[str], *worker: str) -> dict[str, torch.Tensor]:
+    """Two workers' parameters after 20 steps."""
+    program, address = cluster.server("--workers", "2", "--once", *server, name=name)
+    final = cluster.folder / f"{name}.safetensors"
+    script = [*worker, "--save-parameters", str(final), SMALL, "20", str(WIDTH)]
+    for one in pair(cluster, address, name, *script):
+        assert one.done()["steps"] == 20
+    assert all(shard["pushes"] > 0 for shard in program.done()["shards"])
+    return load_file(final)
+
+
+def interrupted(cluster: Cluster, name: str, server: list[str]) -> None:
+    """Two workers that are stopped after 10 steps or 11."""
+    program, address = cluster.server("--workers", "2", "--once", *server, name=name)
+    go = cluster.folder / f"{name}-go"
+    both = pair(cluster, address, name, SMALL, "20", str(WIDTH), "hold", str(go), "10")
+    for one in both:
+        one.until_said("holding at 10")
+    parameters = 4 * 8 * WIDTH
+    assert all(shown(one) >= parameters for one in both)
+    program.process.send_signal(signal.SIGINT)
+    program.until_said("SIGINT")
+    go.touch()
+    for one in both:
+        one.done(75)
+    program.done(130)
+
+
+def pair(cluster: Cluster, address: str, name: str, *arguments: str) -> list[Program]:
+    return [
+        cluster.worker(address, "--rank", str(rank), *arguments, name=f"{name}-{rank}") for rank in range(2)
+    ]
+
+
+def shown(worker: Program) -> int:
+    """Bytes of others' memory in this worker's windows: what it maps privately (proc(5), maps)."""
+    lines = Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()
+    ours = [line.split()[0].split("-") for line in lines if "memfd:hubring" in line and "p " in line]
+    return sum(int(end, 16) - int(start, 16) for start, end in ours)
+
+
+def test_they_end_in_the_same_bytes_on_every_kind_of_hub_and_go_on_from_one_on_another(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    sent = train(cluster, "sent", SLICES, "--transport", "zmq")
+    ends = {kind: train(cluster, kind, flags) for kind, flags in KINDS.items()}
+    saved = ["--checkpoint-dir", str(tmp_path / "saved")]
+    interrupted(cluster, "begun", [*KINDS["own"], *saved])
+    ends["resumed"] = train(cluster, "resumed", [*KINDS["colocated"], *saved])
+    assert (cluster.folder / "resumed.err").read_text().count("resumes   step 1") == 1
+    for kind, end in ends.items():
+        assert all(torch.equal(sent[name], end[name]) for name in sent), kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_leaves_first_keeps_the_parameters_of_its_last_step(
+    cluster: Cluster, tmp_path: Path, kind: str
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once", *KINDS[kind])
+    both = pair(cluster, address, "worker", UNEVEN, "20", str(WIDTH), str(tmp_path / "go"))
+    for one in both:
+        one.done()
+    assert server.done()["finished"] == [0, 1]
