@@ -749,9 +749,9 @@ def test_a_gradient_in_another_codec_or_size_is_refused(
 
 @pytest.mark.parametrize("codec", ["", "int8"])
 def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form(codec: str) -> None:
-    entry = Entry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), memoryview(bytearray(16)))
+    entry = Entry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), torch.zeros(16, dtype=torch.uint8))
     pushes = (push(0, 0), coded_push(1, 0, torch.ones(4)))
-    entry.contributions = {each.sender.rank: Contribution(each, []) for each in pushes}
+    entry.contributions = {each.sender.rank: Contribution(each, [], each.gradient) for each in pushes}
     with pytest.raises(AssertionError, match="key 0 took gradients in another form"):
         entry.close(torch.empty(8))
 
