@@ -60,7 +60,7 @@ class PSCommunicator(Communicator):
         self.size = session.size
         self.late = session.late
         self.lockstep = session.lockstep
-        self.timeout = timeout
+        self.timeout: float = timeout
         self.steps_on: Literal["server", "worker"] = "worker" if aggregate else "server"
         self.traffic = client.traffic
         self._session = session
