@@ -42,6 +42,8 @@ class Blueprint:
     ) -> None:
         self.buckets: Buckets = ()
         self.plan = ShardPlan(())
+        self.settled = False
+        """The shards have the plan."""
         self.restored = restored
         self._consistency = consistency
         self._mode = mode
@@ -51,7 +53,7 @@ class Blueprint:
     @property
     def undecided(self) -> bool:
         """Whether the workers are to say how large slices are, and have not yet."""
-        return self._slice_bytes is None and self.restored is None and not self.buckets
+        return self._slice_bytes is None and self.restored is None and not self.settled
 
     @property
     def step(self) -> int:
@@ -61,7 +63,7 @@ class Blueprint:
     @property
     def on_the_hub(self) -> bool:
         """Whether the shards hold parameters, rather than only average gradients."""
-        return bool(self.buckets) and _steps_on_hub(self.buckets)
+        return self.settled and _steps_on_hub(self.buckets)
 
     def check(self, offered: Buckets, late: bool) -> None:
         """Holds a worker's buckets against the job's.
@@ -122,9 +124,13 @@ class Blueprint:
                 )
         return plan
 
+    def expect(self, offered: Buckets) -> None:
+        """Makes these the job's before there is a plan: what ranks try together must be one model."""
+        self.buckets = self.buckets or offered
+
     def settle(self, offered: Buckets, plan: ShardPlan) -> None:
         """Makes these the job's: the shards have them."""
-        self.buckets, self.plan = offered, plan
+        self.buckets, self.plan, self.settled = offered, plan, True
 
     def held(self, job: Job, next_incarnation: int) -> Held:
         """What there is to save of it.

@@ -28,14 +28,12 @@ from ps.job import Job, Joiner, Outcome, Reason
 from ps.keeper import Keeper
 from ps.manifest import Manifest
 from ps.saver import Held
+from ps.sharding import SLICE_BYTES
 from ps.supply import OwnShards, Supply, WorkersShards
 from ps.timing import TimeSource
 from ps.types import Member, Sender, ShardPlan
 
 log = logging.getLogger(__name__)
-
-TRIAL_SECONDS = 30.0
-"""How long a worker that joins may wait until the others know their slices."""
 
 PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
@@ -176,25 +174,31 @@ class Coordinator:
     async def plan(self, sender: Sender, offered: Buckets, slice_bytes: int | None) -> int:
         """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-        A late joiner counts from here on: it has all that it needs. If the size of slices is
-        left to the workers and none is given, nothing is agreed on, and the blueprint says so.
+        If the size of slices is left to the workers and none is given, nothing is agreed on but the
+        buckets, and the blueprint says so. A late joiner tries no sizes: while the others do, it gets
+        that answer and asks again. It counts once it has the plan, which is all that it needs.
 
         Raises:
             Fenced: The worker has lost its place.
             ConfigError: Its model is another than the job's or the checkpoint's.
+            JobFailed: The job that it would join has failed.
         """
         job = self._job_of(sender)
-        assert job.membership is not None
-        late = job.membership.member(sender) not in job.membership.view.members
-        if late:  # the others may be trying sizes
-            await self._wait(lambda: not self.blueprint.undecided, TRIAL_SECONDS)
+        membership = job.membership
+        assert membership is not None
+        late = membership.member(sender) not in membership.view.members
+        if late:
+            await self._wait(lambda: not self._trying or job.failure is not None, PATIENCE)
+            if job.failure is not None:
+                raise job.failure
+            slice_bytes = None if self._trying else SLICE_BYTES  # nobody is left to find out a better one
         async with self._planning:
             await self._agree(offered, late, slice_bytes)
-        if not late:
+        if not late or self.blueprint.undecided:
             return self.blueprint.step
         seen = max(progress.step for progress in job.progress.values())
-        step = min((job.progress[rank].step for rank in job.membership.view.ranks), default=seen)
-        job.membership.activate(sender)
+        step = min((job.progress[rank].step for rank in membership.view.ranks), default=seen)
+        membership.activate(sender)
         await self._publish()
         return step
 
@@ -351,6 +355,12 @@ class Coordinator:
             return self._next_incarnation
         return self.job.membership.next_incarnation
 
+    @property
+    def _trying(self) -> bool:
+        """Whether the job's first workers have yet to find out how large slices are."""
+        assert self.job.membership is not None
+        return self.blueprint.undecided and bool(self.job.membership.view.members)
+
     def _job_of(self, sender: Sender) -> Job:
         if self.job.membership is None:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
@@ -364,7 +374,9 @@ class Coordinator:
             if self.blueprint.buckets and not late:
                 self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
             raise
-        if not self.blueprint.buckets and (slice_bytes or not self.blueprint.undecided):
+        if self.blueprint.undecided and not slice_bytes:
+            self.blueprint.expect(offered)
+        elif not self.blueprint.settled:
             plan = self.blueprint.draw(offered, len(self.fleet.shards), slice_bytes)
             restored = self.blueprint.restored
             await self.fleet.set_plan(offered, plan, restored[0] if restored else None)

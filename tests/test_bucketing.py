@@ -225,6 +225,18 @@ def test_a_model_that_is_converted_afterwards_is_found_out() -> None:
         bucket.check_values()
 
 
+def test_lent_gradients_are_given_back_though_the_step_fails() -> None:
+    model = nn.Linear(2, 1)
+    (bucket,) = buckets_of(model)
+    own = torch.ones(1, 2)
+    model.weight.grad = own
+    model.bias.grad = None
+    with pytest.raises(RuntimeError, match="shape"), bucket.lent_gradients():
+        torch.ones(2).view(3)
+    assert model.weight.grad is own
+    assert model.bias.grad is None
+
+
 def test_on_the_cpu_host_memory_is_the_bucket_itself() -> None:
     (bucket,) = buckets_of(nn.Linear(2, 1))
     assert bucket.host_gradients is bucket.gradients

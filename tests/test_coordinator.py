@@ -316,6 +316,70 @@ def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytes
     run(story())
 
 
+def test_who_comes_and_waits_in_vain_for_the_choice_asks_again_and_does_not_count_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr("ps.coordinator.PATIENCE", 0.0)
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.plan(first)
+        await hub.leave(second)
+        late = await hub.join("c")
+        reply = await hub.plan(late)
+        assert reply.undecided
+        assert hub.fleet.views[-1].ranks == (first.rank,), "no round of the trial waits for it"
+        await hub.plan(first, slice_bytes=8)
+        reply = await hub.plan(late)
+        assert (reply.undecided, len(reply.slices)) == (False, 2)
+        assert hub.fleet.views[-1].ranks == (0, 1)
+
+    run(story())
+
+
+def test_who_comes_when_nobody_is_left_to_choose_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.plan(first)
+        await hub.leave(second, "FAILED")
+        late = await hub.join("c", rank=second.rank)
+        planning = asyncio.create_task(hub.plan(late))
+        await hub.leave(first, "FAILED")
+        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 1
+
+    run(story())
+
+
+def test_models_are_compared_before_sizes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (5,)),))
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        assert (await hub.plan(first)).undecided
+        assert (
+            "weight [5] float32 where weight [4] float32 is held" in (await hub.plan(second, other)).refused
+        )
+        await hub.coordinator.tick()
+        assert "models differ" in hub.fleet.failures[0], "who tries sizes already hears of it"
+
+    run(story())
+
+
+def test_who_comes_to_a_job_that_fails_before_it_has_slices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.leave(second)
+        late = await hub.join("c")
+        hub.coordinator.job.fail(JobFailed("beyond help"))
+        assert (await hub.plan(late)).refused == "beyond help"
+        assert not (await hub.plan(first)).refused
+
+    run(story())
+
+
 def test_a_checkpoints_cuts_are_kept_unless_others_are_asked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

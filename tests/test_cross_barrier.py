@@ -6,6 +6,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 import pytest
@@ -33,7 +34,7 @@ from tests.test_optimizer import (
     sgd,
     wrap,
 )
-from workers import context
+from workers import context, exchange
 from workers.bucketing import Bucket
 from workers.collectives import barrier
 from workers.launch import Placement
@@ -282,11 +283,83 @@ def test_gradients_on_their_way_are_left_alone_until_answered(steps_on: Side, ze
         assert not any(bucket.gradients.any() for bucket in optimizer._buckets)
 
 
-def test_a_model_can_still_be_copied() -> None:
-    model, optimizer = crossing(FakeRank(FakeHub(1)))
-    optimizer.synchronize()
-    twin = copy.deepcopy(model)
-    assert torch.equal(twin(batches()[1]), model(batches()[1]))
+@pytest.mark.parametrize("steps_on", ["server", "worker"])
+@pytest.mark.parametrize(
+    "touch",
+    [
+        lambda model, optimizer: model.zero_grad(set_to_none=False),
+        lambda model, optimizer: optimizer.wrapped.zero_grad(set_to_none=False),
+        lambda model, optimizer: model[2].weight.grad.mul_(0.5),
+    ],
+)
+def test_gradients_that_are_changed_on_their_way_are_an_error_with_its_mend(
+    steps_on: Side, touch: Any
+) -> None:
+    rank = HeldRank(steps_on)
+    model, optimizer = crossing(rank)
+    rank.holding = True
+    plain_step(model, optimizer, batches()[1])
+    touch(model, optimizer)
+    rank.let_through()
+    for wait in (lambda: model(batches()[2]), optimizer.synchronize):
+        with pytest.raises(ConfigError, match=r"changed in place after step\(\).*optimizer.zero_grad"):
+            wait()
+
+
+@pytest.mark.parametrize("crossed", [True, False])
+@pytest.mark.parametrize("steps_on", ["server", "worker"])
+def test_a_model_can_be_pickled_and_its_copy_waits_for_nothing(steps_on: Side, crossed: bool) -> None:
+    rank = HeldRank(steps_on)
+    model, optimizer = build(), None
+    if crossed:
+        model, optimizer = crossing(rank, timeout=SOON)
+        optimizer.synchronize()
+    else:  # the first step is being watched
+        optimizer = wrap(model, rank, cross_barrier=True, timeout=SOON)
+    twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._state_dict_pre_hooks):
+            assert ForkingPickler.dumps(hooks), "as saving the model would"
+    if crossed:
+        rank.holding = True
+        plain_step(model, optimizer, batches()[1])
+        assert waits(lambda: model(batches()[2]))
+    assert twin(batches()[2]).shape == (4, 3)
+    assert_same(list(twin.state_dict().values()), list(before.values()))
+
+
+def test_a_guard_that_is_given_up_leaves_no_hook_behind() -> None:
+    model = build()
+    optimizer = wrap(model, LocalCommunicator(), cross_barrier=True)
+    clipped_step(model, optimizer, batches()[0])
+    assert optimizer._crossing is False
+    for module in model.modules():
+        assert not module._forward_pre_hooks
+        assert not module._state_dict_pre_hooks
+        assert not module._load_state_dict_pre_hooks
+
+
+def test_what_an_evaluation_ran_before_the_first_step_is_not_what_training_runs() -> None:
+    class Branched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            if self.training:  # reads what is the inner module's, past its forward
+                return nn.functional.linear(batch, self.inner.weight, self.inner.bias)
+            outputs: torch.Tensor = self.inner(batch)
+            return outputs
+
+    rank, model = HeldRank(), Branched()
+    optimizer = wrap(model, rank, cross_barrier=True, timeout=SOON)
+    with torch.no_grad():
+        model.eval()(batches()[0])
+    model.train()
+    plain_step(model, optimizer, batches()[0])
+    rank.holding = True
+    plain_step(model, optimizer, batches()[1])
+    assert waits(lambda: model(batches()[2]))
 
 
 # Steps
@@ -370,6 +443,46 @@ def test_a_parameter_that_is_used_past_its_module_is_an_error_with_its_mend() ->
     plain_step(model, optimizer, batches()[1])
     with pytest.raises(ConfigError, match=r"parameter 4\.(bias|weight) was used before it was back"):
         (model[4].weight.sum() + model[4].bias.sum()).backward()
+
+
+@pytest.mark.parametrize("steps_on", ["server", "worker"])
+def test_what_autograd_saved_of_parameters_that_were_on_their_way_is_refused(steps_on: Side) -> None:
+    rank = HeldRank(steps_on)
+    model, optimizer = crossing(rank)
+    rank.holding = True
+    plain_step(model, optimizer, batches()[1])
+    penalty = model[0].weight.square().sum()  # before any forward has waited
+    rank.let_through()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (loss_of(model, batches()[2]) + penalty).backward()
+
+
+def test_a_step_without_a_backward_counts_its_wait_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(HeldRank):
+        def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+            super().push_pull(bucket, hyper)
+            return Second("answers after a second")
+
+    class Second(Work):
+        def wait(self, timeout: float | None = None) -> None:
+            clock.seconds += 1.0
+
+    class Clock:
+        seconds = 0.0
+
+        def monotonic(self) -> float:
+            return self.seconds
+
+    clock = Clock()
+    _, optimizer = crossing(Slow())
+    optimizer.synchronize()
+    before = optimizer.exchange_seconds
+    monkeypatch.setattr(exchange, "time", clock)
+    clock.seconds = 0.0
+    for _ in range(3):
+        optimizer.step()
+    assert clock.seconds == 2.0 * len(optimizer._buckets), "the third step's exchange is still on its way"
+    assert optimizer.exchange_seconds - before == pytest.approx(clock.seconds)
 
 
 def test_a_model_that_never_runs_itself_is_refused() -> None:

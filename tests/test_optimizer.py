@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal
@@ -857,3 +859,15 @@ def test_time_spent_waiting_is_counted() -> None:
 def test_a_number_of_passes_below_one_is_refused(passes: int) -> None:
     with pytest.raises(ConfigError, match="backward_passes_per_step"):
         wrap(build(), LocalCommunicator(), backward_passes_per_step=passes)
+
+
+def test_a_model_is_freed_with_its_optimizer_and_goes_on_without_it() -> None:
+    model, kept = build(), build()
+    for one in (model, kept):
+        plain_step(one, wrap(one, single_server()), batches()[0])
+    weight = weakref.ref(model[0].weight)
+    del model, one
+    gc.collect()
+    assert weight() is None
+    for batch in batches():
+        loss_of(kept, batch).backward()

@@ -11,7 +11,7 @@ from torch import Tensor
 from ps.errors import RingBroken
 from ps.types import BucketSpec, TensorSpec
 from ps.work import Work
-from workers.powersgd import LowRankMean
+from workers.powersgd import LowRankMean, _basis
 
 SPEC = BucketSpec(
     3, "float32", 0, "", (TensorSpec("w", (20, 6, 5)), TensorSpec("b", (20,)), TensorSpec("v", (2, 2)))
@@ -83,6 +83,38 @@ def test_every_rank_gets_the_same_gradient() -> None:
         step(ranks)
         assert torch.equal(gradients[0], gradients[1])
         assert torch.equal(gradients[0], gradients[2])
+
+
+def test_ranks_with_other_numbers_of_threads_get_the_same_gradient() -> None:
+    """Tall enough for torch's own QR to differ between one thread and two."""
+    spec = BucketSpec(0, "float32", 0, "", (TensorSpec("w", (30_000, 16)),))
+    gradients = [random(seed, spec.numel) for seed in range(2)]
+    ranks, usual = ranks_of(gradients, 4, spec), torch.get_num_threads()
+    try:
+        for phase in (LowRankMean.project, LowRankMean.refine, LowRankMean.rebuild):
+            for threads, rank in enumerate(ranks, start=1):
+                torch.set_num_threads(threads)
+                phase(rank)
+            if phase is not LowRankMean.rebuild:
+                average(ranks, 0 if phase is LowRankMean.project else 1)
+            assert torch.equal(ranks[0].phases[0], ranks[1].phases[0]) or phase is LowRankMean.project
+    finally:
+        torch.set_num_threads(usual)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("kind", ["random", "zero", "parallel columns", "huge", "tiny"])
+def test_a_basis_is_orthonormal_whatever_it_is_made_of(kind: str) -> None:
+    matrix = random(0, 40 * 4).view(40, 4)
+    scales = {"zero": 0.0, "huge": 1e30, "tiny": 1e-30}
+    matrix *= scales.get(kind, 1.0)
+    if kind == "parallel columns":
+        matrix[:, 1:] = matrix[:, :1]
+    basis = _basis(matrix)
+    torch.testing.assert_close(basis.t() @ basis, torch.eye(4, dtype=torch.float64))
+    if kind in ("random", "huge", "tiny"):  # spans what the matrix spans
+        wide = matrix.double()
+        torch.testing.assert_close(basis @ (basis.t() @ wide), wide)
 
 
 def test_what_was_missed_comes_later() -> None:

@@ -9,27 +9,46 @@ from functools import partial
 import pytest
 import torch
 
+from ps.errors import DeadlineExceeded, HubringError, JobFailed
 from ps.session import Assignment
+from ps.shard import ShardLoop
 from ps.sharding import plan
-from ps.types import BucketSpec, ShardPlan
-from tests.contract.test_communicators import LIMIT, HubRanks, Seat, linear, train_two_groups
+from ps.types import BucketSpec, Member, ShardPlan, Slice, TensorSpec, View
+from tests.contract.test_communicators import (
+    LIMIT,
+    HubRanks,
+    Seat,
+    attached,
+    linear,
+    train_two_groups,
+)
 from workers import slicing
-from workers.bucketing import make_buckets
 from workers.communicator import Communicator
-from workers.ps_communicator import PSCommunicator
+from workers.optimizer import DistributedOptimizer
+from workers.slicing import SliceTrial
 
 SIZES = (128, 64, 256, 1 << 20)
 """Whole cache lines: cuts between them change no bit."""
 
 
-class AskingSeat(Seat):
-    """A session at a server that leaves the size to the workers."""
+LONG = 1e6
+"""Seconds in which every turn has its time, however slow the machine."""
 
-    def __init__(self, hub: AskedRanks, rank: int) -> None:
-        super().__init__(hub, rank)
+train = partial(train_two_groups, make=lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+
+
+class AskingSeat(Seat):
+    """A session at a server that leaves the size to the workers; `late`, it has been found out meanwhile."""
+
+    def __init__(self, hub: AskedRanks, rank: int, late: bool = False) -> None:
+        super().__init__(hub, rank, late)
+        self.asked = 0
         self._asked = hub
 
     def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
+        self.asked += 1
+        if self.late and self.asked > 2:
+            slice_bytes = SIZES[-1]
         if not slice_bytes:
             return Assignment(ShardPlan(()), step=0, initialised=False, undecided=True)
         return Assignment(self._asked.cut(buckets, slice_bytes, trial), step=0, initialised=False)
@@ -63,8 +82,8 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
     ranks, plain = AskedRanks(), AskedRanks()
-    train = partial(train_two_groups, make=lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9))
     with caplog.at_level(logging.INFO):
         first, second = ranks.run(train)
     ranks.close()
@@ -81,9 +100,8 @@ def test_every_size_gets_its_turns_and_all_ranks_choose_alike(
         assert torch.equal(one, without)
 
 
-def test_nothing_is_tried_where_it_makes_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tried_where_it_makes_no_difference() -> None:
     ranks = AskedRanks()
-    train = partial(train_two_groups, make=lambda groups: torch.optim.SGD(groups, lr=0.1))
     ranks.run(train)
     ranks.close()
     assert ranks.tried == []
@@ -96,6 +114,7 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
         return communicator.traffic.bytes_sent, communicator.traffic.bytes_received
 
     counts = []
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
     for sizes in (SIZES, SIZES[-1:]):
         monkeypatch.setattr(slicing, "SIZES", sizes)
         ranks = AskedRanks()
@@ -105,15 +124,112 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
     assert counts[0] == counts[1]
 
 
-def test_a_large_model_is_tried_in_part() -> None:
+def test_nothing_is_tried_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    ranks = AskedRanks()
+    ranks.transport.name = "shm"
+    ranks.run(train)
+    ranks.close()
+    assert ranks.tried == []
+    assert ranks.chosen == [SIZES[0]] * 2
+
+
+def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pull(trial: SliceTrial, slices: Sequence[Slice]) -> float:
+        pulled.append(len(slices))
+        return slicing.BUDGET if trial._communicator.rank == 1 else 1e-6
+
+    pulled: list[int] = []
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(SliceTrial, "_pull", pull)
+    ranks = AskedRanks()
+    with caplog.at_level(logging.INFO):
+        ranks.run(train)
+    ranks.close()
+    assert pulled == [len(ranks.loops)] * 4, "a slice of each shard, to warm up and to count, by two ranks"
+    assert ranks.tried == [SIZES[0]]
+    assert ranks.chosen == [SIZES[0]] * 2
+    assert "takes too long" in caplog.text
+
+
+def test_the_trial_leaves_the_models_gradients_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
+
+    def action(communicator: Communicator) -> list[torch.Tensor]:
+        model = linear(communicator.rank, 64)
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, 7.0)
+        DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=communicator, bucket_bytes=8
+        )
+        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+    ranks = AskedRanks()
+    for gradients in ranks.run(action):
+        assert [bool((gradient == 7.0).all()) for gradient in gradients] == [True, True]
+    ranks.close()
+    assert len(ranks.tried) > 1
+
+
+def test_who_comes_late_asks_again_until_the_others_have_chosen() -> None:
+    ranks = AskedRanks()
+    seat = AskingSeat(ranks, 0, late=True)
+    communicator = ranks.seated(seat)
+    attached(communicator)
+    communicator.close(finished=True)
+    ranks.close()
+    assert seat.asked == 3
+    assert ranks.tried == []
+
+
+def test_who_comes_late_gives_up_on_others_who_never_choose() -> None:
+    ranks = AskedRanks()
+    communicator = ranks.seated(AskingSeat(ranks, 0, late=True))
+    communicator.timeout = -1.0
+    with pytest.raises(DeadlineExceeded, match="did not agree on their slices"):
+        attached(communicator)
+    communicator.close(finished=False)
+    ranks.close()
+
+
+@pytest.mark.parametrize("how", ["dropped", "failed"])
+def test_a_rank_lost_before_its_turn_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
     ranks = AskedRanks()
 
-    def action(communicator: Communicator) -> list[int]:
-        assert isinstance(communicator, PSCommunicator)
-        model = linear(0, 64)
-        inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        buckets = make_buckets(inner, model.named_parameters(), communicator.allocate, 8, "SGD")
-        return [len(slicing._up_to(nbytes, buckets)) for nbytes in (1, 256, 100_000)]
+    def lose(loop: ShardLoop) -> None:
+        """What the coordinator tells the shards."""
+        alone = View(2, (Member(0, 1),))
+        loop.send(loop.store.on_view(alone) if how == "dropped" else loop.store.fail("rank 1 is gone"))
 
-    assert ranks.run(action)[0] == [1, 1, 2]
+    def action(communicator: Communicator) -> str:
+        if communicator.rank == 0:
+            try:
+                attached(communicator, linear(0, 64))
+            except HubringError as error:
+                return f"{type(error).__name__}: {error}"
+            return "went on"
+        for loop in ranks.loops:
+            loop.command(partial(lose, loop)).result(LIMIT)
+        return "left"
+
+    told, _ = ranks.run(action)
     ranks.close()
+    if how == "dropped":
+        assert told == "went on"
+        assert ranks.chosen[0] in SIZES
+    else:
+        assert told.startswith(JobFailed.__name__)
+        assert "rank 1 is gone" in told
+
+
+def test_a_large_model_is_tried_in_part() -> None:
+    specs = [BucketSpec(index, "float32", 0, "", (TensorSpec("w", (64,)),)) for index in range(2)]
+    sizes = [[spec.numel for spec in slicing._up_to(nbytes, specs)] for nbytes in (8, 260, 100_000)]
+    assert sizes == [[2], [64, 1], [64, 64]]

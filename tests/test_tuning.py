@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 from tests.fake_hub import FakeHub, FakeRank
-from tests.test_optimizer import assert_same, batches, build, parameters_of, plain_step, wrap
+from tests.test_optimizer import (
+    assert_same,
+    batches,
+    build,
+    loss_of,
+    parameters_of,
+    plain_step,
+    wrap,
+)
 from workers import optimizer as optimizer_module
 from workers import tuning
 from workers.convoy import convoys
@@ -116,3 +124,35 @@ def test_nothing_is_tried_where_the_size_is_given_or_nothing_travels(
             for batch in batches(3 * TURNS * STEPS + 5):
                 plain_step(model, optimizer, batch)
     assert "handed over together" not in caplog.text
+
+
+@pytest.mark.usefixtures("small")
+def test_a_step_that_a_scaler_skips_is_not_charged_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[float] = []
+    clock = iter(float(tick) for tick in (0, 1, 100, 101))
+    monkeypatch.setattr(Tuning, "note", lambda _, seconds: bool(noted.append(seconds)))
+    monkeypatch.setattr(tuning.Tuner, "_now", lambda _: next(clock))
+    model = build()
+    optimizer = wrap(model, FakeRank(FakeHub(1, "worker")), bucket_bytes=None)
+    for overflow in (0.0, 0.0, 1.0, 0.0, 0.0):
+        optimizer.zero_grad()
+        loss_of(model, batches()[0]).backward()
+        optimizer.found_inf = torch.tensor(overflow)  # as a GradScaler does
+        optimizer.step()
+    assert noted == [1.0, 1.0]
+    assert optimizer.completed_steps == 4
+
+
+@pytest.mark.usefixtures("small")
+def test_time_is_taken_when_the_devices_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    optimizer = wrap(build(), FakeRank(FakeHub(1)), bucket_bytes=None)
+    tuner = optimizer._tuner
+    assert tuner is not None
+    tuner.note_step()
+    assert waited == []
+    device = torch.device("cuda", 1)
+    monkeypatch.setattr(type(optimizer._exchange), "devices", {device})
+    tuner.note_step()
+    assert waited == [device]

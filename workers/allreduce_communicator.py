@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 from itertools import zip_longest
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
@@ -73,9 +74,11 @@ class AllreduceCommunicator(Communicator):
         # What a codec left out is kept for each bucket, so buckets then stay what they are.
         self.joins = self.tunable = not compress
         self._compress = compress
-        self._means: dict[Bucket, list[RingMean]] = {}
-        """One, or one for each phase of a low-rank mean; several optimizers may have buckets here."""
-        self._low_rank: dict[Bucket, LowRankMean] = {}
+        # Several optimizers may have buckets here, and those that were joined live for a trial: what is
+        # kept of one holds its tensors but not the bucket, and goes with it.
+        self._means: WeakKeyDictionary[Bucket, list[RingMean]] = WeakKeyDictionary()
+        """One, or one for each phase of a low-rank mean."""
+        self._low_rank: WeakKeyDictionary[Bucket, LowRankMean] = WeakKeyDictionary()
         self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)

@@ -9,6 +9,7 @@ zeros. A bucket counts its gradients down, and in the last pass of a step
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -62,16 +63,24 @@ class BackwardPasses:
         self._graph_task = -1
 
     def _hook(self, bucket: Bucket, position: int) -> Callable[[torch.Tensor], None]:
-        """What runs once a parameter and pass: a model may have thousands, so it does the least it can."""
-        missing = self._missing[bucket.spec.index]
+        """What runs once a parameter and pass: a model may have thousands, so it does the least it can.
+
+        It holds no strong reference: torch keeps hooks where the garbage collector does not see them,
+        so a parameter that was reached from its own hook would never be freed.
+        """
+        missing = self._missing[index := bucket.spec.index]
         current = torch._C._current_graph_task_id
+        alive = weakref.ref(self)
 
         def accumulated(_: torch.Tensor) -> None:
-            if current() != self._graph_task:
-                self._enter_pass()
+            passes = alive()
+            if passes is None:  # the optimizer is gone, and the model goes on without it
+                return
+            if current() != passes._graph_task:
+                passes._enter_pass()
             missing.discard(position)
             if not missing:
-                self._filled(bucket)
+                passes._filled(passes._buckets[index])
 
         return accumulated
 

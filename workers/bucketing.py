@@ -108,9 +108,11 @@ class Bucket:
         kept = [parameter.grad for parameter in self.parameters]
         for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
             parameter.grad = view
-        yield
-        for parameter, gradient in zip(self.parameters, kept, strict=True):
-            parameter.grad = gradient
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(self.parameters, kept, strict=True):
+                parameter.grad = gradient
 
     def check_values(self) -> None:
         """Refuses to go on where a parameter no longer lives in `values`.

@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+import torch
+from torch.autograd.graph import increment_version
+
+from ps.errors import ConfigError
 from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
@@ -26,6 +30,8 @@ class Handed(NamedTuple):
 
     bucket: Bucket
     work: Work
+    changes: int
+    """How often the script had changed its gradients by then."""
 
 
 class Exchange:
@@ -67,6 +73,11 @@ class Exchange:
     def complete(self) -> bool:
         """Whether every bucket of this step was handed over."""
         return self._handed_over == len(self._convoys)
+
+    @property
+    def devices(self) -> set[torch.device]:
+        """The CUDA devices that hold gradients."""
+        return {bucket.gradients.device for bucket in self._buckets if bucket.gradients.is_cuda}
 
     # Handing over.
 
@@ -126,11 +137,16 @@ class Exchange:
         return bucket.spec.index in self._left
 
     def settle(self, bucket: Bucket) -> None:
-        """Waits for a bucket that an earlier step left, if it did; raises as `finish` does, each time."""
+        """Waits for a bucket that an earlier step left, if it did; raises as `finish` does, each time.
+
+        Raises:
+            ConfigError: The script changed its gradients in place while they were on their way.
+        """
         handed = self._left.get(bucket.spec.index)
         if handed is None:
             return
         self._wait([handed])
+        _check_untouched(handed)
         del self._left[bucket.spec.index]
         self._then(bucket)
         if bucket.spec.index in self._zero_later:
@@ -153,21 +169,24 @@ class Exchange:
         """Brings the newest parameters without giving a gradient; raises as `finish` does."""
         self.settle_all()
         self._begin_waiting()
-        self._wait([Handed(bucket, self._communicator.pull(bucket)) for bucket in self._buckets])
+        pull = self._communicator.pull
+        self._wait([Handed(bucket, pull(bucket), bucket.changes) for bucket in self._buckets])
 
     def _is_ready(self, convoy: Convoy) -> bool:
         return all(self._ready[bucket.spec.index] for bucket in convoy.buckets)
 
     def _hand_over(self, convoy: Convoy) -> None:
+        for bucket in convoy.buckets:
+            self.settle(bucket)  # counts its own seconds
         began = time.monotonic()
         for bucket in convoy.buckets:
-            self.settle(bucket)
             bucket.check_values()
             bucket.collect()
         self._handed_over += 1
         works = [self._communicator.push_pull(load, self._hyper(load)) for load in convoy.loads]
         shared = works * len(convoy.buckets) if len(works) == 1 else works
-        self._under_way += [Handed(*pair) for pair in zip(convoy.buckets, shared, strict=True)]
+        pairs = zip(convoy.buckets, shared, strict=True)
+        self._under_way += [Handed(bucket, work, bucket.changes) for bucket, work in pairs]
         self.seconds += time.monotonic() - began
 
     def _begin_waiting(self) -> None:
@@ -178,11 +197,24 @@ class Exchange:
         """Waits for some; one's copy to its device runs while the next is waited for."""
         began = time.monotonic()
         with self._communicator.waiting:
-            for bucket, work in under_way:
+            for bucket, work, _ in under_way:
                 now = time.monotonic()
                 work.wait(None if self._deadline is None else max(0.0, self._deadline - now))
                 bucket.stage.arrive()
+                if self._communicator.steps_on == "server":
+                    # As a step in this process would: autograd then refuses what it saved of them before.
+                    increment_version(bucket.parameters)
         self.seconds += time.monotonic() - began
+
+
+def _check_untouched(handed: Handed) -> None:
+    """What is pushed is read while it is sent: a change meanwhile is in none, some or all of it."""
+    if handed.bucket.changes != handed.changes:
+        raise ConfigError(
+            f"the gradients of {handed.bucket.spec.tensors[0].name} or its neighbours were changed in place"
+            " after step(), while cross_barrier=True has them on their way: zero them by"
+            " optimizer.zero_grad(), or call optimizer.synchronize() before you touch them"
+        )
 
 
 def _nothing(_: Bucket) -> None:

@@ -14,21 +14,37 @@ ways, so there everything is waited for; so it is before `state_dict`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from ps.errors import ConfigError
 from workers.bucketing import Bucket
 from workers.exchange import Exchange
 
 
+class Hook:
+    """What a module calls before its forward, or before it is copied.
+
+    A module that is copied or pickled takes its hooks along. The copy's parameters
+    are its own and wait for nothing, so its hooks do nothing.
+    """
+
+    def __init__(self, act: Callable[[nn.Module], None]) -> None:
+        self._act = act
+
+    def __call__(self, module: nn.Module, *_: object) -> None:
+        self._act(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (_rest,)
+
+
 class ForwardGuard:
     """Lets every module of a model wait for its own parameters' buckets.
-
-    Hooks are plain functions, which `copy.deepcopy` of the model leaves as they are.
 
     Args:
         model: Whose forward is watched from now on.
@@ -42,11 +58,14 @@ class ForwardGuard:
         self._bucket_of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
         self._needs: dict[nn.Module, set[int]] = {module: set() for module in model.modules()}
         self._buckets = buckets
+        self._order: dict[nn.Module, list[int]] = {}
+        """The buckets that each module waits for, front layers first."""
         self._ran: set[nn.Module] = set()
         self._waited_for: set[nn.Parameter] = set()
-        self._watching = [self._watch(module) for module in self._needs]
-        for module in self._needs:
-            _settle_before_copies(module, exchange)
+        self._watching = [
+            module.register_forward_pre_hook(Hook(self._note), prepend=True) for module in self._needs
+        ]
+        self._waiting = [handle for module in self._needs for handle in self._before_copies(module)]
 
     def begin(self) -> None:
         """Lets modules wait, now that one step has shown which of them run.
@@ -54,7 +73,7 @@ class ForwardGuard:
         Raises:
             ConfigError: No module that holds some parameter runs its forward, so nothing would wait.
         """
-        self.give_up()
+        self._end_watching()
         self._visit(self._model, None)
         for bucket in self._buckets:
             for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
@@ -63,12 +82,20 @@ class ForwardGuard:
                         f"cross_barrier: no module around {tensor.name} ran its forward in the first step, so"
                         " nothing could wait for it: call the model itself, or leave out cross_barrier=True"
                     )
-        for module, needs in self._needs.items():
-            if needs:
-                self._guard(module, [self._buckets[index] for index in sorted(needs, reverse=True)])
+        self._order = {module: sorted(needs, reverse=True) for module, needs in self._needs.items()}
+        self._waiting += [
+            module.register_forward_pre_hook(Hook(self._wait), prepend=True)
+            for module, needs in self._needs.items()
+            if needs
+        ]
 
     def give_up(self) -> None:
-        """Watches no longer."""
+        """Watches no longer, and waits for nothing."""
+        self._end_watching()
+        for handle in self._waiting:
+            handle.remove()
+
+    def _end_watching(self) -> None:
         for handle in self._watching:
             handle.remove()
 
@@ -84,32 +111,25 @@ class ForwardGuard:
         for child in module.children():
             self._visit(child, runs)
 
-    def _watch(self, module: nn.Module) -> Any:
-        ran = self._ran
+    def _note(self, module: nn.Module) -> None:
+        if torch.is_grad_enabled():  # an evaluation may take other ways than training
+            self._ran.add(module)
 
-        def note(module: nn.Module, _: object) -> None:
-            ran.add(module)
+    def _wait(self, module: nn.Module) -> None:
+        if not torch.is_grad_enabled():
+            self._exchange.settle_all()
+            return
+        for index in self._order[module]:
+            self._exchange.settle(self._buckets[index])
 
-        return module.register_forward_pre_hook(note, prepend=True)
-
-    def _guard(self, module: nn.Module, needs: list[Bucket]) -> None:
-        exchange = self._exchange
-
-        def wait(_module: nn.Module, _: object) -> None:
-            if not torch.is_grad_enabled():
-                exchange.settle_all()
-                return
-            for bucket in needs:
-                exchange.settle(bucket)
-
-        module.register_forward_pre_hook(wait, prepend=True)
+    def _before_copies(self, module: nn.Module) -> list[RemovableHandle]:
+        """Whoever copies all parameters, out or in, finds them all at home."""
+        settle = Hook(lambda _: self._exchange.settle_all())
+        return [
+            module.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
+        ]
 
 
-def _settle_before_copies(module: nn.Module, exchange: Exchange) -> None:
-    """Whoever copies all parameters, out or in, finds them all at home."""
-
-    def settle(*_: object) -> None:
-        exchange.settle_all()
-
-    module.register_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
-    module.register_load_state_dict_pre_hook(settle)  # type: ignore[no-untyped-call]
+def _rest(_: nn.Module) -> None:
+    """There is nothing to wait for."""

@@ -94,7 +94,10 @@ class DistributedOptimizer(OptimizerWrapper):
                 after the first step, or whose backward reads a detached view of a parameter.
             cross_barrier: Lets `step()` return before the parameters are back. For scripts that read
                 parameters through modules' forwards and `state_dict` alone, or call `synchronize()`
-                before they read them otherwise (`copy.deepcopy`, averages of weights, `torch.compile`).
+                before they read them otherwise (`copy.deepcopy`, averages of weights, `torch.compile`,
+                a penalty on weights computed before the model's forward): what is read too early is
+                the last step's, and not always found out. Nor may such scripts touch `.grad` between
+                `step()` and the next forward, but by `optimizer.zero_grad()`.
             timeout: Seconds that one step's exchange may take; None takes the communicator's.
 
         Raises:
@@ -174,6 +177,8 @@ class DistributedOptimizer(OptimizerWrapper):
             self._settle_overlap()
         if self._must_skip():
             self._begin_step()
+            if self._tuner is not None:
+                self._tuner.note_skip()
         else:
             self._take_step()
             self._begin_step()

@@ -7,9 +7,15 @@ and m x r, after one step of the power iteration:
     Q = M' P         mean over all ranks, and the next step's first guess
     P Q'             is the mean gradient; what it misses of M is left over for the next step
 
-Both products are linear in M, so the mean of factors is the factor of the mean,
-and every rank gets the same gradient. What is no matrix, or would not get
-smaller, travels uncompressed with P.
+Both products are linear in M, so the mean of factors is the factor of the mean.
+What is no matrix, or would not get smaller, travels uncompressed with P.
+
+The law: every rank makes the same gradient of the same means, bit for bit. Nothing
+would ever bring parameters together again that had drifted apart, and torch's QR
+and matrix product round differently from one number of threads, or kind of
+processor, to another. So both are spelled here in operations that have but one
+result: additions and products element by element, and sums in one order. What
+goes into a mean, P and Q, each rank may compute as it is fastest.
 """
 
 from __future__ import annotations
@@ -24,6 +30,9 @@ from torch import Tensor
 from ps.types import BucketSpec, TensorSpec
 from ps.work import Work
 from workers.pinning import Allocate
+
+_CACHED = 1 << 16
+"""Elements of a product that are made together."""
 
 
 class _Matrix(NamedTuple):
@@ -109,9 +118,7 @@ class LowRankMean:
     def refine(self) -> None:
         """Makes the Qs, from the mean of the Ps."""
         for matrix in self._matrices:
-            # Householder's QR gives an orthonormal basis whatever P is, so that a guess of zeros
-            # (of a layer that had no gradient yet) is not kept for ever.
-            matrix.p.copy_(torch.linalg.qr(matrix.p).Q)
+            matrix.p.copy_(_basis(matrix.p))
             torch.mm(matrix.due.t(), matrix.p, out=matrix.q)
 
     def rebuild(self) -> None:
@@ -119,7 +126,7 @@ class LowRankMean:
         for _, result, travelled in self._rest:
             result.copy_(travelled)
         for matrix in self._matrices:
-            torch.mm(matrix.p, matrix.q.t(), out=matrix.gradient)
+            _multiply(matrix.p, matrix.q, matrix.gradient)
             matrix.due.sub_(matrix.gradient)
         if self._result is not self._gradients:
             self._gradients.copy_(self._result)
@@ -148,6 +155,50 @@ class LowRankMean:
     def _guess(self) -> None:
         """The same first Qs on every rank."""
         self.phases[1].normal_(generator=torch.Generator().manual_seed(self._seed))
+
+
+def _basis(matrix: Tensor) -> Tensor:
+    """Orthonormal columns that span the matrix's, by Householder's reflections in float64.
+
+    They are that whatever the matrix is, so that a guess of zeros (of a layer
+    that had no gradient yet) is not kept for ever.
+    """
+    rest, mirrors = matrix.to(torch.float64, copy=True), []
+    for column in range(matrix.shape[1]):
+        mirror = rest[column:, column].clone()
+        mirror[0] += torch.copysign(_total(mirror * mirror).sqrt(), mirror[0])
+        square = _total(mirror * mirror)
+        mirrors.append(mirror * (2 / square).sqrt() if square != 0 else mirror)
+        _reflect(rest[column:], mirrors[-1])
+    basis = torch.eye(*matrix.shape, dtype=torch.float64)
+    for column in reversed(range(matrix.shape[1])):
+        _reflect(basis[column:], mirrors[column])
+    return basis
+
+
+def _reflect(rows: Tensor, mirror: Tensor) -> None:
+    """In place; `mirror` is normal to the mirror, and of length sqrt(2), or zero for no reflection."""
+    normal = mirror.unsqueeze(1)
+    rows.sub_(normal * _total(rows * normal))
+
+
+def _total(rows: Tensor) -> Tensor:
+    """The sum along the first dimension, in order: a cumulative sum has no other."""
+    return rows.cumsum(0)[-1]
+
+
+def _multiply(p: Tensor, q: Tensor, into: Tensor) -> None:
+    """P Q', a column of both at a time, in parts that stay in the cache."""
+    first, *others = range(p.shape[1])
+    columns = q.t().contiguous()
+    rows = max(1, _CACHED // q.shape[0])
+    scratch = torch.empty_like(into[:rows])
+    for begin in range(0, len(p), rows):
+        left, part = p[begin : begin + rows], into[begin : begin + rows]
+        torch.mul(left[:, first, None], columns[first], out=part)
+        for each in others:
+            # Not addcmul, which may or may not round in between.
+            part.add_(torch.mul(left[:, each, None], columns[each], out=scratch[: len(part)]))
 
 
 def _phase_specs(spec: BucketSpec, rank: int, dtype: str) -> tuple[BucketSpec, BucketSpec]:

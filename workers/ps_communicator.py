@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,10 +15,11 @@ import torch
 from ps.client import Decode, KVClient
 from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
-from ps.errors import ConfigError
+from ps.errors import ConfigError, DeadlineExceeded
 from ps.messages import Collective, Contribute, ReduceOp
 from ps.placement import Reached
 from ps.session import Assignment, Session
+from ps.sharding import SLICE_BYTES
 from ps.transport.base import Transport
 from ps.types import BucketSpec, Hyper, Slice
 from ps.work import Work
@@ -61,7 +63,7 @@ class PSCommunicator(Communicator):
         self.size = session.size
         self.late = session.late
         self.lockstep = session.lockstep
-        self.timeout = timeout
+        self.timeout: float = timeout
         self.steps_on: Literal["server", "worker"] = "worker" if aggregate else "server"
         self.traffic = client.traffic
         self._session = session
@@ -92,10 +94,7 @@ class PSCommunicator(Communicator):
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
         specs = self._specs(buckets)
-        assigned = self._session.plan(specs)
-        if assigned.undecided:
-            best = SliceTrial(self, self._session, self._client, buckets).best()
-            assigned = self._session.plan(specs, best)
+        assigned = self._agree(specs)
         self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
         if not self._low_rank:
             for bucket in buckets:
@@ -185,6 +184,29 @@ class PSCommunicator(Communicator):
         if coder is None or self.steps_on == "server":
             return into, None
         return coder.payload, coder.decode
+
+    def _agree(self, specs: list[BucketSpec]) -> Assignment:
+        """The job's plan for these buckets; found out together, if the server leaves that to the workers."""
+        deadline = time.monotonic() + self.timeout
+        assigned = self._session.plan(specs)
+        while assigned.undecided and self.late:  # the others are finding out: the server answers when it can
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(
+                    f"the workers of the running job did not agree on their slices within {self.timeout:g} s:"
+                    " start this one again once the job takes steps"
+                )
+            assigned = self._session.plan(specs)
+        if assigned.undecided:
+            assigned = self._session.plan(specs, self._best_slices(specs))
+        return assigned
+
+    def _best_slices(self, specs: list[BucketSpec]) -> int:
+        if self._compress:  # what travels of a slice is so short that its size hardly counts
+            return SLICE_BYTES
+        wired = self._transport.name != "shm"
+        best = SliceTrial(self, self._session, self._client, specs, wired=wired).best()
+        self._client.traffic.clear()  # all of it was the trial's
+        return best
 
     def _specs(self, buckets: list[Bucket]) -> list[BucketSpec]:
         """What the hub is to hold: the buckets, or two of factors for each of them."""

@@ -125,6 +125,10 @@ class Operations:
             except RuntimeError as cause:
                 self.break_in(work, cause)
                 continue
+            except Exception as error:  # a codec's, say: whatever it is, all later operations wait here
+                told = f"rank {self._rank}: {work.what} failed: {error!r}; start the job again"
+                self.fail(error if isinstance(error, HubringError) else RingBroken(told))
+                continue
             with self._lock:
                 self._pending.discard(work)
             work.complete_part()

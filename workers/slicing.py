@@ -2,7 +2,11 @@
 
 Small ones pipeline: while one is summed, another is on its way. Large ones cost
 fewer messages. Before the job's first values exist, all ranks push zeros in
-slices of every size, through the wires and the shards that they will use.
+slices of every size, through the wires and the shards that they will use. Timed
+is a mean's way there and back; the optimizer's step, which needs values, is not.
+
+The law: whatever the ranks do here they do alike, since each decision is made of
+one list of numbers that they reduced together.
 """
 
 from __future__ import annotations
@@ -19,9 +23,8 @@ from ps.client import KVClient
 from ps.messages import Collective, ReduceOp
 from ps.session import Session
 from ps.sharding import SLICE_BYTES, plan
-from ps.types import Slice
+from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
 from ps.work import Work
-from workers.bucketing import Bucket
 from workers.communicator import Communicator
 from workers.tuning import choose
 
@@ -30,31 +33,43 @@ log = logging.getLogger(__name__)
 SIZES = (SLICE_BYTES, 1 << 20, 2 << 20, 8 << 20)
 """Bytes to try; the first is taken where it makes no difference."""
 TURNS = 2
-EXCHANGES = 4
+EXCHANGES = 3
 """Exchanges of a turn; the first, which touches new memory, does not count."""
-TRIAL_BYTES = 64 << 20
-"""So much of a large model tells enough, and takes well under a second a turn."""
+TRIAL_BYTES = 32 << 20
+"""So much of a large model tells enough."""
+BUDGET = 2.0
+"""Seconds that all turns may take together; where that is too little for one, nothing is tried."""
 
 
 class SliceTrial:
     """One trial of all ranks together; they must hold the same buckets.
 
     Args:
-        communicator: For what ranks say to each other.
+        communicator: For what ranks say to each other, and for memory to send from.
         session: Where trial plans come from.
         client: Lines to the shards.
-        buckets: Of the model; their gradients, zeros still, are what is pushed and where it lands.
+        specs: The model's buckets, uncompressed.
+        wired: This rank reaches the shards over a wire. Where all have them in shared memory, nothing is
+            tried: there the default was measured to be the best, and answers may be shown, not sent.
     """
 
     def __init__(
-        self, communicator: Communicator, session: Session, client: KVClient, buckets: Sequence[Bucket]
+        self,
+        communicator: Communicator,
+        session: Session,
+        client: KVClient,
+        specs: Sequence[BucketSpec],
+        *,
+        wired: bool,
     ) -> None:
         self._communicator = communicator
         self._session = session
         self._client = client
-        self._buckets = _up_to(TRIAL_BYTES, buckets)
+        self._wired = wired
         # Averaged alone: what has no optimizer needs no first values.
-        self._specs = [replace(bucket.spec, optimizer="") for bucket in self._buckets]
+        self._specs = [replace(spec, optimizer="") for spec in _up_to(TRIAL_BYTES, specs)]
+        self._zeros: dict[int, torch.Tensor] = {}
+        """What is pushed of each bucket, by its index, and where the mean lands."""
 
     def best(self) -> int:
         """The size with which the slowest rank's exchange was the shortest, in bytes.
@@ -63,17 +78,23 @@ class SliceTrial:
             HubringError: What an exchange failed with.
         """
         sizes = self._different()
-        if len(sizes) == 1:
+        if len(sizes) == 1 or self._agree([float(self._wired)]) == [0.0]:
+            return sizes[0]
+        self._zeros = {spec.index: self._allocate(spec) for spec in self._specs}
+        turns = min(TURNS, int(BUDGET / self._seconds_a_turn(sizes)))
+        if not turns:
+            self._tell(
+                f"gradients travel in slices of at most {_mib(sizes[0])}; trying others takes too long"
+            )
             return sizes[0]
         taken: dict[int, list[float]] = {size: [] for size in sizes}
-        for _ in range(TURNS):
+        for _ in range(turns):
             for size in sizes:
                 taken[size] += self._turn(size)
         seconds = self._agree([median(taken[size]) for size in sizes])
-        self._client.traffic.clear()  # all of it was the trial's
-        best = choose(dict(zip(sizes, seconds, strict=True)))
-        if self._communicator.rank == 0:
-            log.info("%s", _report(best, dict(zip(sizes, seconds, strict=True))))
+        medians = dict(zip(sizes, seconds, strict=True))
+        best = choose(medians)
+        self._tell(_report(best, medians))
         return best
 
     def _different(self) -> list[int]:
@@ -83,16 +104,40 @@ class SliceTrial:
             cuts.setdefault(len(plan(self._specs, 1, size).slices), size)
         return list(cuts.values())
 
+    def _allocate(self, spec: BucketSpec) -> torch.Tensor:
+        return self._communicator.allocate(spec.numel, getattr(torch, spec.dtype))
+
+    def _seconds_a_turn(self, sizes: Sequence[int]) -> float:
+        """About how long a turn of all sizes takes, by the slowest rank's pull of one slice a shard."""
+        slices = self._drawn(sizes[0])
+        largest = {piece.shard: piece for piece in sorted(slices, key=lambda piece: piece.numel)}
+        probe = list(largest.values())
+        self._pull(probe)  # touches new memory
+        self._barrier()
+        (seconds,) = self._agree([self._pull(probe)])
+        part = sum(piece.numel for piece in probe) / sum(piece.numel for piece in slices)
+        return len(sizes) * (1 + EXCHANGES) * max(seconds, 1e-6) / part
+
     def _turn(self, size: int) -> list[float]:
         """Seconds of each exchange that counts, in slices of `size`."""
+        slices = self._drawn(size)
+        self._pull(slices)  # tells with which clocks to push
+        return [self._exchange(slices) for _ in range(EXCHANGES)][1:]
+
+    def _drawn(self, size: int) -> Sequence[Slice]:
+        """What the shards hold from now on."""
         self._barrier()  # nobody uses the last plan any more
         slices = self._session.plan(self._specs, size, trial=True).plan.slices
         self._barrier()  # nobody is asking for this one still
-        clocks = Work("learning the clocks of a trial", len(slices))
+        return slices
+
+    def _pull(self, slices: Sequence[Slice]) -> float:
+        began = time.monotonic()
+        work = Work("a pull of zeros", len(slices))
         for piece in slices:
-            self._client.pull(piece.shard, piece.key, self._part(piece), clocks)
-        clocks.wait(self._communicator.timeout)
-        return [self._exchange(slices) for _ in range(EXCHANGES)][1:]
+            self._client.pull(piece.shard, piece.key, self._part(piece), work)
+        work.wait(self._communicator.timeout)
+        return time.monotonic() - began
 
     def _exchange(self, slices: Sequence[Slice]) -> float:
         self._barrier()
@@ -105,7 +150,7 @@ class SliceTrial:
         return time.monotonic() - began
 
     def _part(self, piece: Slice) -> torch.Tensor:
-        return self._buckets[piece.bucket].host_gradients[piece.offset : piece.offset + piece.numel]
+        return self._zeros[piece.bucket][piece.offset : piece.offset + piece.numel]
 
     def _barrier(self) -> None:
         self._communicator.collective(Collective.BARRIER, None, name="slices.barrier").wait(
@@ -119,15 +164,19 @@ class SliceTrial:
         assert work.result is not None
         return [float(each) for each in work.result]
 
+    def _tell(self, sentence: str) -> None:
+        if self._communicator.rank == 0:
+            log.info("%s", sentence)
 
-def _up_to(nbytes: int, buckets: Sequence[Bucket]) -> list[Bucket]:
-    """The first buckets, up to `nbytes` of them and at least one."""
-    chosen: list[Bucket] = []
-    for bucket in buckets:
-        nbytes -= bucket.gradients.nbytes
-        if nbytes < 0 and chosen:
-            break
-        chosen.append(bucket)
+
+def _up_to(nbytes: int, specs: Sequence[BucketSpec]) -> list[BucketSpec]:
+    """The first `nbytes` of the buckets, the last one cut off."""
+    chosen: list[BucketSpec] = []
+    for spec in specs:
+        numel = min(spec.numel, nbytes // DTYPE_BYTES[spec.dtype])
+        if numel:
+            chosen.append(replace(spec, tensors=(TensorSpec("zeros", (numel,)),)))
+        nbytes -= numel * DTYPE_BYTES[spec.dtype]
     return chosen
 
 

@@ -104,12 +104,22 @@ class Tuner:
         """A step has ended, and the next has not begun. Raises as `Exchange.finish` does."""
         if self._tuning is None:
             return
-        began, self._ended = self._ended, time.monotonic()
+        began, self._ended = self._ended, self._now()
         if began is not None and self._tuning.note(self._ended - began):
             self._exchange.group(self._tuning.size)
         if self._tuning.chosen is not None:
             log.log(logging.DEBUG if self._communicator.rank else logging.INFO, "%s", self._tuning)
             self._tuning = None
+
+    def note_skip(self) -> None:
+        """What was computed led to no step: its time is not the next step's."""
+        self._ended = None
+
+    def _now(self) -> float:
+        """The time when devices have done what was queued so far; launching it takes hardly any."""
+        for device in self._exchange.devices:
+            torch.cuda.synchronize(device)
+        return time.monotonic()
 
     def _agree(self, seconds: list[float]) -> list[float]:
         if not self._communicator.joins:

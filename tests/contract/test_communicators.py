@@ -5,10 +5,12 @@ A harness runs one function on all ranks at once and returns what each returned.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -48,6 +50,7 @@ from workers.courier import Courier
 from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer
 from workers.ps_communicator import PSCommunicator
+from workers.ring_work import RingWork
 from workers.staging import Stage, Staging, ThroughHost
 
 T = TypeVar("T")
@@ -439,6 +442,7 @@ def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
             model(batch).square().mean().backward()
             optimizer.step()
             scheduler.step()
+        assert optimizer._crossing is cross_barrier
         return list(model.state_dict().values())
 
     def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
@@ -458,26 +462,93 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
     monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
     monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
 
-    def train(communicator: Communicator) -> list[list[torch.Tensor]]:
-        ends = []
-        for bucket_bytes in (None, 16) if communicator.topology == "ring" else (None,):
-            model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
-            inner = torch.optim.SGD(model.parameters(), lr=0.1)
-            optimizer = DistributedOptimizer(
-                inner, model, communicator=communicator, bucket_bytes=bucket_bytes
-            )
-            data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
-            for batch in data:
-                optimizer.zero_grad()
-                model(batch).square().mean().backward()
-                optimizer.step()
-            ends.append(parameters(model))
-        return ends
+    def train(communicator: Communicator, bucket_bytes: int | None) -> list[torch.Tensor]:
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=bucket_bytes)
+        trying, used = _trial_of(optimizer), set()
+        assert trying is (bucket_bytes is None and communicator.tunable)
+        data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            used.add(len(optimizer._exchange._convoys))
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        assert not _trial_of(optimizer), "the trial has ended"
+        assert len(used) == (3 if trying else 1), "every size was used"
+        return parameters(model)
 
-    first, *others = ranks.run(train)
+    def ends(bucket_bytes: int | None) -> list[list[torch.Tensor]]:
+        fresh = type(ranks)()
+        try:
+            return fresh.run(partial(train, bucket_bytes=bucket_bytes))
+        finally:
+            fresh.close()
+
+    first, *others = ends(None)
     for other in others:
-        assert all(torch.equal(one, two) for one, two in zip(first[0], other[0], strict=True))
-    torch.testing.assert_close(first[0], first[-1])
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+    torch.testing.assert_close(first, ends(16)[0])
+
+
+def _trial_of(optimizer: DistributedOptimizer) -> bool:
+    """Whether it is trying sizes still."""
+    return optimizer._tuner is not None and optimizer._tuner._tuning is not None
+
+
+class LoneOnARing(RingRanks):
+    """The garbage collector runs in one thread at a time."""
+
+    size = 1
+
+
+def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
+
+    def train(communicator: Communicator) -> weakref.ref[torch.Tensor]:
+        assert isinstance(communicator, AllreduceCommunicator)
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator)
+        while _trial_of(optimizer):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+        gc.collect()
+        used = {load for convoy in optimizer._exchange._convoys for load in convoy.loads}
+        assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
+        return weakref.ref(model[0].weight)
+
+    def action(communicator: Communicator) -> bool:
+        assert isinstance(communicator, AllreduceCommunicator)
+        gone = train(communicator)
+        gc.collect()
+        return gone() is None and not communicator._means
+
+    assert LoneOnARing().run(action) == [True]
+
+
+def test_whatever_an_operation_fails_with_ends_all_that_wait(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> list[str]:
+        assert isinstance(communicator, AllreduceCommunicator)
+
+        def bad() -> None:
+            raise ValueError("seven is not a codec")
+
+        told = []
+        first, second = RingWork("the first", bad), RingWork("the second")
+        tensor = torch.ones(2)
+        for work in (first, second):
+            communicator.ring.start(work, lambda group: group.allreduce([tensor]))
+        for work in (first, second):
+            with pytest.raises(RingBroken, match="seven is not a codec") as raised:
+                work.wait(LIMIT)
+            told.append(str(raised.value))
+        return told
+
+    for told in ring.run(action):
+        assert all("the first failed" in each for each in told)
 
 
 def linear_of(inputs: int, outputs: int) -> nn.Linear:
