@@ -26,7 +26,7 @@ from workers.compare import machine
 from workers.compare.process import Processes
 from workers.compare.runner import clean_environment
 
-TURN_SECONDS = 0.4
+TURN_SECONDS = 0.6
 """A turn has no more steps than fit into this, or slow rows would take most of the bench's time."""
 
 
@@ -93,7 +93,7 @@ class Plan:
         return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
 
     def _taking_part(self, case: Case) -> list[Row]:
-        rows = [row for row in self.rows if _takes_part(row, shapes.find(case.shape))]
+        rows = [row for row in self.rows if takes_part(row, shapes.find(case.shape))]
         if not rows:
             names = ", ".join(row.name for row in self.rows)
             raise UsageError(
@@ -119,7 +119,7 @@ class Plan:
     def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
         """Every team's turns but the first, which tells how many steps the others have."""
         warm = [team.turn(self.steps or steps) for team in teams]
-        lengths = [self.steps or _fitting(turn, steps) for turn in warm]
+        lengths = [self.steps or fitting(turn, steps) for turn in warm]
         turns: list[list[Turn]] = [[] for _ in teams]
         for number in range(1, 1 + self.rounds):
             for place in range(len(teams)):
@@ -139,7 +139,7 @@ class Plan:
             shards=team.shards,
             transport=team.row.transport,
             codec=team.row.codec,
-            bucket_bytes=0 if team.row.kind == "bound" else self.bucket_bytes,
+            bucket_bytes=self.bucket_bytes if team.row.in_buckets else 0,
             threads=_threads(case),
             idle_cores=team.idle_cores,
             machine=self.machine,
@@ -148,7 +148,8 @@ class Plan:
         )
 
 
-def _takes_part(row: Row, shape: Shape) -> bool:
+def takes_part(row: Row, shape: Shape) -> bool:
+    """Whether a row can exchange such a model; compressed rows do so only beside their own wire's others."""
     if shape.trained:
         return bool(row.training) and not row.codec
     if shape.coded:
@@ -156,7 +157,7 @@ def _takes_part(row: Row, shape: Shape) -> bool:
     return bool(row.side) and not row.codec
 
 
-def _fitting(warm: Turn, steps: int) -> int:
+def fitting(warm: Turn, steps: int) -> int:
     """As many of the steps as a turn has time for, at least one."""
     return max(1, min(steps, round(TURN_SECONDS / min(warm.seconds))))
 

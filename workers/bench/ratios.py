@@ -113,7 +113,7 @@ def _line(target: Target, measured: float) -> str:
     case = f"{n} worker{'s' * (n > 1)}, {shape}, {optimizer}"
     wanted = f"{'≥' if target.least else '≤'} {target.wanted:g}"
     answer = "yes" if target.reached(measured) else "no"
-    return f"| {case} | {target} | {wanted} | {measured:.2f} | {answer} |"
+    return f"| {case} | {target} | {wanted} | {measured:.3f} | {answer} |"
 
 
 def _case(entry: Entry) -> Case:

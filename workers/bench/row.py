@@ -18,7 +18,7 @@ class Row:
     Attributes:
         name: What the user calls it.
         about: What it does, in a few words.
-        kind: Other people's, ours, or a limit that nobody can beat, which knows no buckets.
+        kind: Other people's, ours, or a limit that nobody can beat.
         side: Module and class in this folder of what its members run; empty: it only trains.
         training: The same for whole training steps; empty: it only exchanges.
         launcher: What starts a member.
@@ -60,6 +60,11 @@ class Row:
     def colocated(self) -> bool:
         """Whether the workers are the shards."""
         return "--colocate" in (self.server or ())
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether it hands over buckets; a limit and those who bring a server cut slices."""
+        return self.kind != "bound" and not self.beside
 
     def missing(self) -> str:
         """What this machine lacks for the row, and how to get it; empty where nothing is."""

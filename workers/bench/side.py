@@ -71,14 +71,19 @@ class Side(ABC):
 
 
 class FlatSide(Side):
-    """A script that exchanges by hand: one flat model, cut into buckets that are stepped one by one."""
+    """A script that exchanges by hand: one flat model, cut into buckets that are stepped one by one.
 
-    def __init__(self, job: Job, rank: int) -> None:
+    Args:
+        job: What it is told.
+        rank: Which it is.
+        bucket_bytes: Where it is cut, if not where the job says.
+    """
+
+    def __init__(self, job: Job, rank: int, bucket_bytes: int | None = None) -> None:
         super().__init__(job, rank)
+        numel = (bucket_bytes or job.bucket_bytes) // 4
         self._model = FlatModel(job.tensors)
-        values, gradients = (
-            torch.split(flat, job.bucket_bytes // 4) for flat in (self._model.values, self._model.gradients)
-        )
+        values, gradients = (torch.split(flat, numel) for flat in (self._model.values, self._model.gradients))
         self._buckets = [
             Bucket(job.optimizer, *pair, size=job.size) for pair in zip(values, gradients, strict=True)
         ]

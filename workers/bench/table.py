@@ -36,7 +36,7 @@ class Entry:
         shards: Of the hub; 0 where there is none.
         transport: To the hub; empty where there is none.
         codec: What gradients were compressed with; empty: nothing.
-        bucket_bytes: What was handed over at once; 0: the row has no buckets.
+        bucket_bytes: What was handed over at once; 0: the row cuts slices, or nothing.
         threads: Of torch in each rank; servers and limits have one in every process.
         idle_cores: Cores that the row kept busy while others had their turn.
         samples_per_s: End to end: samples that all ranks together trained on in a second.

@@ -125,7 +125,7 @@ class Reference:
     def __init__(self, job: Job, ranks: Sequence[int]) -> None:
         self._shape, self._ranks = job.shape, ranks
         self._net = network(job.shape)
-        self._began = [parameter.detach().clone() for parameter in self._net.parameters()]
+        self._began = [values.clone() for values in self.values()]
         self._optimizer = optimizer_of(job.optimizer, self._net.parameters(), _GENTLY)
         self._step = 0
 
@@ -140,12 +140,15 @@ class Reference:
             train(self._net, self._optimizer, (images, labels))
         self._step += 1
 
+    def values(self) -> list[Tensor]:
+        """The parameters by now."""
+        return [parameter.detach() for parameter in self._net.parameters()]
+
     def wrong(self, values: Iterable[Tensor]) -> int:
         """Elements that rounding in another order does not explain."""
         if not self._ranks:
             return 0
-        expected = [parameter.detach() for parameter in self._net.parameters()]
-        return sum(_wrong(*three) for three in zip(values, expected, self._began, strict=True))
+        return sum(_wrong(*three) for three in zip(values, self.values(), self._began, strict=True))
 
 
 def _wrong(found: Tensor, expected: Tensor, began: Tensor) -> int:

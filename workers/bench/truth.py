@@ -62,7 +62,7 @@ class Truth:
         self._step += 1
 
     def wrong(self, values: Iterable[Tensor]) -> int:
-        """How many elements of flat parameters are not what they must be, in all copies of the model given."""
+        """How many elements of flat parameters are not what they must be, in one copy or more."""
         given = list(values)
         tile = self._expected.detach().repeat(_TILE_PERIODS + 1)
         return sum(
