@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from ps.errors import ConfigError
+from workers.bench import cli
+from workers.bench.case import Case
+from workers.bench.ratios import table, targets
 from workers.bench.summary import BEGIN, END, put_into, read, render
 
 ROOT = Path(__file__).parent.parent
@@ -69,6 +72,39 @@ def test_whole_training_steps_tell_speed_and_exposed_exchange() -> None:
         ]
     )
     assert cells(text, "hub-shm") == ["125 (12.5)", "256", "25", "1.60"]
+
+
+def test_what_is_wanted_is_shown_as_measured_and_not_as_reached_where_it_is_not() -> None:
+    rows = {"gloo+sgd": 100.0, "hub-shm": 25.0, "hub-zmq": 90.0, "raw-tcp": 75.0, "bound-memory-2": 20.0}
+    text = render([made(row, 2, median) for row, median in rows.items()])
+    assert "| 2 workers, flat, sgd | `gloo+sgd` / `hub-shm` | ≥ 5 | 4.000 | no |" in text
+    assert "| 2 workers, flat, sgd | `hub-shm` / limit of memory | ≤ 1.5 | 1.250 | yes |" in text
+    assert "| 2 workers, flat, sgd | `hub-zmq` / `raw-tcp` | ≤ 1.25 | 1.200 | yes |" in text
+    assert "`mpi` / `hub-shm`" not in text
+
+
+def test_latency_and_the_cost_of_many_tensors_are_among_what_is_wanted() -> None:
+    entries = [made("hub-shm", 1, 0.467, shape="lone")]
+    entries += [
+        made("hub-zmq", 2, ms, shape=shape) for shape, ms in (("thousand", 110.0), ("thousand-flat", 100.0))
+    ]
+    text = table(entries)
+    assert "| 1 worker, lone, sgd | `hub-shm`, ms | ≤ 0.25 | 0.467 | no |" in text
+    assert "| 2 workers, thousand, sgd | `hub-zmq`: thousand / thousand-flat | ≤ 1.15 | 1.100 | yes |" in text
+
+
+def test_all_that_is_wanted_is_measured_by_the_standard_cases() -> None:
+    cases = set(cli.cases_of(None))
+    standard = [target for target in targets() if Case(*target.over.case) in cases]
+    assert all(target.under is None or Case(*target.under.case) in cases for target in standard)
+    for row in ("mpi", "hub-colo", "hub-grpc", "ddp-gloo"):
+        assert any(target.over.row == row for target in standard)
+    assert {target.over.case[0] for target in standard if target.over.row == "hub-zmq"} == {1, 2, 4}
+
+
+def test_the_commit_is_told_where_it_is_known() -> None:
+    assert "2026-01-01; commit abc1234." in render([made("hub-shm", 2, 1.0, commit="abc1234")])
+    assert "commit" not in render([made("hub-shm", 2, 1.0)])
 
 
 def test_wrong_elements_are_not_kept_quiet() -> None:

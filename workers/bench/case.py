@@ -18,12 +18,16 @@ from ps.errors import UsageError
 from ps.sharding import SLICE_BYTES
 from workers.bench import shapes
 from workers.bench.job import Job
-from workers.bench.row import Row
+from workers.bench.row import ROWS, Row
+from workers.bench.shapes import Shape
 from workers.bench.table import Entry, entry, trained
 from workers.bench.team import Team, Turn
 from workers.compare import machine
 from workers.compare.process import Processes
 from workers.compare.runner import clean_environment
+
+TURN_SECONDS = 0.6
+"""A turn has no more steps than fit into this, or slow rows would take most of the bench's time."""
 
 
 class Case(NamedTuple):
@@ -44,24 +48,26 @@ class Plan:
     Attributes:
         rows: The rows, in the table's order.
         rounds: Turns of every row that count.
-        steps: Steps of a turn; None: as many as the shape wants.
-        shards: Of a hub that is not colocated.
+        steps: Steps of a turn; None: as many as the shape wants, fewer of what is slow.
+        shards: Of a hub that is not colocated; None: as many as are the row's own.
         megabytes: Size of the shape `flat`, MiB.
         bucket_bytes: What is handed over at once.
         timeout: Seconds that all rows of a case may take.
         machine: What it runs on, in one line.
         date: When it began, ISO 8601.
+        commit: What is measured; empty where git does not tell.
     """
 
     rows: Sequence[Row]
     rounds: int
     steps: int | None
-    shards: int
+    shards: int | None
     megabytes: int
     bucket_bytes: int
     timeout: float
     machine: str
     date: str
+    commit: str
 
     def run(self, case: Case) -> list[Entry]:
         """Times a case; one entry for every row.
@@ -81,14 +87,13 @@ class Plan:
                 team.start()
             for team in teams:
                 team.meet()
-            turns = self._rounds(teams, self.steps or shapes.find(case.shape).steps)
+            turns = self._rounds(teams, shapes.find(case.shape).steps)
             _end(teams, processes)
         entries = [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
         return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
 
     def _taking_part(self, case: Case) -> list[Row]:
-        train = shapes.find(case.shape).trained
-        rows = [row for row in self.rows if (row.training if train else row.side)]
+        rows = [row for row in self.rows if takes_part(row, shapes.find(case.shape))]
         if not rows:
             names = ", ".join(row.name for row in self.rows)
             raise UsageError(
@@ -107,17 +112,20 @@ class Plan:
             megabytes=self.megabytes,
             bucket_bytes=self.bucket_bytes,
             slice_bytes=SLICE_BYTES,
+            codec=row.codec,
         )
         return Team(row, job, self.shards, processes, self.timeout)
 
     def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
-        """Every team's turns but the first."""
+        """Every team's turns but the first, which tells how many steps the others have."""
+        warm = [team.turn(self.steps or steps) for team in teams]
+        lengths = [self.steps or fitting(turn, steps) for turn in warm]
         turns: list[list[Turn]] = [[] for _ in teams]
-        for number in range(1 + self.rounds):
+        for number in range(1, 1 + self.rounds):
             for place in range(len(teams)):
                 which = (number + place) % len(teams)
-                turns[which].append(teams[which].turn(steps))
-        return [own[1:] for own in turns]
+                turns[which].append(teams[which].turn(lengths[which]))
+        return turns
 
     def _entry(self, team: Team, case: Case, turns: Sequence[Turn]) -> Entry:
         return entry(
@@ -130,12 +138,28 @@ class Plan:
             wrong=sum(turn.wrong for turn in turns),
             shards=team.shards,
             transport=team.row.transport,
-            bucket_bytes=self.bucket_bytes,
+            codec=team.row.codec,
+            bucket_bytes=self.bucket_bytes if team.row.in_buckets else 0,
             threads=_threads(case),
             idle_cores=team.idle_cores,
             machine=self.machine,
             date=self.date,
+            commit=self.commit,
         )
+
+
+def takes_part(row: Row, shape: Shape) -> bool:
+    """Whether a row can exchange such a model; compressed rows do so only beside their own wire's others."""
+    if shape.trained:
+        return bool(row.training) and not row.codec
+    if shape.coded:
+        return row.wire in {each.wire for each in ROWS.values() if each.codec}
+    return bool(row.side) and not row.codec
+
+
+def fitting(warm: Turn, steps: int) -> int:
+    """As many of the steps as a turn has time for, at least one."""
+    return max(1, min(steps, round(TURN_SECONDS / min(warm.seconds))))
 
 
 def _threads(case: Case) -> int:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ps import terminal
+from workers.bench.row import ROWS
 
 if TYPE_CHECKING:
     from workers.bench.case import Case, Plan
@@ -25,21 +28,26 @@ if TYPE_CHECKING:
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 STANDARD = (
-    "2:flat:sgd 4:flat:sgd 2:resnet50:sgd 2:resnet50:adam 2:thousand:sgd 2:thousand-flat:sgd 1:lone:sgd"
-    " 2:mlp:sgd 2:digits:sgd"
+    "1:flat:sgd 2:flat:sgd 4:flat:sgd 2:flat:adam 2:resnet50:sgd 2:thousand:sgd 2:thousand-flat:sgd"
+    " 1:lone:sgd 2:mlp:sgd 2:digits:sgd 2:coded:sgd"
 )
 """The cases of `make bench`."""
 
 
-@app.command()
+def _rows_help() -> str:
+    lines = [f"{row.name:<15} {row.about}" for row in ROWS.values()]
+    return "\n".join(["\b", "Rows:", *lines])  # \b: not to be wrapped
+
+
+@app.command(epilog=_rows_help())
 def bench(
     cases: Annotated[
         str | None, typer.Option(help="ranks:shape:optimizer, by comma [the standard set]")
     ] = None,
     rows: Annotated[str | None, typer.Option(help="which ways, by comma [all that this machine has]")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="turns of every row that count")] = 5,
-    steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3; more of what is small]")] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="of every hub [2, or 1 on one core]")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3, or what fits]")] = None,
+    shards: Annotated[int | None, typer.Option(min=1, help="of every hub [hub-shm 2, others 1]")] = None,
     megabytes: Annotated[int, typer.Option(min=1, help="MiB of float32 in the shape flat")] = 100,
     bucket_bytes: Annotated[int, typer.Option(min=4096, help="handed over at once")] = 25 * 2**20,
     timeout: Annotated[float, typer.Option(help="seconds that one case may take")] = 900.0,
@@ -52,8 +60,9 @@ def bench(
     """Time one exchange of a model: push, mean, optimizer, parameters back in every worker.
 
     Peers, our modes and the limits of memory and sockets take turns in one run.
-    Shapes: flat, resnet50, thousand, thousand-flat, lone; digits and mlp are whole
-    training steps. Optimizers: sgd, adam. Ends with 1 if a single element came out wrong.
+    Shapes: flat, resnet50, thousand, thousand-flat, lone; coded has the compressed rows;
+    digits and mlp are whole training steps. Optimizers: sgd, adam. Ends with 1 if a single
+    element came out wrong.
     """
     raise SystemExit(_run(dict(locals())))
 
@@ -120,7 +129,7 @@ def rows_of(names: str | None) -> list[Row]:
         UsageError: One was asked for that does not exist, or cannot be had here.
     """
     from ps.errors import UsageError
-    from workers.bench.row import ROWS, select
+    from workers.bench.row import select
 
     chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
     lacks = {row.name: lack for row in chosen if (lack := row.missing())}
@@ -141,13 +150,22 @@ def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
         rows=rows_of(rows),
         rounds=more["rounds"],
         steps=more["steps"],
-        shards=shards or min(2, machine.cores()),
+        shards=shards,
         megabytes=more["megabytes"],
         bucket_bytes=more["bucket_bytes"],
         timeout=more["timeout"],
         machine=f"{found['cores']} cores of {found['processor']}, {found['system']}, {versions}",
         date=f"{datetime.now():%Y-%m-%d}",
+        commit=_commit(),
     )
+
+
+def _commit() -> str:
+    """Of the code that is measured, marked where files differ from it; empty where git does not tell."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    if which("git") is None:
+        return ""
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def cases_of(text: str | None) -> list[Case]:

@@ -15,19 +15,18 @@ def join(job: Job, rank: int) -> None:
 
 
 class Gloo(FlatSide):
-    """All buckets are under way at once, so that Gloo's threads overlap them."""
+    """All buckets are under way at once, so that Gloo's threads overlap them; each is stepped as it lands."""
 
     def __init__(self, job: Job, rank: int) -> None:
         join(job, rank)
         super().__init__(job, rank)
 
     def step(self) -> None:
-        works = [dist.all_reduce(bucket, async_op=True) for bucket in self._buckets]
+        works = [dist.all_reduce(bucket.gradients, async_op=True) for bucket in self._buckets]
         for work, bucket in zip(works, self._buckets, strict=True):
             assert work is not None
             work.wait()
-            bucket.div_(self._size)
-        self._optimizer.step()
+            bucket.step()
 
     def close(self) -> None:
         dist.destroy_process_group()

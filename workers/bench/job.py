@@ -21,6 +21,7 @@ class Job(msgspec.Struct, frozen=True):
         megabytes: MiB of the shape `flat`.
         bucket_bytes: What is handed over at once.
         slice_bytes: What a server works on at once.
+        codec: What gradients are compressed with; empty: nothing.
     """
 
     shape: str
@@ -30,6 +31,7 @@ class Job(msgspec.Struct, frozen=True):
     megabytes: int = 100
     bucket_bytes: int = 25 * 2**20
     slice_bytes: int = 4 * 2**20
+    codec: str = ""
 
     @property
     def tensors(self) -> list[Dims]:

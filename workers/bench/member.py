@@ -6,7 +6,7 @@ An order is `STEPS alone` or `STEPS together`. Before each step the member fills
 in the gradients, or reads a batch; together, it then says `ready` and steps when it hears `go`, as
 all ranks do at once: so neither MPI's barrier, which spins, nor a hub's, which
 costs a round, weighs on one row more than on another. The answer is a line of
-JSON: every step's seconds, and how many elements are wrong.
+JSON: every step's seconds, how many elements are wrong, and the parameters' digest.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Member:
             except ConnectionLost:
                 return
             seconds = [self._step(together=how == "together") for _ in range(int(steps))]
-            self._line.tell(
-                json.dumps({"seconds": seconds, "wrong": self._side.check.wrong(self._side.values())})
-            )
+            wrong = self._side.check.wrong(self._side.values())
+            reply = {"seconds": seconds, "wrong": wrong, "digest": self._side.digest()}
+            self._line.tell(json.dumps(reply))
 
     def _step(self, *, together: bool) -> float:
         for rank in self._side.ranks:

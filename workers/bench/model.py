@@ -35,6 +35,32 @@ class FlatModel:
             parameter.grad = view
 
 
+class Bucket:
+    """A piece of a flat model, which is stepped by itself as soon as its gradients are there.
+
+    The sum becomes a mean by the fused step's own `grad_scale`: a pass over the gradients less.
+
+    Args:
+        optimizer: A name from `OPTIMIZERS`.
+        values: Flat; stepped in place.
+        gradients: Flat; the ranks' sum by the time of a step.
+        size: How many ranks there are.
+    """
+
+    def __init__(self, optimizer: str, values: Tensor, gradients: Tensor, size: int) -> None:
+        self.values, self.gradients = values, gradients
+        self._parameter = nn.Parameter(values)
+        self._optimizer = optimizer_of(optimizer, [self._parameter])
+        if size > 1:
+            # Where GradScaler puts its scale, by which the fused kernels divide.
+            self._optimizer.grad_scale = torch.tensor(float(size))  # type: ignore[attr-defined]
+
+    def step(self) -> None:
+        """Steps with the mean."""
+        self._parameter.grad = self.gradients
+        self._optimizer.step()
+
+
 def views(flat: Tensor, tensors: Sequence[Dims]) -> list[Tensor]:
     """The tensors of a model, one after the other in `flat`."""
     parts = torch.split(flat, [prod(dims) for dims in tensors])

@@ -7,7 +7,7 @@ from workers.bench.side import FlatSide
 
 
 class Mpi(FlatSide):
-    """Buckets are reduced in place, one after the other; MPI finalizes as the process ends."""
+    """Buckets are reduced in place and stepped, one after the other; MPI finalizes as the process ends."""
 
     def __init__(self, job: Job, rank: int) -> None:
         from mpi4py import MPI
@@ -15,10 +15,9 @@ class Mpi(FlatSide):
         # mpirun gives all ranks the same arguments: MPI alone knows which is which.
         super().__init__(job, MPI.COMM_WORLD.rank)
         self._world, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE
-        self._arrays = [bucket.numpy() for bucket in self._buckets]
+        self._arrays = [bucket.gradients.numpy() for bucket in self._buckets]
 
     def step(self) -> None:
         for bucket, array in zip(self._buckets, self._arrays, strict=True):
             self._world.Allreduce(self._in_place, array)
-            bucket.div_(self._size)
-        self._optimizer.step()
+            bucket.step()

@@ -25,6 +25,8 @@ class Row:
         server: Flags of `ps-server start`; None: the row has no hub.
         worker: Flags of `ps-worker`.
         members: Processes that step; 0: one a rank.
+        shards: Of a hub that is not colocated, unless told otherwise.
+        beside: Module of a server that is no hub; its `main` is told the job.
     """
 
     name: str
@@ -36,16 +38,33 @@ class Row:
     server: tuple[str, ...] | None = None
     worker: tuple[str, ...] = ()
     members: int = 0
+    shards: int = 1
+    beside: str = ""
 
     @property
     def transport(self) -> str:
         """The wire to the hub; empty where there is none."""
-        return dict(zip(self.worker[::2], self.worker[1::2], strict=True)).get("--transport", "")
+        return self._told("--transport")
+
+    @property
+    def codec(self) -> str:
+        """What gradients are compressed with; empty: nothing."""
+        return self._told("--compress")
+
+    @property
+    def wire(self) -> tuple[str, ...]:
+        """What rows that differ by their codec alone have in common; empty if it is not ours."""
+        return self.worker[:2]
 
     @property
     def colocated(self) -> bool:
         """Whether the workers are the shards."""
         return "--colocate" in (self.server or ())
+
+    @property
+    def in_buckets(self) -> bool:
+        """Whether it hands over buckets; a limit and those who bring a server cut slices."""
+        return self.kind != "bound" and not self.beside
 
     def missing(self) -> str:
         """What this machine lacks for the row, and how to get it; empty where nothing is."""
@@ -55,19 +74,27 @@ class Row:
             return "mpi4py is not installed (pip install 'hubring[bench]')"
         return ""
 
+    def _told(self, flag: str) -> str:
+        return dict(zip(self.worker[::2], self.worker[1::2], strict=True)).get(flag, "")
 
-def _peer(name: str, side: str, about: str, training: str = "") -> Row:
-    return Row(name, about, "peer", side, training, "mpirun" if name == "mpi" else "python")
+
+def _peer(name: str, side: str, about: str, training: str = "", beside: str = "") -> Row:
+    launcher: Literal["python", "mpirun"] = "mpirun" if name == "mpi" else "python"
+    return Row(name, about, "peer", side, training, launcher, beside=beside)
 
 
-def _ours(name: str, worker: tuple[str, ...], about: str, *server: str) -> Row:
+def _ours(name: str, worker: str, about: str, *server: str, shards: int = 1) -> Row:
     sides = "hubring:Hubring", "train:HubringTraining"
-    return Row(name, about, "ours", *sides, "ps-worker", server, worker)
+    return Row(name, about, "ours", *sides, "ps-worker", server, tuple(worker.split()), shards=shards)
 
 
-def _bound(name: str, side: str, members: int, about: str, training: str = "") -> Row:
-    return Row(name, about, "bound", side, training, members=members)
+def _bound(name: str, side: str, members: int, about: str, training: str = "", beside: str = "") -> Row:
+    return Row(name, about, "bound", side, training, members=members, beside=beside)
 
+
+_MEMORY_SHARDS = 2
+"""Of the hub whose limit are cores; over a wire one server is compared with one server."""
+_RAW_SERVER = "workers.bench.raw_server"
 
 ROWS = {
     row.name: row
@@ -75,15 +102,19 @@ ROWS = {
         _peer("gloo+sgd", "gloo:Gloo", "Gloo allreduce in buckets, then torch's fused optimizer"),
         _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo", "train:DdpTraining"),
         _peer("mpi", "mpi:Mpi", "Open MPI allreduce in buckets, then torch's fused optimizer"),
-        _ours("hub-shm", ("--transport", "shm"), "hub, shared memory"),
-        _ours("hub-colo", ("--transport", "auto"), "hub, every worker serves a shard", "--colocate"),
-        _ours("hub-zmq", ("--transport", "zmq"), "hub, ZeroMQ over loopback"),
-        _ours("hub-grpc", ("--transport", "grpc"), "hub, gRPC over loopback"),
-        _ours("ring", ("--topology", "ring"), "our ring, on Gloo"),
+        _peer("rpc", "rpc:Rpc", "a parameter server on torch.distributed.rpc", beside="workers.bench.rpc"),
+        _ours("hub-shm", "--transport shm", "hub, shared memory", shards=_MEMORY_SHARDS),
+        _ours("hub-colo", "--transport shm", "the same, every worker serves a shard", "--colocate"),
+        _ours("hub-zmq", "--transport zmq", "hub, ZeroMQ over loopback"),
+        _ours("hub-zmq-bf16", "--transport zmq --compress bf16", "the same, 2 bytes an element"),
+        _ours("hub-zmq-int8", "--transport zmq --compress int8", "the same, 1 byte an element"),
+        _ours("hub-grpc", "--transport grpc", "hub, gRPC over loopback"),
+        _ours("ring", "--topology ring", "our ring, on Gloo"),
+        _ours("ring-bf16", "--topology ring --compress bf16", "the same, 2 bytes an element"),
         _bound("bound-memory", "bound:Bound", 1, "mean and step where all gradients lie, 1 thread"),
         _bound("bound-memory-2", "bound:BoundOfTwo", 2, "the same, by 2 processes"),
         _bound("bound-copy", "bound:BoundCopy", 1, "as bound-memory, and a copy to each worker"),
-        _bound("raw-tcp", "raw:Raw", 0, "plain sockets over loopback doing the hub's work"),
+        _bound("raw-tcp", "raw:Raw", 0, "plain sockets doing one hub's work", beside=_RAW_SERVER),
         _bound("train-alone", "", 0, "every rank computes, nothing is exchanged", "train:Alone"),
     )
 }

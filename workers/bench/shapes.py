@@ -22,12 +22,14 @@ class Shape(NamedTuple):
         tensors: Makes every parameter's dimensions, given the MiB that `flat` is to have.
         steps: Taken in one turn: as many as last about as long as those of the others.
         trained: Whole training steps are taken, not only the exchange.
+        coded: The wires that have compressed rows are compared with and without.
     """
 
     about: str
     tensors: Callable[[int], list[Dims]]
     steps: int = 3
     trained: bool = False
+    coded: bool = False
 
 
 MLP = (1024, 4096, 1000)
@@ -63,8 +65,14 @@ def digits() -> list[Dims]:
     return [(16, 1, 3, 3), (16,), (32, 16, 3, 3), (32,), (10, 512), (10,)]
 
 
+def flat(megabytes: int) -> list[Dims]:
+    """One tensor."""
+    return [(megabytes * MEBI // FLOAT_BYTES,)]
+
+
 SHAPES = {
-    "flat": Shape("one tensor", lambda megabytes: [(megabytes * MEBI // FLOAT_BYTES,)]),
+    "flat": Shape("one tensor", flat),
+    "coded": Shape("the same, gradients compressed on the wire", flat, coded=True),
     "resnet50": Shape("the 161 tensors of ResNet-50", lambda _: resnet50()),
     "thousand": Shape("1,000 tensors of 25,000 elements", lambda _: [(25_000,)] * 1000),
     "thousand-flat": Shape("one tensor of as many bytes", lambda _: [(25_000_000,)]),

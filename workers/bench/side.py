@@ -10,8 +10,11 @@ import torch
 from torch import Tensor
 
 from workers.bench.job import Job
-from workers.bench.model import FlatModel, optimizer_of
+from workers.bench.model import Bucket, FlatModel
 from workers.bench.truth import Truth
+
+_CODED_SLACK = 0.02
+"""Of the largest parameter. A codec rounds: an 8-bit one by 1/254 of the largest gradient near by."""
 
 
 class Check(Protocol):
@@ -42,7 +45,7 @@ class Side(ABC):
         self._job = job
 
     def _check_for(self, job: Job) -> Check:
-        return Truth(job.optimizer, job.size)
+        return Truth(job.optimizer, job.size, _CODED_SLACK if job.codec else 0.0)
 
     @abstractmethod
     def gradients(self, rank: int) -> Sequence[Tensor]:
@@ -59,19 +62,31 @@ class Side(ABC):
     def step(self) -> None:
         """From everyone's gradients to the new parameters: what is timed."""
 
+    def digest(self) -> str:
+        """Of the parameters, where ranks must have the same bits and `check` sees one's; else empty."""
+        return ""
+
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """Leaves."""
 
 
 class FlatSide(Side):
-    """A script that exchanges by hand: one flat model, handed over in buckets, stepped here."""
+    """A script that exchanges by hand: one flat model, cut into buckets that are stepped one by one.
 
-    def __init__(self, job: Job, rank: int) -> None:
+    Args:
+        job: What it is told.
+        rank: Which it is.
+        bucket_bytes: Where it is cut, if not where the job says.
+    """
+
+    def __init__(self, job: Job, rank: int, bucket_bytes: int | None = None) -> None:
         super().__init__(job, rank)
-        self._size = job.size
+        numel = (bucket_bytes or job.bucket_bytes) // 4
         self._model = FlatModel(job.tensors)
-        self._buckets = torch.split(self._model.gradients, job.bucket_bytes // 4)
-        self._optimizer = optimizer_of(job.optimizer, self._model.parameters)
+        values, gradients = (torch.split(flat, numel) for flat in (self._model.values, self._model.gradients))
+        self._buckets = [
+            Bucket(job.optimizer, *pair, size=job.size) for pair in zip(values, gradients, strict=True)
+        ]
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
         return self._model.gradient_parts

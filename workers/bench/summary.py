@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ps.errors import ConfigError
+from workers.bench import ratios
+from workers.bench.ratios import BOUNDS, Entry
 
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"
-BOUNDS, WIRE_BOUND = ("bound-memory", "bound-memory-2"), "raw-tcp"
+WIRE_BOUND = "raw-tcp"
 TRAINED_PEER = "ddp-gloo"
 EXCHANGED = ("peer", "limit")
 TRAINED = ("samples/s", "exposed ms", "peer")
-OVER_WIRE = ("hub-zmq", "hub-grpc")
+OVER_WIRE = ("hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "hub-grpc")
 NOTE = (
     f"*peer*: how many times faster than `{PEER}` a row is, or than `{TRAINED_PEER}` where whole steps of"
     " training are timed. *limit*: its time divided by the limit's, that is by"
-    f" `{WIRE_BOUND}` for {' and '.join(f'`{row}`' for row in OVER_WIRE)}, by the faster of"
+    f" `{WIRE_BOUND}` for {', '.join(f'`{row}`' for row in OVER_WIRE)}, by the faster of"
     f" {' and '.join(f'`{row}`' for row in BOUNDS)} for all others."
     " *exposed*: what a step takes beyond computing."
 )
 
-Entry = Mapping[str, Any]
-"""An object of the bench's JSON; `workers.bench.table.Entry` says what its fields mean."""
+WANTED = "What is wanted of these times, and what came of it:"
 
 
 def read(file: Path) -> list[Entry]:
@@ -44,10 +44,11 @@ def read(file: Path) -> list[Entry]:
 
 
 def render(entries: Sequence[Entry]) -> str:
-    """Markdown: a table for every shape and optimizer, one column group for every number of ranks."""
+    """Markdown: for every shape and optimizer a table with columns for every number of ranks; then ratios."""
     kinds = dict.fromkeys(_kind(each) for each in entries)
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
-    return "\n\n".join([_setting(entries), *tables, NOTE])
+    wanted = ratios.table(entries)
+    return "\n\n".join([_setting(entries), *tables, NOTE, *([WANTED, wanted] if wanted else [])])
 
 
 def put_into(readme: Path, text: str) -> None:
@@ -69,19 +70,28 @@ def _kind(entry: Entry) -> tuple[str, str]:
 
 def _setting(entries: Sequence[Entry]) -> str:
     """Where and how it was measured, each fact once."""
-    places = dict.fromkeys(f"{each['machine']}; {each['date']}" for each in entries)
-    steps = sorted({each["steps"] for each in entries})
-    shards = max(each["shards"] for each in entries)
+    places = dict.fromkeys(f"{each['machine']}; {each['date']}{_commit(each)}" for each in entries)
+    steps = [each["steps"] for each in entries]
     return (
         f"Measured on {' and on '.join(places)}. Milliseconds a step as median (maximum - minimum) of"
-        f" {' or '.join(map(str, steps))} steps, rows taking turns; hubs of {shards} shards at most;"
-        f" {_wrong(entries)}."
+        f" {min(steps)} to {max(steps)} steps, rows taking turns; {_wrong(entries)}."
     )
 
 
 def _wrong(entries: Iterable[Entry]) -> str:
     wrong = sum(each["wrong"] for each in entries)
-    return f"{wrong} ELEMENTS WRONG" if wrong else "every element checked, none wrong"
+    if wrong:
+        return f"{wrong} ELEMENTS WRONG"
+    return (
+        "every element on every rank is what torch's own optimizer makes of the mean, up to rounding; trained"
+        " ones are near what one process comes to on rank 0, bit for bit the same on all"
+    )
+
+
+def _commit(entry: Entry) -> str:
+    """Results of older benches have none."""
+    commit = entry.get("commit", "")
+    return f"; commit {commit}" if commit else ""
 
 
 def _table(entries: Sequence[Entry]) -> str:

@@ -31,16 +31,19 @@ class Entry:
         steps: How many there were.
         algbw: bytes / median, in 1e9 bytes a second.
         busbw: algbw x 2(n-1)/n, the bytes that each rank of a ring sends: as nccl-tests has it.
-        wrong: Elements that were not torch's own, summed over ranks and turns.
+        wrong: Elements that were not torch's own, summed over ranks and turns. End to end: far from one
+            process's; compressed: far from torch's own.
         shards: Of the hub; 0 where there is none.
         transport: To the hub; empty where there is none.
-        bucket_bytes: What was handed over at once.
-        threads: OMP_NUM_THREADS of every process.
+        codec: What gradients were compressed with; empty: nothing.
+        bucket_bytes: What was handed over at once; 0: the row cuts slices, or nothing.
+        threads: Of torch in each rank; servers and limits have one in every process.
         idle_cores: Cores that the row kept busy while others had their turn.
         samples_per_s: End to end: samples that all ranks together trained on in a second.
         exposed_ms: End to end: what the step took longer than computing alone.
         machine: What it ran on.
         date: When, ISO 8601.
+        commit: Of the code that was measured; empty where git does not tell.
     """
 
     row: str
@@ -57,6 +60,7 @@ class Entry:
     wrong: int
     shards: int = 0
     transport: str = ""
+    codec: str = ""
     bucket_bytes: int = 0
     threads: int = 1
     idle_cores: float = 0.0
@@ -64,6 +68,7 @@ class Entry:
     exposed_ms: float = 0.0
     machine: str = ""
     date: str = ""
+    commit: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The entry as a JSON object, numbers to six digits."""

@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ from workers.bench.usage import cpu_seconds
 from workers.compare.process import Process, Processes, ProcessFailed
 from workers.compare.runner import await_address
 
-# Not imported: they bring torch, which the bench itself does not need.
-MEMBER, RAW_SERVER = "workers.bench.member", "workers.bench.raw_server"
+# Not imported: it brings torch, which the bench itself does not need.
+MEMBER = "workers.bench.member"
 
 
 class Turn(NamedTuple):
@@ -36,12 +36,12 @@ class Team:
     Args:
         row: Which row.
         job: What its members are told; the directory is the row's own.
-        shards: Shards of a hub whose workers are not its shards.
+        shards: Shards of a hub whose workers are not its shards; None: as many as are the row's own.
         processes: Where they are started, and who ends them.
         timeout: Seconds that one answer may take.
     """
 
-    def __init__(self, row: Row, job: Job, shards: int, processes: Processes, timeout: float) -> None:
+    def __init__(self, row: Row, job: Job, shards: int | None, processes: Processes, timeout: float) -> None:
         self.row = row
         self._job = job
         self.shards = _shards(row, job.size, shards)
@@ -87,7 +87,7 @@ class Team:
             ) from lost
         self._idle.begin(self._cpu())
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
-        return Turn(seconds, sum(reply["wrong"] for reply in replies))
+        return Turn(seconds, wrong_in(replies, self._job.nbytes // 4))
 
     @property
     def idle_cores(self) -> float:
@@ -129,8 +129,8 @@ class Team:
             command = ["mpirun", *flags, sys.executable, "-m", MEMBER, *self._told(0)]
             yield self._processes.start(name, command)
             return
-        if self.row.side == "raw:Raw":
-            yield self._fork(f"{name} server", RAW_SERVER, self._job.encode())
+        if self.row.beside:
+            yield self._fork(f"{name} server", self.row.beside, self._job.encode())
         for rank in range(self._count):
             command = [MEMBER] if self.row.server is None else self._worker(rank)
             yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
@@ -150,11 +150,17 @@ class Team:
         return ["workers.cli", *server, *place, *self.row.worker, script]
 
 
-def _shards(row: Row, size: int, asked: int) -> int:
-    """How many shards the row has: those asked for, one a worker, or none."""
+def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:
+    """Wrong elements of all ranks; ranks whose digests differ have a whole model of them."""
+    apart = len({reply["digest"] for reply in replies}) - 1
+    return sum(reply["wrong"] for reply in replies) + apart * numel
+
+
+def _shards(row: Row, size: int, asked: int | None) -> int:
+    """How many shards the row has: one a worker, those asked for, its own number, or none."""
     if row.colocated:
         return size
-    return asked if row.transport else 0
+    return (asked or row.shards) if row.transport else 0
 
 
 class _Idle:
