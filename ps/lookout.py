@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 AWAKE_SECONDS = 500e-6
-"""Longer than a lone push of 4 KB takes whoever waits was asleep (0.3 ms over shared memory, 0.5 over ZeroMQ).
+"""Longer than a lone push of 4 KB takes when both ends sleep (0.3 ms over shared memory, 0.5 over ZeroMQ).
 
 Else one slow round would put both ends to sleep for good. Awake they take 0.17 and 0.31 (medians of 2,500,
 two cores); a step of 100 MiB takes as long as without, 24 and 137 ms.
