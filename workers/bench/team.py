@@ -153,7 +153,7 @@ class Team:
 def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:
     """Wrong elements of all ranks; ranks whose digests differ have a whole model of them."""
     apart = len({reply["digest"] for reply in replies}) - 1
-    return sum(reply["wrong"] for reply in replies) + apart * numel
+    return sum(int(reply["wrong"]) for reply in replies) + apart * numel
 
 
 def _shards(row: Row, size: int, asked: int | None) -> int:
