@@ -26,7 +26,7 @@ from workers.bench.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
 from workers.bench.row import ROWS, select
 from workers.bench.side import Side
 from workers.bench.table import HEAD, entry, trained
-from workers.bench.team import Turn
+from workers.bench.team import Turn, wrong_in
 from workers.bench.truth import PERIOD, Truth
 
 TENSORS = [(PERIOD + 7,), (3, 5)]
@@ -288,6 +288,12 @@ def test_what_was_never_trained_and_what_missed_a_rank_are_wrong_end_to_end() ->
     assert reference.wrong(trained_by([0, 1], 3)) == 0
     assert reference.wrong(trained_by([0, 1], 0)) > 0.5 * count
     assert reference.wrong(trained_by([0], 3)) > 0.5 * count
+
+
+def test_ranks_that_drifted_apart_have_a_whole_model_of_wrong_elements() -> None:
+    same, other = {"wrong": 0, "digest": "a"}, {"wrong": 2, "digest": "b"}
+    assert wrong_in([same, same], 100) == 0
+    assert wrong_in([same, other], 100) == 102
 
 
 def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:

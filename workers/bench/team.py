@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,10 +24,7 @@ MEMBER = "workers.bench.member"
 
 
 class Turn(NamedTuple):
-    """What one turn gave: the slowest rank's seconds of every step, and the wrong elements of all ranks.
-
-    Where ranks must have the same bits and have not, the whole model counts as wrong.
-    """
+    """What one turn gave: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
 
     seconds: list[float]
     wrong: int
@@ -90,8 +87,7 @@ class Team:
             ) from lost
         self._idle.begin(self._cpu())
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
-        apart = len({reply["digest"] for reply in replies}) - 1
-        return Turn(seconds, sum(reply["wrong"] for reply in replies) + apart * self._job.nbytes // 4)
+        return Turn(seconds, wrong_in(replies, self._job.nbytes // 4))
 
     @property
     def idle_cores(self) -> float:
@@ -152,6 +148,12 @@ class Team:
         place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(self._job.size)]
         script = str(Path(__file__).with_name("member.py"))
         return ["workers.cli", *server, *place, *self.row.worker, script]
+
+
+def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:
+    """Wrong elements of all ranks; ranks whose digests differ have a whole model of them."""
+    apart = len({reply["digest"] for reply in replies}) - 1
+    return sum(int(reply["wrong"]) for reply in replies) + apart * numel
 
 
 def _shards(row: Row, size: int, asked: int | None) -> int:
