@@ -48,6 +48,11 @@ class Part(NamedTuple):
     tensors: Tensors = ()
 
 
+def layout_of(tensor: Tensor) -> Layout:
+    """A tensor's dtype and shape."""
+    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
 def absent(call: Call) -> Call:
     """What a rank that has joined calls for where another makes `call`: it gives zeros, or no rows."""
     layouts = call.layouts

@@ -32,11 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ps.collective import ROOTED
+from ps.collective import ROOTED, layout_of
 from ps.errors import UsageError
 from ps.messages import Call, Collective, ReduceOp
 from workers import context
-from workers.communicator import CollectiveWork, Communicator, layout_of
+from workers.communicator import CollectiveWork, Communicator
 from workers.group import Group
 
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from ps.collective import layout_of
 from ps.errors import UsageError
 from ps.messages import Call
 from ps.traffic import Traffic
-from ps.types import DTYPE_BYTES, Hyper, Layout
+from ps.types import DTYPE_BYTES, Hyper
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -167,8 +168,3 @@ class CollectiveWork(Work):
         """Waits, and returns the result; raises as `wait`."""
         self.wait(timeout)
         return self.result
-
-
-def layout_of(tensor: torch.Tensor) -> Layout:
-    """A tensor's dtype and shape."""
-    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from protos import data_pb2 as pb
 from ps import placement
+from ps.collective import layout_of
 from ps.compression import by_name
 from ps.errors import ConfigError, HubringError, UsageError
 from ps.messages import (
@@ -172,11 +173,6 @@ def bytes_of(tensor: Tensor) -> memoryview:
     if plain.dtype not in _CASTABLE:
         plain = plain.view(-1).view(torch.uint8)
     return plain.numpy().data.cast("B")
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    """A tensor's dtype and shape."""
-    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
