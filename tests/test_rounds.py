@@ -255,7 +255,9 @@ def test_what_a_rank_gave_before_it_joined_counts() -> None:
 def test_all_are_told_who_joined_last_and_take_part_again() -> None:
     book = RoundBook()
     replies = play([join(0), join(2), join(1)], book)
-    assert {rank: result_of(reply).tolist() for rank, reply in replies.items()} == {rank: [1] for rank in LIVE}
+    assert {rank: result_of(reply).tolist() for rank, reply in replies.items()} == {
+        rank: [1] for rank in LIVE
+    }
     assert play([part(0, torch.ones(1), sequence=2)], book) == {}
 
 
