@@ -52,7 +52,7 @@ FLOORS = {
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
         workers.slicing workers.placing workers.roll workers.ps_communicator
-        workers.context workers.collectives workers.sampler
+        workers.context workers.sparse workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli

@@ -106,6 +106,8 @@ class Communicator(ABC):
                 keep; in some other thread. None: the first one, on the device of the first given.
         """
         for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                raise UsageError(f"{call.name!r}: only allreduce takes a sparse tensor; call to_dense()")
             if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
                 text = f"{call.name!r}: {tensor.dtype} does not travel; convert it to one of"
                 raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")

@@ -244,6 +244,41 @@ def test_reduce_scatter_deals_out_the_rows_of_an_allreduce(crew: Crew, rows: int
     ]
 
 
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVERAGE])
+def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> None:
+    def dense(rank: int) -> Tensor:
+        whole = torch.zeros(10, 3)
+        whole[rank], whole[5] = rank + 1.0, 1.0
+        return whole
+
+    def action(communicator: Communicator) -> None:
+        sparse = dense(communicator.rank).to_sparse(1)
+        result = c.allreduce(sparse, op, communicator=communicator)
+        assert result.is_sparse
+        whole = c.allreduce(dense(communicator.rank), op, communicator=communicator)
+        torch.testing.assert_close(result.to_dense(), whole)
+        empty = c.allreduce(torch.zeros(4).to_sparse(), op, communicator=communicator)
+        assert empty.to_dense().tolist() == [0.0] * 4
+
+    crew.run(action)
+
+
+def test_what_cannot_be_done_with_sparse_tensors_is_refused(three: Crew) -> None:
+    sparse = torch.eye(3).to_sparse()
+    own = three.communicators[0]
+    with pytest.raises(UsageError, match="no max of sparse tensors: sum or average"):
+        c.allreduce(sparse, ReduceOp.MAX, communicator=own)
+    with pytest.raises(UsageError, match="only allreduce takes a sparse tensor"):
+        c.broadcast(sparse, communicator=own)
+
+    def action(communicator: Communicator) -> None:
+        shape = (3, 3 + (communicator.rank == 1))
+        with pytest.raises(ConfigError, match=r"shape of a sparse tensor: \[\[3, 3\], \[3, 4\], \[3, 3\]\]"):
+            c.allreduce(torch.zeros(shape).to_sparse(), communicator=communicator)
+
+    three.run(action)
+
+
 # Moving tensors
 
 
