@@ -104,6 +104,7 @@ def test_a_broadcast_compares_what_is_expected_with_what_is_given() -> None:
         ([part(1, Collective.SCATTER, root=1)], "root 1 gave 0 tensors to scatter"),
         ([part(0, Collective.REDUCE, torch.ones(1).bool(), op=ReduceOp.AVERAGE)], "no average of torch.bool"),
         ([part(0, Collective.ALLTOALL, torch.ones(2), splits=(1,))], r"rank 0 splits 2 rows as [1]"),
+        ([part(0, Collective.ALLTOALL)], "ranks gave 0 tensors to exchange; give one"),
         ([part(0, Collective.REDUCE_SCATTER, torch.ones(()))], "has no rows to deal out"),
     ],
 )

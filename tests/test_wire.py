@@ -26,10 +26,10 @@ from ps.messages import (
     Values,
 )
 from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from ps.transport.bundle import bytes_of
 from ps.transport.wire import (
     MAX_TEXT,
     MalformedMessage,
-    bytes_of,
     decode_reply,
     decode_request,
     encode_reply,
