@@ -24,6 +24,7 @@ from ps.lookout import Lookout
 from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
 from ps.transport import wire
+from ps.transport.bundle import bytes_of
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -130,14 +131,14 @@ class KVClient:
         self._submit(shard, Pull(self.sender, key), into, work, decode=decode)
 
     def contribute(
-        self, shard: int, request: Contribute, work: Work, on_result: Callable[[Tensor | None], None]
+        self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
     ) -> None:
-        """Takes part in a collective; `on_result` gets a tensor that it must copy out of."""
+        """Takes part in a collective; `on_result` gets tensors that it must copy out of."""
 
         def on_reply(reply: Reply) -> None:
             if not isinstance(reply, Result):
                 raise HubringError(f"shard {shard} answered a collective with {type(reply).__name__}")
-            on_result(reply.tensor)
+            on_result(reply.tensors)
 
         self._submit(shard, request, None, work, on_reply)
 
@@ -239,7 +240,7 @@ class KVClient:
             return call
 
     def _send(self, connection: Connection, call: _Call) -> None:
-        into = None if call.into is None else wire.bytes_of(call.into)
+        into = None if call.into is None else bytes_of(call.into)
         connection.send(call.message, into)
         if call.message.payload is not None:
             self.traffic.bytes_sent += call.message.payload.nbytes

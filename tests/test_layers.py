@@ -25,12 +25,13 @@ FLOORS = {
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
+        ps.reduction ps.collective
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.quantization ps.sparsification ps.compression ps.feedback
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle ps.transport.wire
         ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
@@ -47,12 +48,13 @@ FLOORS = {
     """,
     "training": """
         workers.accelerator workers.courier workers.pinning workers.staging
-        workers.layout workers.bucketing workers.communicator workers.launch workers.record
+        workers.layout workers.bucketing workers.group workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
+        workers.agenda workers.team workers.transfers
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
-        workers.slicing workers.placing workers.ps_communicator
-        workers.context workers.collectives workers.sampler
+        workers.slicing workers.placing workers.roll workers.ps_communicator
+        workers.context workers.sparse workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli

@@ -28,7 +28,7 @@ from ps.client import KVClient
 from ps.consistency import BSP
 from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
 from ps.home import GpuHome, Home, HostHome
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from ps.optim import hyper_of
 from ps.session import Assignment, Session
 from ps.shard import ShardLoop
@@ -44,7 +44,15 @@ from workers import optimizer as optimizer_module
 from workers import placing, tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
-from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
+from workers.collectives import (
+    allgather,
+    allreduce,
+    allreduce_async,
+    barrier,
+    broadcast,
+    broadcast_into,
+    recv_async,
+)
 from workers.communicator import Communicator
 from workers.courier import Courier
 from workers.local_communicator import LocalCommunicator
@@ -652,7 +660,7 @@ def part(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor([[1, 2, 3], [6, 5, 4]]).add(rank).to(dtype)
 
 
-@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("op", list(REDUCED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks, op: ReduceOp, dtype: torch.dtype) -> None:
     parts = torch.stack([part(rank, dtype) for rank in range(ranks.size)])
@@ -667,7 +675,7 @@ def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks, op: ReduceOp, 
         torch.testing.assert_close(result, REDUCED[op](parts))
 
 
-@pytest.mark.parametrize("op", [op for op in ReduceOp if op is not ReduceOp.AVERAGE])
+@pytest.mark.parametrize("op", [op for op in REDUCED if op is not ReduceOp.AVERAGE])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_allreduce_does_every_op_but_the_average_on_integers(
     ranks: Ranks, op: ReduceOp, dtype: torch.dtype
@@ -732,8 +740,8 @@ def test_broadcast_gives_everybody_the_roots_tensor(ranks: Ranks, dtype: torch.d
 
 def test_broadcast_needs_a_tensor_on_the_root_alone(ranks: Ranks) -> None:
     def action(communicator: Communicator) -> torch.Tensor | None:
-        given = part(0) if communicator.rank == 0 else None
-        work = communicator.collective(Collective.BROADCAST, given, name="from the root")
+        given = [part(0)] if communicator.rank == 0 else []
+        work = communicator.collective(Call(Collective.BROADCAST, "from the root"), *given)
         work.wait(LIMIT)
         return work.result
 
@@ -969,6 +977,41 @@ def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Rank
     ring.run(action)
 
 
+def test_failing_a_ring_ends_the_collectives_that_wait_for_others(ring: Ranks) -> None:
+    may_leave = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        if communicator.rank != 0:
+            may_leave.wait(LIMIT)
+            return
+        works = [
+            allreduce_async(torch.ones(2), communicator=communicator),
+            recv_async(1, communicator=communicator),
+        ]
+        communicator.fail(RingBroken("rank 1 stands still"))
+        try:
+            for work in works:
+                with pytest.raises(RingBroken, match="rank 1 stands still"):
+                    work.wait(LIMIT)
+        finally:
+            may_leave.set()
+
+    ring.run(action)
+
+
+def test_who_leaves_a_ring_ends_what_it_has_under_way_there(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        barrier(communicator=communicator)
+        if communicator.rank == 0:
+            work = allreduce_async(torch.ones(2), communicator=communicator)
+            communicator.close(finished=True)
+            with pytest.raises(RingBroken, match="rank 0 has left the ring"):
+                work.wait(LIMIT)
+
+    ring.run(action)
+
+
 def test_a_wait_ends_with_its_timeout(ring: Ranks) -> None:
     may_go_on = threading.Event()
 
@@ -1028,6 +1071,8 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     communicator.ring.operations.lost.add(1)
     try:
+        if how == "die before a barrier":
+            barrier(communicator=communicator)
         communicator.push_pull(bucket, {}).wait(LIMIT)
     except HubringError as error:
         told.put((type(error).__name__, str(error)))
@@ -1068,5 +1113,16 @@ def test_a_killed_rank_is_noticed_at_once_and_named(two_processes: Any) -> None:
     kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
     assert kind == "RingBroken"
     assert "rank 0: the exchange of bucket 0 failed, a member of the ring is gone (rank 1)" in text
+    processes[0].join(LIMIT)
+    assert processes[0].exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_noticed_at_once_by_who_waits_at_a_barrier(two_processes: Any) -> None:
+    processes, told = two_processes("die before a barrier")
+    assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
+    kind, text = told.get(timeout=LIMIT / 2)
+    assert kind == "RingBroken"
+    assert "rank 0: agreeing on collectives failed, a member of the ring is gone" in text
     processes[0].join(LIMIT)
     assert processes[0].exitcode == 0
