@@ -180,7 +180,9 @@ class _Allreduce(torch.autograd.Function):
     """The gradient of a reduction is the same reduction of the ranks' gradients, as in Horovod."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, how: Reduction, name: str | None, process_set: ProcessSet) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, how: Reduction, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
         ctx.how, ctx.name, ctx.process_set = how, name, process_set
         return synchronize(_begin(tensor, how, name, process_set, lambda result: result))
 
@@ -242,4 +244,3 @@ def _begin_group(
 
     ranks = len(members.ranks)
     return world.begin("grouped_allreduce", name, members, start, lambda got: finish(how.after(got, ranks)))
-

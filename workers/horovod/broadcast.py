@@ -75,7 +75,9 @@ class _Broadcast(torch.autograd.Function):
     """The gradient is the ranks' mean gradient on the root and zeros elsewhere, as in Horovod."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet) -> Tensor:
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
         ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
         return synchronize(broadcast_async(tensor, root_rank, name, process_set))
 

@@ -1,8 +1,8 @@
 """Errors by the names that Horovod's users catch.
 
-    HorovodInternalError       an operation that had begun failed, on every rank
-    HostsUpdatedInterrupt      workers came: synchronise, then go on
-    ValueError                 the call itself cannot mean anything; nothing was sent
+HorovodInternalError       an operation that had begun failed, on every rank
+HostsUpdatedInterrupt      workers came: synchronise, then go on
+ValueError                 the call itself cannot mean anything; nothing was sent
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Handles:
         earlier = self._by_name.get(name)
         if earlier is not None and not earlier.done:
             raise ValueError(
-                f"an operation named {name!r} is under way already: synchronize() it first, or take another name"
+                f"an operation named {name!r} is under way: synchronize() it first, or take another name"
             )
 
     def add(self, pending: Pending) -> int:

@@ -43,5 +43,5 @@ def join(device: int = -1) -> int:
     """
     world = current()
     with translated():
-        last = collectives.join(group=world.group, communicator=world.communicator)
+        last = collectives.join(communicator=world.communicator)
     return world.members.index(last)

@@ -8,7 +8,7 @@ opens a pickle.
 
 from __future__ import annotations
 
-import pickle  # noqa: S403
+import pickle
 from typing import Any
 
 import torch

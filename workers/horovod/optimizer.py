@@ -203,8 +203,8 @@ def _names(optimizer: Optimizer, named_parameters: Any) -> dict[torch.Tensor, st
     unnamed = [parameter for parameter in held if parameter not in names]
     if unnamed:
         raise ValueError(
-            f"named_parameters was specified, but {len(unnamed)} of the optimizer's parameters were not named,"
-            f" the first of shape {tuple(unnamed[0].shape)}: give model.named_parameters() of the whole model"
+            f"named_parameters was specified, but {len(unnamed)} of the optimizer's parameters were not"
+            f" named, the first of shape {tuple(unnamed[0].shape)}: give the whole model.named_parameters()"
         )
     return {parameter: names[parameter] for parameter in held if parameter.requires_grad}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ def _cut(parameters: list[torch.Tensor], count: int) -> list[list[torch.Tensor]]
     """Into `count` runs of as many parameters, the first ones with one more where that leaves a rest."""
     each, rest = divmod(len(parameters), count)
     starts = [index * each + min(index, rest) for index in range(count + 1)]
-    runs = [parameters[start:end] for start, end in zip(starts, starts[1:], strict=False)]
+    runs = [parameters[start:end] for start, end in pairwise(starts)]
     return [run for run in runs if run]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from workers import collectives
-from workers.communicator import Group
+from workers.group import Group
 from workers.horovod.errors import translated
 from workers.horovod.world import current
 
@@ -26,7 +26,9 @@ class ProcessSet:
 
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         if not isinstance(ranks_or_comm, Iterable):
-            raise ValueError("a ProcessSet is made of a list of ranks; MPI's communicators are not known here")
+            raise ValueError(
+                "a ProcessSet is made of a list of ranks; MPI's communicators are not known here"
+            )
         ranks = list(ranks_or_comm)
         if any(not isinstance(rank, int) for rank in ranks):
             raise ValueError(f"a ProcessSet is made of ranks, whole numbers, but got {ranks}")
@@ -92,7 +94,7 @@ class ProcessSet:
         self.forget()
         if group is not None:
             with translated():
-                collectives.remove_group(group)
+                collectives.remove_group(group, communicator=current().communicator)
 
     def forget(self) -> None:
         """Makes it unusable where nobody is left to agree on it."""

@@ -97,7 +97,7 @@ def grouped_reducescatter(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """The gradient is all ranks' gradients, one below the other; for Sum times their number, as in Horovod."""
+    """The gradient is all ranks', one below the other; for Sum times the number of ranks, as in Horovod."""
 
     @staticmethod
     def forward(
@@ -129,16 +129,14 @@ def _begin(
 
     def start(full: str) -> Any:
         op, here = how.wire(given), world.communicator
-        names = [full] if kind == "reducescatter" else [f"{full}.{index}" for index in range(len(given))]
         return [
-            collectives.reduce_scatter_async(tensor, op, one, group=members.group, communicator=here)
-            for tensor, one in zip(given, names, strict=True)
+            collectives.grouped_reduce_scatter_async(given, op, full, group=members.group, communicator=here)
         ]
 
     ranks = len(members.ranks)
 
-    def finish(got: Any) -> Any:
-        results = how.after([got] if isinstance(got, Tensor) else got, ranks)
+    def finish(got: list[Tensor]) -> Any:
+        results = how.after(got, ranks)
         return results[0] if kind == "reducescatter" else tuple(results)
 
     return world.begin(kind, name, members, start, finish)

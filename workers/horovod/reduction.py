@@ -44,7 +44,13 @@ class Reduction:
             raise NotImplementedError(f"Adasum needs a power of 2 of ranks, and there are {size}.")
 
     def wire(self, tensors: Sequence[torch.Tensor]) -> ReduceOp:
-        """The operation that is exchanged for."""
+        """The operation that is exchanged for.
+
+        Raises:
+            ValueError: It has no meaning for booleans.
+        """
+        if self.op == Average and any(tensor.dtype is torch.bool for tensor in tensors):
+            raise ValueError("there is no average of torch.bool: give op=hvd.Max for any, hvd.Min for all")
         return ReduceOp.SUM if self._divides(tensors) else OURS[self.op]
 
     def before(self, tensor: torch.Tensor) -> torch.Tensor:

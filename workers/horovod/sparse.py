@@ -27,7 +27,8 @@ def sparse_allreduce_async(
         What to call for the result, a sparse tensor whose indices may repeat; it waits.
 
     Raises:
-        ValueError: Another `op`, this rank is no member of the set, or an operation of that name is under way.
+        ValueError: Another `op`, this rank is no member of the set, or an operation of that name is
+            under way.
         HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
     """
     if op not in (Average, Sum):
@@ -41,6 +42,6 @@ def sparse_allreduce_async(
         where, what = synchronize(indices).transpose(0, 1), synchronize(values)
         if op == Average:
             what = what / len(members.ranks)
-        return torch.sparse_coo_tensor(where, what, tensor.shape)
+        return torch.sparse_coo_tensor(where, what, tensor.shape, check_invariants=False)
 
     return result

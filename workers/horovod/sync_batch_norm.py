@@ -94,7 +94,12 @@ class _Normalise(torch.autograd.Function):
         ctx.save_for_backward(normal, weight, scale, count)
         ctx.mark_non_differentiable(mean, variance, count)
         result = normal if weight is None else normal * _across(weight, batch)
-        return (result if bias is None else result + _across(bias, batch)).to(batch.dtype), mean, variance, count
+        return (
+            (result if bias is None else result + _across(bias, batch)).to(batch.dtype),
+            mean,
+            variance,
+            count,
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ps.work import Work
-from workers.communicator import Communicator, Group
-from workers.horovod.errors import translated
+from workers.communicator import Communicator
+from workers.group import Group
+from workers.horovod.errors import HorovodInternalError, translated
 from workers.horovod.handles import Handles, Pending
 from workers.horovod.hosts import Neighbourhood
 from workers.horovod.timeline import Timeline
@@ -79,6 +80,10 @@ class World:
             ValueError: This rank takes no part, or the name is taken.
             HorovodInternalError: It could not begin.
         """
+        if self.communicator.late and not self.generation:
+            raise HorovodInternalError(
+                "this worker joined a job that was running: only what is under hvd.elastic.run lets it in"
+            )
         process_set.check_included()
         full = self._full_name(kind, name, process_set)
         self.handles.check_free(full)
@@ -101,7 +106,7 @@ class World:
     def change_members(self, members: tuple[int, ...], generation: int) -> None:
         """Goes on with others; what was under way is forgotten, and process sets must be added anew."""
         self.members, self.generation = members, generation
-        self.group = Group(self.communicator, members)
+        self.group = Group(members, self.communicator.rank, self.communicator.size)
         self.handles = Handles()
         for process_set in self.process_sets.values():
             process_set.forget()

@@ -55,7 +55,9 @@ class SamplerHandler(Handler):
     """A sampler that knows how far its epoch is."""
 
     def sync(self) -> None:
-        self.value.load_state_dict(broadcast_object(self.value.state_dict(), membership.keeper(), "elastic.sampler"))
+        self.value.load_state_dict(
+            broadcast_object(self.value.state_dict(), membership.keeper(), "elastic.sampler")
+        )
         self.save()
 
 
