@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import zlib
 from collections.abc import Iterable, Sequence
@@ -38,6 +39,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         here = context.init()
         begin(here.communicator, here.placement)
         _begin_timeline()
+        atexit.register(_end_timeline)  # few scripts call shutdown()
     _check_comm(comm)
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:
@@ -49,8 +51,7 @@ def shutdown() -> None:
     world = worlds.started()
     if world is None:
         return
-    if world.timeline is not None:
-        world.timeline.close()
+    _end_timeline()
     worlds.enter(None)
     context.shutdown()
 
@@ -102,6 +103,12 @@ def _begin_timeline() -> None:
     path = environment().get("HOROVOD_TIMELINE", "")
     if path and path.upper() != "DYNAMIC":
         start_timeline(path)
+
+
+def _end_timeline() -> None:
+    world = worlds.started()
+    if world is not None and world.timeline is not None:
+        world.timeline.close()
 
 
 def _check_comm(comm: Any) -> None:

@@ -108,6 +108,7 @@ class AveragingOptimizer(_Base):
     def _after_backward(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
         self._bring_gradients()
+        self._synchronized = False  # another call, as LBFGS makes, has gradients of its own
         return loss
 
     def _bring_gradients(self) -> None:
