@@ -56,7 +56,7 @@ FLOORS = {
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer
         workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream
-        workers.launcher.team workers.launcher.job workers.launcher.cli
+        workers.launcher.team workers.launcher.job
         workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
         workers.horovod.handles workers.horovod.timeline workers.horovod.world workers.horovod.process_set
         workers.horovod.variables workers.horovod.lifecycle workers.horovod.topology
@@ -69,8 +69,9 @@ FLOORS = {
         workers.horovod.elastic.board workers.horovod.elastic.membership
         workers.horovod.elastic.sampler workers.horovod.elastic.state
         workers.horovod.elastic.torch_state workers.horovod.elastic.run workers.horovod.elastic
-        workers.horovod workers.horovod.build workers.horovod.several workers.horovod.alias
-        workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
+        workers.horovod workers.horovod.build workers.horovod.alias
+        workers.horovod.call workers.horovod.several
+        workers.launcher.cli workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]

@@ -124,7 +124,9 @@ def test_a_command_without_a_script_is_refused(words: list[str] | None) -> None:
 def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:
     assert host.slots("localhost:4") == 4
     assert host.slots("localhost,127.0.0.1:2") == 3
-    with pytest.raises(UsageError, match="'node7' is another machine.*srun, torchrun, mpirun, or Kubernetes"):
+    with pytest.raises(
+        UsageError, match=r"'node7' is another machine.*srun, torchrun, mpirun, or Kubernetes"
+    ):
         host.slots("localhost:2,node7:2")
     with pytest.raises(UsageError, match="expected HOST:SLOTS"):
         host.slots("localhost:many")

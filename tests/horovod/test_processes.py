@@ -64,7 +64,9 @@ def test_ps_run_starts_all_and_marks_what_they_say(cluster: Cluster, tmp_path: P
     assert final_loss(program.out.read_text())
     assert "final loss" in (outputs / "rank.0" / "stdout").read_text()
     assert (outputs / "rank.1" / "stderr").exists()
-    assert "allreduce.avg_loss" in {event.get("args", {}).get("tensor") for event in json.loads(trace.read_text())}
+    assert "allreduce.avg_loss" in {
+        event.get("args", {}).get("tensor") for event in json.loads(trace.read_text())
+    }
 
 
 def test_the_first_failure_ends_all_and_is_the_exit_code(cluster: Cluster, tmp_path: Path) -> None:

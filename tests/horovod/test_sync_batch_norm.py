@@ -26,7 +26,9 @@ def test_ranks_normalise_as_one_process(
     def run(layer: nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:
         x = x.clone().requires_grad_()
         result = layer(x)
-        (result * torch.linspace(0, 1, 4, dtype=x.dtype).view(1, 4, *[1] * (dims - 2)) ** 2 + result**3).sum().backward()
+        (
+            result * torch.linspace(0, 1, 4, dtype=x.dtype).view(1, 4, *[1] * (dims - 2)) ** 2 + result**3
+        ).sum().backward()
         assert x.grad is not None
         found = {"result": result.detach(), "gradient": x.grad}
         return {**found, **layer.state_dict(), **{f"to {n}": p.grad for n, p in layer.named_parameters()}}

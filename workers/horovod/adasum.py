@@ -22,7 +22,10 @@ from workers.horovod.passes import Passes
 from workers.horovod.trainer import Trainer
 from workers.horovod.waiting import synchronize
 
-_Base = Optimizer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = Optimizer
+else:
+    _Base = object  # it stands before an optimizer's class, which brings the rest
 
 
 class DeltaOptimizer(_Base):
@@ -67,7 +70,7 @@ class DeltaOptimizer(_Base):
         """
         parameters = [parameter for parcel in self._parcels for parameter in parcel.parameters]
         before = {parameter: parameter.detach().clone() for parameter in parameters}
-        loss = super().step(closure) if closure is not None else super().step()  # type: ignore[call-arg]
+        loss = super().step(closure) if closure is not None else super().step()
         self._bring_together(before)
         self._passes.reset()
         self._trainer.step_completed()

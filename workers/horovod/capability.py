@@ -43,8 +43,8 @@ def nccl_built() -> int:
     """NCCL's version as one number, 22105 for 2.21.5; 0 if this torch has none."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return 0
-    major, minor, patch, *_ = (*torch.cuda.nccl.version(), 0, 0)
-    return int(major) * 10000 + int(minor) * 100 + int(patch)
+    version: tuple[int, ...] = torch.cuda.nccl.version()
+    return version[0] * 10000 + version[1] * 100 + version[2]
 
 
 def ddl_built() -> bool:

@@ -27,7 +27,10 @@ from workers.horovod.reduction import Reduction
 from workers.horovod.trainer import Trainer
 from workers.horovod.world import current
 
-_Base = Optimizer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = Optimizer
+else:
+    _Base = object  # it stands before an optimizer's class, which brings the rest
 
 
 class AveragingOptimizer(_Base):
@@ -76,7 +79,7 @@ class AveragingOptimizer(_Base):
         """
         if closure is None:
             self._bring_gradients()
-            loss = super().step()  # type: ignore[call-arg]
+            loss = super().step()
         else:
             loss = super().step(lambda: self._after_backward(closure))
         self._synchronized = False
@@ -235,7 +238,7 @@ def _parcels(names: dict[torch.Tensor, str], groups: Groups, process_set: Proces
 def _derived(optimizer: Optimizer, front: type) -> Any:
     """The same optimizer, as an instance of its class with `front` before it."""
     kind = type(optimizer)
-    made = object.__new__(type(kind.__name__, (front, kind), {"__module__": kind.__module__}))
+    made: Any = object.__new__(type(kind.__name__, (front, kind), {"__module__": kind.__module__}))
     # A scheduler that was made on the optimizer has put a wrapper of `step` there, which is not ours.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     return made

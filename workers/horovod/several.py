@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import traceback
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from ps.config import environment, export
-from ps.job import Reason
-from workers import context
+from ps.config import environment
+from workers.horovod.call import Circumstances
 from workers.launcher import host
 from workers.launcher.server import Server
 
@@ -62,9 +60,10 @@ def run(
     size, limit = _size(num_proc or np, hosts, hostfile), start_timeout or 300.0
     with Server(size, [], environment(), verbose=verbose, timeout=limit) as server:
         told = {"PS_SERVER": server.address, "PS_TOPOLOGY": topology, "PS_TIMEOUT": str(limit)}
-        places = [{**told, "PS_RANK": str(rank), "PS_WORLD_SIZE": str(size)} for rank in range(size)]
-        calls = [(place, func, tuple(args), dict(kwargs or {})) for place in places]
-        return _collect([_start(*call) for call in calls])
+        told["PS_WORLD_SIZE"] = str(size)
+        places = [{**told, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
+        call = (func, tuple(args), dict(kwargs or {}))
+        return _collect([_Caller(place, call) for place in places])
 
 
 def _size(num_proc: int | None, hosts: str | None, hostfile: str | None) -> int:
@@ -74,61 +73,43 @@ def _size(num_proc: int | None, hosts: str | None, hostfile: str | None) -> int:
     return num_proc or room or 1
 
 
-def _start(
-    place: dict[str, str], func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[BaseProcess, Connection]:
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy this process's threads' locks
-    here, there = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=_work, args=(there, place, func, args, kwargs), daemon=True)
-    process.start()
-    there.close()
-    return process, here
+class _Caller:
+    """One worker process, and the pipe to it."""
+
+    def __init__(self, variables: dict[str, str], call: tuple[Any, ...]) -> None:
+        self.pipe, there = Pipe()
+        command = [sys.executable, "-m", "workers.horovod.call", str(there.fileno())]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+        there.close()
+        main = getattr(sys.modules["__main__"], "__file__", None)
+        self.pipe.send(tuple(Circumstances(list(sys.path), main, variables)))
+        self.pipe.send(call)
 
 
-def _work(
-    answer: Connection,
-    place: dict[str, str],
-    func: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    from workers.horovod import alias
-
-    alias.install()
-    export({**place, "PS_LOCAL_RANK": place["PS_RANK"]})
-    try:
-        result = func(*args, **kwargs)
-        context.shutdown()
-        answer.send((True, result))
-    except BaseException as error:
-        context.shutdown(Reason.FAILED, str(error))
-        answer.send((False, traceback.format_exc()))
-
-
-def _collect(workers: list[tuple[BaseProcess, Connection]]) -> list[Any]:
+def _collect(callers: list[_Caller]) -> list[Any]:
     """Every worker's result; the first failure ends all."""
-    places = {answer: rank for rank, (_, answer) in enumerate(workers)}
-    results: list[Any] = [None] * len(workers)
+    ranks = {caller.pipe: rank for rank, caller in enumerate(callers)}
+    results: list[Any] = [None] * len(callers)
     try:
-        while places:
-            for answer in wait(list(places)):
-                assert isinstance(answer, Connection)
-                rank = places.pop(answer)
-                results[rank] = _result(rank, answer)
+        while ranks:
+            for pipe in wait(list(ranks)):
+                assert isinstance(pipe, Connection)
+                rank = ranks.pop(pipe)
+                results[rank] = _result(rank, pipe)
         return results
     except BaseException:
-        for process, _ in workers:
-            process.terminate()
+        for caller in callers:
+            caller.process.terminate()
         raise
     finally:
-        for process, answer in workers:
-            process.join()
-            answer.close()
+        for caller in callers:
+            caller.process.wait()
+            caller.pipe.close()
 
 
-def _result(rank: int, answer: Connection) -> Any:
+def _result(rank: int, pipe: Connection) -> Any:
     try:
-        well, result = answer.recv()
+        well, result = pipe.recv()
     except EOFError as cause:
         raise RuntimeError(f"rank {rank} was ended before it returned") from cause
     if not well:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ps.work import Work
 from workers.communicator import Communicator
@@ -20,11 +20,22 @@ from workers.horovod.handles import Handles, Pending
 from workers.horovod.hosts import Neighbourhood
 from workers.horovod.timeline import Timeline
 
-if TYPE_CHECKING:
-    from workers.horovod.process_set import ProcessSet
-
 Start = Callable[[str], Sequence[Work]]
 """Begins an operation under the name that ranks are matched by."""
+
+
+class Members(Protocol):
+    """What a world asks of a process set."""
+
+    @property
+    def members_only(self) -> tuple[int, ...]:
+        """Its ranks; empty where they are all."""
+
+    def check_included(self) -> None:
+        """Refuses a call that this process has no part in."""
+
+    def forget(self) -> None:
+        """Makes it unusable where nobody is left to agree on it."""
 
 
 @dataclass
@@ -50,7 +61,7 @@ class World:
     group: Group | None = None
     generation: int = 0
     handles: Handles = field(default_factory=Handles)
-    process_sets: dict[tuple[int, ...], ProcessSet] = field(default_factory=dict)
+    process_sets: dict[tuple[int, ...], Members] = field(default_factory=dict)
     process_sets_added: int = 0
     timeline: Timeline | None = None
     membership: object = None
@@ -65,7 +76,7 @@ class World:
         return len(self.members)
 
     def begin(
-        self, kind: str, name: str | None, process_set: ProcessSet, start: Start, finish: Callable[[Any], Any]
+        self, kind: str, name: str | None, process_set: Members, start: Start, finish: Callable[[Any], Any]
     ) -> int:
         """Begins an operation and returns its handle.
 
@@ -93,7 +104,7 @@ class World:
             self.timeline.follow(kind, full, works)
         return self.handles.add(Pending(full, works, lambda: finish(_results(works))))
 
-    def _full_name(self, kind: str, name: str | None, process_set: ProcessSet) -> str:
+    def _full_name(self, kind: str, name: str | None, process_set: Members) -> str:
         ranks = process_set.members_only
         if name is None:
             self._unnamed[kind, ranks] += 1
