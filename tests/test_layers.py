@@ -71,7 +71,8 @@ FLOORS = {
         workers.horovod.elastic.torch_state workers.horovod.elastic.run workers.horovod.elastic
         workers.horovod workers.horovod.build workers.horovod.alias
         workers.horovod.call workers.horovod.several
-        workers.launcher.cli workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
+        workers.launcher.cli
+        workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]

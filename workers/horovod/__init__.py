@@ -8,6 +8,9 @@ Horovod 0.28.1, all of it harmless to scripts that run there:
     Adasum            needs a power of 2 of ranks, as Horovod's on the CPU
     process sets      may be added at any time; HOROVOD_DYNAMIC_PROCESS_SETS is not asked for
     timeline          may be started at any time; operations have no cycles to mark
+    variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD count; HOROVOD_CYCLE_TIME and
+                      HOROVOD_STALL_CHECK_TIME_SECONDS do not: nothing runs in cycles, and who waits
+                      for long is told for whom
     tensors           need not be contiguous; a 0-d tensor is one row of an allgather
     SyncBatchNorm     runs on the CPU too
     optimizer state   one that is empty on the root stays empty: no step is taken to fill it

@@ -35,11 +35,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         ValueError: `comm` is something else, or a set cannot be added.
         HubringError: There is no place; says why. (`workers.context.init`)
     """
-    if worlds.started() is None:
-        here = context.init()
-        begin(here.communicator, here.placement)
-        _begin_timeline()
-        atexit.register(_end_timeline)  # few scripts call shutdown()
+    if worlds.started() is not None:
+        return
+    here = context.init()
+    begin(here.communicator, here.placement)
+    _begin_timeline()
+    atexit.register(_end_timeline)  # few scripts call shutdown()
     _check_comm(comm)
     if process_sets is not None and not isinstance(process_sets, str):
         for process_set in process_sets:

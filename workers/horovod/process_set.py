@@ -138,11 +138,11 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = tuple(process_set.ranks)
-    if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
-        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     outside = [rank for rank in ranks if not 0 <= rank < world.size]
     if outside or not ranks or len(set(ranks)) < len(ranks):
         raise ValueError(f"{process_set}: expected different ranks from 0 to {world.size - 1}, at least one")
+    if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
+        raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
     world.process_sets[ranks] = process_set
     world.process_sets_added += 1
     process_set.begin(world.process_sets_added)
