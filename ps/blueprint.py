@@ -63,7 +63,7 @@ class Blueprint:
     @property
     def on_the_hub(self) -> bool:
         """Whether the shards hold parameters, rather than only average gradients."""
-        return self.settled and _steps_on_hub(self.buckets)
+        return self.settled and bool(self.buckets) and _steps_on_hub(self.buckets)
 
     def check(self, offered: Buckets, late: bool) -> None:
         """Holds a worker's buckets against the job's.

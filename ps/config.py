@@ -158,6 +158,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """How many workers there are; None: as the launcher says, else as the server says."""
     local_rank: Whole | None = None
     """This worker's rank among those on its host; None: as the launcher says, else 0."""
+    as_horovod: bool = False
+    """Make `import horovod.torch` in the script mean `workers.horovod`."""
     job: Literal["digits", "char-lm"] = "digits"
     """Built-in job to train where no script is given."""
     record: Path | None = None
@@ -248,6 +250,11 @@ def environment() -> dict[str, str]:
 def become(variables: Mapping[str, str]) -> None:
     """Makes `variables` this process's environment: for a fork that stands for a fresh process."""
     os.environ.clear()
+    os.environ.update(variables)
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Adds to this process's environment what a script expects to find there."""
     os.environ.update(variables)
 
 

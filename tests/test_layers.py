@@ -57,6 +57,23 @@ FLOORS = {
         workers.context workers.sparse workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer
+        workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream
+        workers.launcher.team workers.launcher.job
+        workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
+        workers.horovod.handles workers.horovod.timeline workers.horovod.world workers.horovod.process_set
+        workers.horovod.variables workers.horovod.lifecycle workers.horovod.topology
+        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction
+        workers.horovod.allreduce workers.horovod.allgather workers.horovod.broadcast
+        workers.horovod.alltoall workers.horovod.reducescatter workers.horovod.sparse
+        workers.horovod.meeting workers.horovod.objects workers.horovod.parameters
+        workers.horovod.parcel workers.horovod.passes workers.horovod.gradients workers.horovod.trainer
+        workers.horovod.adasum workers.horovod.optimizer workers.horovod.sync_batch_norm
+        workers.horovod.elastic.board workers.horovod.elastic.membership
+        workers.horovod.elastic.sampler workers.horovod.elastic.state
+        workers.horovod.elastic.torch_state workers.horovod.elastic.run workers.horovod.elastic
+        workers.horovod workers.horovod.build workers.horovod.alias
+        workers.horovod.call workers.horovod.several
+        workers.launcher.cli
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }

@@ -42,6 +42,9 @@ def run(
         int | None, typer.Option(help="[as the launcher says, else as the hub says]")
     ] = None,
     local_rank: Annotated[int | None, typer.Option(help="[as the launcher says, else 0]")] = None,
+    as_horovod: Annotated[
+        bool | None, typer.Option("--as-horovod", help="the script's horovod.torch is this project's")
+    ] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
     record: Annotated[Path | None, typer.Option(help="write every report here, JSON lines")] = None,
     save_parameters: Annotated[

@@ -16,11 +16,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ps.config import WorkerConfig
+from ps.config import WorkerConfig, environment
 from ps.errors import HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
+from workers.horovod import alias
+from workers.launch import detect
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +53,9 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
         if not script.is_file():
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
         context.prepare(config, place, script.name)
+        if config.as_horovod:
+            alias.install()
+            alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
         return _warned(_watched(lambda: _run_script(script, words[1:])), config)
     # The built-in jobs must be told the same everywhere; what a script is told is its own affair.
     context.prepare(config, place, " ".join([job, *words]))

@@ -1,0 +1,64 @@
+"""Horovod's functions on all ranks of one process, each on a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import pytest
+
+from tests.contract.test_communicators import HubRanks, Ranks, RingRanks
+from workers.communicator import Communicator
+from workers.horovod import lifecycle
+from workers.launch import Placement
+
+T = TypeVar("T")
+
+
+class Hub(HubRanks):
+    size = 2
+
+
+class Ring(RingRanks):
+    size = 2
+
+
+class Hub3(HubRanks):
+    size = 3
+
+
+class Ring3(RingRanks):
+    size = 3
+
+
+class Everybody:
+    """Runs one function on all ranks at once."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self.size = ranks.size
+
+    def __call__(self, action: Callable[[], T]) -> list[T]:
+        """What each rank returned, in rank order; or the first one's error."""
+
+        def live(communicator: Communicator) -> T:
+            lifecycle.begin(communicator, Placement(), thread=True)
+            return action()
+
+        return self._ranks.run(live)
+
+
+def everybody(kind: type[Ranks]) -> Iterator[Everybody]:
+    ranks = kind()
+    yield Everybody(ranks)
+    ranks.close()
+
+
+@pytest.fixture(params=[Hub, Ring], ids=["hub", "ring"])
+def on_two(request: pytest.FixtureRequest) -> Iterator[Everybody]:
+    yield from everybody(request.param)
+
+
+@pytest.fixture(params=[Hub3, Ring3], ids=["hub", "ring"])
+def on_three(request: pytest.FixtureRequest) -> Iterator[Everybody]:
+    yield from everybody(request.param)

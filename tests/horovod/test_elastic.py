@@ -1,0 +1,167 @@
+"""hvd.elastic: states, the sampler, and training that goes on when workers come and go."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import workers.horovod as hvd
+from tests.horovod.conftest import Everybody
+from tests.system.cluster import Cluster
+
+SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
+
+
+def state_of(value: float, **more: Any) -> hvd.elastic.TorchState:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, value)
+    optimizer = torch.optim.SGD(model.parameters(), lr=value + 1)
+    return hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, **more)
+
+
+def test_restore_puts_back_what_was_committed(on_two: Everybody) -> None:
+    def act() -> None:
+        state = state_of(1.0, name="first")
+        state.batch, state.name = 3, "second"
+        state.commit()
+        state.batch = 4
+        with torch.no_grad():
+            state.model.weight.fill_(7.0)
+        state.optimizer.param_groups[0]["lr"] = 9.0
+        state.restore()
+        assert (state.batch, state.name) == (3, "second")
+        assert state.model.weight.item() == 1.0
+        assert state.optimizer.param_groups[0]["lr"] == 2.0
+
+    on_two(act)
+
+
+def test_sync_gives_all_what_rank_0_has(on_two: Everybody) -> None:
+    def act() -> tuple[float, float, int]:
+        state = state_of(float(hvd.rank()))
+        state.batch = 10 + hvd.rank()
+        state.sync()
+        return state.model.weight.item(), state.optimizer.param_groups[0]["lr"], state.batch
+
+    assert on_two(act) == [(0.0, 1.0, 10)] * 2
+
+
+def test_another_model_by_the_same_name_is_saved_at_once(on_two: Everybody) -> None:
+    def act() -> None:
+        state = state_of(1.0)
+        state.model = nn.Linear(2, 1, bias=False)
+        weight = state.model.weight.detach().clone()
+        with torch.no_grad():
+            state.model.weight.fill_(7.0)
+        state.restore()
+        assert torch.equal(state.model.weight, weight)
+
+    on_two(act)
+
+
+def test_an_internal_error_goes_back_to_the_last_commit_and_calls_back(on_two: Everybody) -> None:
+    def act() -> tuple[list[int], list[str]]:
+        seen: list[int] = []
+        called: list[str] = []
+        state = state_of(0.0)
+        state.register_reset_callbacks([lambda: called.append(f"size {hvd.size()}")])
+
+        @hvd.elastic.run
+        def train(state: hvd.elastic.TorchState, until: int) -> str:
+            while state.batch < until:
+                state.batch += 1
+                seen.append(state.batch)
+                if state.batch == 3 and not called:
+                    raise hvd.HorovodInternalError("torn")
+                if state.batch % 2 == 0:
+                    state.commit()
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+            return "done"
+
+        assert train(state, until=4) == "done"
+        return seen, called
+
+    assert on_two(act) == [([1, 2, 3, 3, 4], ["size 2"])] * 2
+
+
+def test_the_sampler_deals_out_what_is_left_of_an_epoch(on_two: Everybody) -> None:
+    def act() -> tuple[list[int], list[int], list[int]]:
+        sampler = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+        whole = list(sampler)
+        sampler.record_batch(0, 2)
+        state = sampler.state_dict()
+        other = hvd.elastic.ElasticSampler(range(10), shuffle=False)
+        other.load_state_dict(state)
+        rest = list(other)
+        assert len(other) == 3
+        other.set_epoch(1)
+        return whole, rest, list(other)
+
+    first, second = on_two(act)
+    assert first == ([0, 2, 4, 6, 8], [4, 6, 8], [0, 2, 4, 6, 8])
+    assert second == ([1, 3, 5, 7, 9], [5, 7, 9], [1, 3, 5, 7, 9])
+
+
+def test_shuffled_samplers_agree_and_pad_evenly(on_three: Everybody) -> None:
+    def act() -> tuple[list[int], list[int]]:
+        sampler = hvd.elastic.ElasticSampler(range(7), seed=5)
+        one = list(sampler)
+        sampler.set_epoch(1)
+        return one, list(sampler)
+
+    dealt = on_three(act)
+    for epoch in range(2):
+        samples = [sample for both in dealt for sample in both[epoch]]
+        assert len(samples) == 9
+        assert set(samples) == set(range(7))
+    assert [one for one, _ in dealt] != [other for _, other in dealt]
+
+
+def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
+    def act() -> list[int]:
+        sampler = hvd.elastic.ElasticSampler(range(8), shuffle=False)
+        state = hvd.elastic.TorchState(sampler=sampler)
+        if hvd.rank() == 0:
+            sampler.record_batch(0, 2)
+        state.sync()
+        return list(sampler)
+
+    assert on_two(act) == [[4, 6], [5, 7]]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    started = Cluster(tmp_path)
+    yield started
+    started.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "3")
+    workers = [
+        cluster.worker(address, "--as-horovod", "--rank", str(rank), SCRIPT, name=f"w{rank}")
+        for rank in (0, 1)
+    ]
+    for worker in workers:
+        worker.until(lambda worker=worker: "step 3 of 2" in worker.out.read_text(), "third step")
+    # Rank 0 is the one that goes: whoever stays has the state, whatever its rank was.
+    os.kill(workers[0].process.pid, signal.SIGKILL)
+    workers[1].until(lambda: "of 1" in workers[1].out.read_text(), "going on alone")
+    joiner = cluster.worker(address, "--as-horovod", "--rank", "0", SCRIPT, name="joiner")
+    ended = [worker.done()["metrics"] for worker in (joiner, workers[1])]
+    assert ended[0]["weight"] == ended[1]["weight"]
+    assert ended[0]["resets"] == ended[1]["resets"] == 2
+    said = workers[1].out.read_text()
+    steps = [int(line.split()[1]) for line in said.splitlines() if line.startswith("step")]
+    assert steps == list(range(1, len(steps) + 1))  # no commit was lost
+    assert "step 1 of" not in joiner.out.read_text()
+    server.wait()

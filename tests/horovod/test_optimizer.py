@@ -1,0 +1,359 @@
+"""hvd.DistributedOptimizer: the script's own optimizer on the gradients of all ranks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import workers.horovod as hvd
+from tests.horovod.conftest import Everybody
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def network() -> nn.Module:
+    """The same on all ranks, whose threads share one default generator."""
+    generator = torch.Generator().manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.5, 0.5, generator=generator)
+    return model
+
+
+def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's part of a batch of 12."""
+    generator = torch.Generator().manual_seed(step)
+    x, y = torch.randn(12, 4, generator=generator), torch.randn(12, 2, generator=generator)
+    return x[rank::size], y[rank::size]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+def trained(make: Make, rank: int, size: int, wrap: Callable[..., Any], steps: int = 4) -> list[torch.Tensor]:
+    model = network()
+    optimizer = wrap(make(model.parameters()), named_parameters=model.named_parameters())
+    for step in range(steps):
+        x, y = batch(step, rank, size)
+        optimizer.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+@pytest.mark.parametrize("arguments", [{}, {"groups": 2}, {"gradient_predivide_factor": 2.0}], ids=str)
+def test_ranks_train_as_one_process_with_the_whole_batch(
+    on_two: Everybody, make: Make, arguments: dict[str, Any]
+) -> None:
+    def act() -> list[torch.Tensor]:
+        def wrap(*given: Any, **named: Any) -> Any:
+            return hvd.DistributedOptimizer(*given, **named, **arguments)
+
+        return trained(make, hvd.rank(), hvd.size(), wrap)
+
+    first, second = on_two(act)
+    alone = trained(make, 0, 1, lambda optimizer, named_parameters: optimizer)
+    for one, other, expected in zip(first, second, alone, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one, expected)
+
+
+def test_it_is_an_instance_of_the_wrapped_class_and_shares_its_state(on_two: Everybody) -> None:
+    def act() -> None:
+        model = network()
+        inner = sgd(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+        optimizer = hvd.DistributedOptimizer(inner, model.named_parameters())
+        assert isinstance(optimizer, torch.optim.SGD)
+        assert type(optimizer).__name__ == "SGD"
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        inner.step()  # a scheduler asks whether its own optimizer has stepped
+        scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == 0.05
+        assert len(optimizer.state) == 4
+        ours = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        ours.step()
+        assert optimizer.param_groups[0]["lr"] == 0.025
+
+    on_two(act)
+
+
+def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two: Everybody) -> None:
+    def act() -> tuple[float, float]:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
+        layer(torch.full((1, 1), 2.0 + 4 * hvd.rank())).sum().backward()
+        optimizer.synchronize()
+        mean = layer.weight.grad.item()
+        nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return mean, layer.weight.item()
+
+    for mean, weight in on_two(act):
+        assert mean == 4.0
+        assert weight == pytest.approx(0.0, abs=1e-5)
+
+
+def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybody) -> None:
+    def act() -> float:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.ones_(layer.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
+        layer(torch.full((1, 1), 1.0 + hvd.rank())).sum().backward()
+        optimizer.synchronize()
+        with pytest.warns(UserWarning, match="skip_synchronize"):
+            optimizer.step()
+        return layer.weight.item()
+
+    # Only one of two threads gets to see Python's warnings: each has its own context here.
+    assert on_two(act) == [-0.5, -0.5]
+
+
+def test_a_missing_gradient_counts_as_zeros(on_two: Everybody) -> None:
+    def act() -> list[list[float]]:
+        branches = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
+        for branch in branches:
+            nn.init.zeros_(branch.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(branches.parameters(), lr=1.0), branches.named_parameters()
+        )
+        branches[hvd.rank()](torch.ones(1, 1)).sum().backward()  # nobody reaches the last
+        optimizer.step()
+        return [branch.weight.item() for branch in branches]
+
+    assert on_two(act) == [[-0.5, -0.5, 0.0]] * 2
+
+
+def test_sum_and_several_passes_add_up(on_two: Everybody) -> None:
+    def act() -> float:
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=1.0), backward_passes_per_step=2, op=hvd.Sum
+        )
+        for value in (1.0, 10.0):
+            layer(torch.full((1, 1), value)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.set_backward_passes_per_step(1)
+        layer(torch.full((1, 1), 100.0)).sum().backward()
+        optimizer.step()
+        return layer.weight.item()
+
+    assert on_two(act) == [-222.0, -222.0]
+
+
+def test_more_passes_than_promised_are_an_assertion(on_two: Everybody) -> None:
+    def act() -> None:
+        layer = nn.Linear(1, 1)
+        optimizer = hvd.DistributedOptimizer(sgd(layer.parameters()), layer.named_parameters())
+        layer(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(AssertionError, match="more than backward_passes_per_step"):
+            layer(torch.ones(1, 1)).sum().backward()
+        with pytest.raises(AssertionError, match=r"zero_grad\(\) was called after"):
+            optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    on_two(act)
+
+
+def test_names_must_be_unique_and_complete(on_two: Everybody) -> None:
+    def act() -> None:
+        model = network()
+        named = list(model.named_parameters())
+        optimizer = sgd(model.parameters())
+        with pytest.raises(ValueError, match="Found duplicates: same"):
+            hvd.DistributedOptimizer(optimizer, [("same", parameter) for _, parameter in named])
+        with pytest.raises(ValueError, match="1 of the optimizer's parameters were not named"):
+            hvd.DistributedOptimizer(optimizer, named[:-1])
+        with pytest.raises(ValueError, match="sequence of tuples"):
+            hvd.DistributedOptimizer(optimizer, [parameter for _, parameter in named])  # type: ignore[misc]
+        with pytest.raises(ValueError, match="backward_passes_per_step is 0"):
+            hvd.DistributedOptimizer(optimizer, named, backward_passes_per_step=0)
+        with pytest.raises(ValueError, match="gradient_predivide_factor"):
+            hvd.DistributedOptimizer(optimizer, named, op=hvd.Sum, gradient_predivide_factor=2.0)
+        with pytest.raises(ValueError, match="non-negative integer"):
+            hvd.DistributedOptimizer(optimizer, named, groups=-1)
+        with pytest.raises(ValueError, match="appear once"):
+            hvd.DistributedOptimizer(optimizer, named, groups=[[named[0][1]], [named[0][1]]])
+        with pytest.raises(ValueError, match="op is 17"):
+            hvd.DistributedOptimizer(optimizer, named, op=17)
+
+    on_two(act)
+
+
+def test_groups_may_be_lists_of_parameters(on_two: Everybody) -> None:
+    def act() -> list[torch.Tensor]:
+        model = network()
+        chosen = [[model[0].weight, model[2].bias]]
+        optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), groups=chosen)
+        x, y = batch(0, hvd.rank(), hvd.size())
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    for one, other in zip(*on_two(act), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+def test_sparse_gradients_are_those_of_all_ranks(on_two: Everybody, sparse_as_dense: bool) -> None:
+    def act() -> list[list[float]]:
+        table = nn.Embedding(4, 1, sparse=True)
+        nn.init.zeros_(table.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=1.0),
+            table.named_parameters(),
+            sparse_as_dense=sparse_as_dense,
+        )
+        table(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
+        optimizer.synchronize()
+        assert table.weight.grad.is_sparse
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        return table.weight.tolist()
+
+    assert on_two(act) == [[[-1.0], [-0.5], [-0.5], [0.0]]] * 2
+
+
+def test_a_closure_has_its_gradients_reduced_each_time(on_two: Everybody) -> None:
+    def act() -> tuple[float, list[torch.Tensor]]:
+        model = network()
+        x, y = batch(0, hvd.rank(), hvd.size())
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=3), model.named_parameters()
+        )
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = hvd.allreduce(mse_loss(model(x), y))
+            loss.backward()
+            return loss
+
+        before = optimizer.step(closure).item()
+        assert hvd.allreduce(mse_loss(model(x), y)).item() < before
+        return before, [parameter.detach() for parameter in model.parameters()]
+
+    (_, first), (_, second) = on_two(act)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_fp16_compression_trains_in_the_parameters_dtype(on_two: Everybody) -> None:
+    def act() -> torch.Tensor:
+        layer = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        optimizer = hvd.DistributedOptimizer(
+            torch.optim.SGD(layer.parameters(), lr=1.0), compression=hvd.Compression.fp16
+        )
+        layer(torch.full((1, 2), 0.5 + hvd.rank())).sum().backward()
+        optimizer.step()
+        return layer.weight.detach()
+
+    for weight in on_two(act):
+        assert weight.dtype == torch.float32
+        assert weight.tolist() == [[-1, -1]]
+
+
+def test_under_adasum_changes_are_reduced_and_not_gradients(on_two: Everybody) -> None:
+    def act() -> list[float]:
+        weights = nn.Parameter(torch.zeros(2))
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([weights], lr=0.5), op=hvd.Adasum)
+        (weights * torch.eye(2)[hvd.rank()]).sum().backward()
+        optimizer.step()  # orthogonal changes add up
+        with pytest.raises(AssertionError, match="not supported when using Adasum"):
+            optimizer.skip_synchronize()
+        assert isinstance(optimizer, torch.optim.SGD)
+        return weights.tolist()
+
+    assert on_two(act) == [[-0.5, -0.5]] * 2
+
+
+def test_only_members_of_a_set_exchange_gradients(on_three: Everybody) -> None:
+    def act() -> float:
+        some = hvd.add_process_set([0, 2])
+        layer = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(layer.weight)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0), process_set=some)
+        layer(torch.full((1, 1), float(hvd.rank()))).sum().backward()
+        optimizer.step()
+        return layer.weight.item()
+
+    assert on_three(act) == [-1.0, -1.0, -1.0]  # the mean of 0 and 2; rank 1 alone
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_optimizer_state_and_hyperparameters_come_from_the_root(on_two: Everybody, make: Make) -> None:
+    def act() -> dict[str, Any]:
+        model = network()
+        optimizer = make(model.parameters())
+        if hvd.rank() == 0:
+            optimizer.param_groups[0]["lr"] = 0.25
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        return copy.deepcopy(optimizer.state_dict())
+
+    first, second = on_two(act)
+    assert first["param_groups"] == second["param_groups"]
+    assert first["param_groups"][0]["lr"] == 0.25
+    assert len(first["state"]) == 4
+    torch.testing.assert_close(first["state"], second["state"], rtol=0, atol=0)
+
+
+def test_an_empty_state_stays_empty_everywhere(on_two: Everybody) -> None:
+    def act() -> int:
+        model = network()
+        optimizer = adam(model.parameters())
+        if hvd.rank() == 1:
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        return len(optimizer.state_dict()["state"])
+
+    assert on_two(act) == [0, 0]
+
+
+def test_parameters_come_from_the_root_however_they_are_given(on_two: Everybody) -> None:
+    def act() -> None:
+        ways: list[Callable[[nn.Module], Any]] = [
+            lambda model: model.state_dict(),
+            lambda model: list(model.named_parameters()),
+            lambda model: model.named_parameters(),
+            lambda model: list(model.parameters()),
+        ]
+        for way in ways:
+            model = nn.Linear(2, 2)
+            nn.init.constant_(model.weight, hvd.rank())
+            nn.init.constant_(model.bias, hvd.rank())
+            hvd.broadcast_parameters(way(model), root_rank=1)
+            assert model.weight.sum().item() == 4
+            assert model.bias.sum().item() == 2
+        with pytest.raises(ValueError, match="invalid params of type"):
+            hvd.broadcast_parameters(7, root_rank=0)
+        with pytest.raises(ValueError, match="'extra' is no tensor"):
+            hvd.broadcast_parameters({"extra": 7}, root_rank=0)
+        with pytest.raises(ValueError, match="LBFGS"):
+            hvd.broadcast_optimizer_state(torch.optim.LBFGS(nn.Linear(1, 1).parameters()), root_rank=0)
+
+    on_two(act)

@@ -1,0 +1,137 @@
+"""What stands on no communicator: hosts, parcels, aliases, variables, the launcher's reading of hosts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import workers.horovod as hvd
+from ps.errors import UsageError
+from workers.horovod import alias
+from workers.horovod.build import check_build, split_list
+from workers.horovod.hosts import Neighbourhood, neighbourhood
+from workers.horovod.parcel import pack
+from workers.horovod.variables import variables
+from workers.launcher import host
+from workers.launcher.cli import script
+
+
+def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
+    hosts = ["a", "a", "b", "a", "b", "c"]
+    assert neighbourhood(3, hosts) == Neighbourhood(2, 3, 0, 1, is_homogeneous=False)
+    assert neighbourhood(4, hosts) == Neighbourhood(1, 2, 1, 2, is_homogeneous=False)
+    assert neighbourhood(5, hosts) == Neighbourhood(0, 1, 2, 3, is_homogeneous=False)
+    assert neighbourhood(1, ["a", "b", "a", "b"]) == Neighbourhood(0, 2, 1, 2)
+
+
+def test_variables_are_those_of_horovodrun() -> None:
+    assert variables(3, 4, Neighbourhood(1, 2, 1, 2)) == {
+        "HOROVOD_RANK": "3",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "1",
+        "HOROVOD_CROSS_SIZE": "2",
+    }
+
+
+def test_parcels_fill_in_the_order_of_backward() -> None:
+    names = {torch.zeros(count): f"p{count}" for count in (1, 2, 3, 4)}
+    filled = [[len(one) for one in parcel.parameters] for parcel in pack(names, None, 5 * 4)]
+    assert filled == [[4], [3, 2], [1]]
+    assert [parcel.name for parcel in pack(names, None, 5 * 4)] == ["p4", "p3..p2", "p1"]
+    assert [[len(one) for one in parcel.parameters] for parcel in pack(names, 3, 0)] == [[4, 3], [2], [1]]
+    assert len(pack(names, 9, 0)) == 4
+    one, *_, last = names
+    listed = [[len(one) for one in parcel.parameters] for parcel in pack(names, [[one, last]], 0)]
+    assert listed == [[1, 4], [3], [2]]
+
+
+def test_lists_are_split_as_evenly_as_can_be() -> None:
+    assert split_list(list(range(5)), 3) == [[0, 1], [2, 3], [4]]
+    assert split_list([1], 3) == [[1]]
+
+
+@pytest.fixture
+def horovod() -> Iterator[None]:
+    """Horovod's names in this process, put away afterwards."""
+    finders = list(sys.meta_path)
+    alias.install()
+    yield
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("horovod")
+def test_horovods_modules_show_these_very_objects() -> None:
+    theirs = importlib.import_module("horovod.torch")
+    assert theirs.allreduce is hvd.allreduce
+    assert theirs.elastic.TorchState is hvd.elastic.TorchState
+    assert theirs.__version__ == importlib.import_module("horovod").__version__ == "0.28.1"
+    assert importlib.import_module("horovod.torch.compression").Compression is hvd.Compression
+    assert importlib.import_module("horovod.torch.elastic").run is hvd.elastic.run
+    assert importlib.import_module("horovod.torch.mpi_ops").Average == hvd.Average
+    assert importlib.import_module("horovod.common.util").gloo_built() is hvd.gloo_built()
+    exceptions = importlib.import_module("horovod.common.exceptions")
+    assert exceptions.HorovodInternalError is hvd.HorovodInternalError
+    assert issubclass(exceptions.HostsUpdatedInterrupt, RuntimeError)
+    assert callable(importlib.import_module("horovod").run)
+
+
+@pytest.mark.usefixtures("horovod")
+@pytest.mark.parametrize("name", alias.VIEWS)
+def test_every_view_can_be_imported(name: str) -> None:
+    assert importlib.import_module(name).__name__ == name
+
+
+@pytest.mark.usefixtures("horovod")
+def test_other_frameworks_are_said_to_be_missing() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"there is no horovod\.tensorflow here"):
+        importlib.import_module("horovod.tensorflow")
+
+
+def test_check_build_lays_out_what_there_is() -> None:
+    lines = check_build().splitlines()
+    assert "    [X] PyTorch" in lines
+    assert "    [ ] MPI" in lines
+    assert "    [X] Hub" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["train.py", "-x"], ["train.py", "-x"]),
+        (["python", "train.py"], ["train.py"]),
+        (["/usr/bin/python3.11", "-u", "train.py", "3"], ["train.py", "3"]),
+    ],
+)
+def test_a_script_may_stand_behind_python(words: list[str], found: list[str]) -> None:
+    assert script(words) == found
+
+
+@pytest.mark.parametrize("words", [None, [], ["python"], ["python", "-m", "train"]])
+def test_a_command_without_a_script_is_refused(words: list[str] | None) -> None:
+    with pytest.raises(UsageError, match="ps-run needs a script"):
+        script(words)
+
+
+def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:
+    assert host.slots("localhost:4") == 4
+    assert host.slots("localhost,127.0.0.1:2") == 3
+    with pytest.raises(
+        UsageError, match=r"'node7' is another machine.*srun, torchrun, mpirun, or Kubernetes"
+    ):
+        host.slots("localhost:2,node7:2")
+    with pytest.raises(UsageError, match="expected HOST:SLOTS"):
+        host.slots("localhost:many")
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("# mine\nlocalhost slots=3\n")
+    assert host.slots_in(hostfile) == 3
+    with pytest.raises(UsageError, match="no such file"):
+        host.slots_in(tmp_path / "none")

@@ -1,0 +1,92 @@
+"""`horovod.torch`'s names on this project's topologies: `import workers.horovod as hvd`.
+
+A script that says `import horovod.torch as hvd` runs unedited under
+`ps-worker --as-horovod SCRIPT` (`workers.horovod.alias`). What differs from
+Horovod 0.28.1, all of it harmless to scripts that run there:
+
+    MPI               there is none, and the functions that tell say so
+    Adasum            needs a power of 2 of ranks, as Horovod's on the CPU
+    process sets      may be added at any time; HOROVOD_DYNAMIC_PROCESS_SETS is not asked for
+    timeline          may be started at any time; operations have no cycles to mark
+    variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD count; HOROVOD_CYCLE_TIME and
+                      HOROVOD_STALL_CHECK_TIME_SECONDS do not: nothing runs in cycles, and who waits
+                      for long is told for whom
+    tensors           need not be contiguous; a 0-d tensor is one row of an allgather
+    SyncBatchNorm     runs on the CPU too
+    optimizer state   one that is empty on the root stays empty: no step is taken to fill it
+    elastic training  see `workers.horovod.elastic`
+"""
+
+from __future__ import annotations
+
+from workers.horovod import elastic as elastic
+from workers.horovod.allgather import allgather as allgather
+from workers.horovod.allgather import allgather_async as allgather_async
+from workers.horovod.allgather import grouped_allgather as grouped_allgather
+from workers.horovod.allgather import grouped_allgather_async as grouped_allgather_async
+from workers.horovod.allreduce import allreduce as allreduce
+from workers.horovod.allreduce import allreduce_ as allreduce_
+from workers.horovod.allreduce import allreduce_async as allreduce_async
+from workers.horovod.allreduce import allreduce_async_ as allreduce_async_
+from workers.horovod.allreduce import grouped_allreduce as grouped_allreduce
+from workers.horovod.allreduce import grouped_allreduce_ as grouped_allreduce_
+from workers.horovod.allreduce import grouped_allreduce_async as grouped_allreduce_async
+from workers.horovod.allreduce import grouped_allreduce_async_ as grouped_allreduce_async_
+from workers.horovod.alltoall import alltoall as alltoall
+from workers.horovod.alltoall import alltoall_async as alltoall_async
+from workers.horovod.broadcast import broadcast as broadcast
+from workers.horovod.broadcast import broadcast_ as broadcast_
+from workers.horovod.broadcast import broadcast_async as broadcast_async
+from workers.horovod.broadcast import broadcast_async_ as broadcast_async_
+from workers.horovod.capability import ccl_built as ccl_built
+from workers.horovod.capability import cuda_built as cuda_built
+from workers.horovod.capability import ddl_built as ddl_built
+from workers.horovod.capability import gloo_built as gloo_built
+from workers.horovod.capability import gloo_enabled as gloo_enabled
+from workers.horovod.capability import mpi_built as mpi_built
+from workers.horovod.capability import mpi_enabled as mpi_enabled
+from workers.horovod.capability import mpi_threads_supported as mpi_threads_supported
+from workers.horovod.capability import nccl_built as nccl_built
+from workers.horovod.capability import rocm_built as rocm_built
+from workers.horovod.compression import Compression as Compression
+from workers.horovod.errors import HorovodInternalError as HorovodInternalError
+from workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from workers.horovod.lifecycle import init as init
+from workers.horovod.lifecycle import is_initialized as is_initialized
+from workers.horovod.lifecycle import shutdown as shutdown
+from workers.horovod.lifecycle import start_timeline as start_timeline
+from workers.horovod.lifecycle import stop_timeline as stop_timeline
+from workers.horovod.meeting import barrier as barrier
+from workers.horovod.meeting import join as join
+from workers.horovod.objects import allgather_object as allgather_object
+from workers.horovod.objects import broadcast_object as broadcast_object
+from workers.horovod.ops import Adasum as Adasum
+from workers.horovod.ops import Average as Average
+from workers.horovod.ops import Max as Max
+from workers.horovod.ops import Min as Min
+from workers.horovod.ops import Product as Product
+from workers.horovod.ops import Sum as Sum
+from workers.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
+from workers.horovod.parameters import broadcast_optimizer_state as broadcast_optimizer_state
+from workers.horovod.parameters import broadcast_parameters as broadcast_parameters
+from workers.horovod.process_set import ProcessSet as ProcessSet
+from workers.horovod.process_set import add_process_set as add_process_set
+from workers.horovod.process_set import global_process_set as global_process_set
+from workers.horovod.process_set import remove_process_set as remove_process_set
+from workers.horovod.reducescatter import grouped_reducescatter as grouped_reducescatter
+from workers.horovod.reducescatter import grouped_reducescatter_async as grouped_reducescatter_async
+from workers.horovod.reducescatter import reducescatter as reducescatter
+from workers.horovod.reducescatter import reducescatter_async as reducescatter_async
+from workers.horovod.sparse import sparse_allreduce_async as sparse_allreduce_async
+from workers.horovod.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from workers.horovod.topology import cross_rank as cross_rank
+from workers.horovod.topology import cross_size as cross_size
+from workers.horovod.topology import is_homogeneous as is_homogeneous
+from workers.horovod.topology import local_rank as local_rank
+from workers.horovod.topology import local_size as local_size
+from workers.horovod.topology import rank as rank
+from workers.horovod.topology import size as size
+from workers.horovod.waiting import poll as poll
+from workers.horovod.waiting import synchronize as synchronize
+
+__version__ = "0.28.1"

@@ -1,0 +1,91 @@
+"""Makes `import horovod.torch as hvd` mean `workers.horovod`, in this process alone.
+
+A finder in front of `sys.meta_path` answers for `horovod` and what is below it.
+Each of its modules is a view of files here: the same objects under the names
+that Horovod's users import.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from ps.config import export
+from workers.horovod.hosts import Neighbourhood
+from workers.horovod.variables import variables
+from workers.launch import Placement
+
+VIEWS: dict[str, tuple[str, ...]] = {
+    "horovod": ("workers.horovod.several",),
+    "horovod.torch": ("workers.horovod",),
+    "horovod.torch.compression": ("workers.horovod.compression",),
+    "horovod.torch.elastic": ("workers.horovod.elastic",),
+    "horovod.torch.elastic.sampler": ("workers.horovod.elastic.sampler",),
+    "horovod.torch.elastic.state": ("workers.horovod.elastic.torch_state",),
+    "horovod.torch.functions": ("workers.horovod.objects", "workers.horovod.parameters"),
+    "horovod.torch.mpi_ops": ("workers.horovod", "workers.horovod.ops"),
+    "horovod.torch.optimizer": ("workers.horovod.optimizer",),
+    "horovod.torch.sync_batch_norm": ("workers.horovod.sync_batch_norm",),
+    "horovod.common": (),
+    "horovod.common.elastic": ("workers.horovod.elastic.state",),
+    "horovod.common.exceptions": ("workers.horovod.errors",),
+    "horovod.common.process_sets": ("workers.horovod.process_set",),
+    "horovod.common.util": ("workers.horovod.build",),
+    "horovod.runner": ("workers.horovod.several",),
+    "horovod.version": (),
+}
+"""What each module shows, by the files whose names it has."""
+
+VERSION = "0.28.1"
+"""The release whose surface this is."""
+
+
+class HorovodFinder(MetaPathFinder, Loader):
+    """Finds and makes Horovod's modules."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Answers for Horovod's names alone.
+
+        Raises:
+            ModuleNotFoundError: The name is Horovod's for something that is not here.
+        """
+        if fullname.partition(".")[0] != "horovod":
+            return None
+        if fullname not in VIEWS:
+            known = ", ".join(VIEWS)
+            raise ModuleNotFoundError(f"there is no {fullname} here; there are {known}", name=fullname)
+        is_package = any(other.startswith(f"{fullname}.") for other in VIEWS)
+        return ModuleSpec(fullname, self, origin=__name__, is_package=is_package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None  # as usual
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fills in the names."""
+        for source in VIEWS[module.__name__]:
+            shown = vars(import_module(source))
+            module.__dict__.update({name: one for name, one in shown.items() if not name.startswith("_")})
+        module.__dict__["__version__"] = VERSION
+
+
+def tell_place(placement: Placement) -> None:
+    """Sets HOROVOD_RANK and the rest as `horovodrun` does, as far as they are known before `init`."""
+    if placement.rank is None or placement.size is None:
+        return
+    around = Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
+    export(variables(placement.rank, placement.size, around))
+
+
+def install() -> None:
+    """Puts the finder in front, once; modules of a Horovod that was imported before are forgotten."""
+    if any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        del sys.modules[name]
+    sys.meta_path.insert(0, HorovodFinder())

@@ -1,0 +1,113 @@
+"""Allgather by Horovod's names: the ranks' rows, one below the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from workers import collectives
+from workers.horovod.allreduce import allreduce, gradient_name, grouped_allreduce
+from workers.horovod.ops import Average
+from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.waiting import synchronize
+from workers.horovod.world import current
+
+Tensor = torch.Tensor
+
+
+def allgather_async(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Begins to join the ranks' tensors; returns a handle. Arguments and errors as of `allgather`."""
+    world, members, given = current(), checked(process_set), tensor.detach()
+
+    def start(full: str) -> Any:
+        return [
+            collectives.allgather_async(given, full, group=members.group, communicator=world.communicator)
+        ]
+
+    return world.begin("allgather", name, members, start, lambda result: result)
+
+
+def allgather(
+    tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Tensor:
+    """Joins the ranks' tensors along the first dimension; gradients flow through it.
+
+    Args:
+        tensor: Of one dtype on all ranks, and of one shape but for the first dimension; a 0-d one
+            counts as one row.
+        name: What ranks are matched by; None: their order among those without a name.
+        process_set: Who takes part.
+
+    Returns:
+        All rows in rank order.
+
+    Raises:
+        ValueError: This rank is no member of the set, or an operation of that name is under way.
+        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+    """
+    return _Allgather.apply(tensor, name, process_set)
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """As `allgather_async` of many tensors in one exchange; `synchronize` gives a tuple."""
+    world, members = current(), checked(process_set)
+    given = [tensor.detach() for tensor in tensors]
+
+    def start(full: str) -> Any:
+        here = world.communicator
+        return [collectives.grouped_allgather_async(given, full, group=members.group, communicator=here)]
+
+    return world.begin("grouped_allgather", name, members, start, tuple)
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Tensor]:
+    """As `allgather` of each tensor, in one exchange."""
+    return list(_GroupedAllgather.apply(name, process_set, *tensors))
+
+
+class _Allgather(torch.autograd.Function):
+    """The gradient is this rank's rows of the ranks' mean gradient, as in Horovod."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
+        ctx.shape, ctx.name, ctx.process_set = tensor.shape, name, process_set
+        return synchronize(allgather_async(tensor, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name, members = gradient_name(ctx.name), ctx.process_set
+        mean = allreduce(gradients[0].contiguous(), name=name, op=Average, process_set=members)
+        return _own_rows([mean], [ctx.shape], name, members)[0], None, None
+
+
+class _GroupedAllgather(torch.autograd.Function):
+    """The same of many tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
+        ctx.shapes, ctx.name, ctx.process_set = [tensor.shape for tensor in tensors], name, process_set
+        return synchronize(grouped_allgather_async(tensors, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name, members = gradient_name(ctx.name), ctx.process_set
+        means = grouped_allreduce(gradients, name=name, op=Average, process_set=members)
+        return None, None, *_own_rows(means, ctx.shapes, name, members)
+
+
+def _own_rows(
+    wholes: Sequence[Tensor], shapes: Sequence[torch.Size], name: str | None, members: ProcessSet
+) -> list[Tensor]:
+    """This rank's part of each, by asking all ranks for the lengths of theirs."""
+    lengths = torch.tensor([[shape[0] if shape else 1 for shape in shapes]])
+    before = synchronize(allgather_async(lengths, name, members))[: members.rank()].sum(0)
+    rows = zip(wholes, before.tolist(), lengths[0].tolist(), shapes, strict=True)
+    return [whole.narrow(0, start, length).reshape(shape) for whole, start, length, shape in rows]

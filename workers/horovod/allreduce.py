@@ -1,0 +1,246 @@
+"""Allreduce by Horovod's names: of one tensor or of many, in place or not, at once or with a handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from workers import collectives
+from workers.horovod.compression import Compression, Compressor
+from workers.horovod.ops import chosen
+from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.reduction import Reduction
+from workers.horovod.waiting import synchronize
+from workers.horovod.world import current
+
+Tensor = torch.Tensor
+
+
+def allreduce_async(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins to reduce the ranks' tensors to one; arguments and errors as of `allreduce`.
+
+    Returns:
+        A handle; `synchronize` gives a new tensor.
+    """
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    return _begin(tensor, how, name, process_set, lambda result: result)
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `allreduce_async`, but `synchronize` writes the result into `tensor` and returns that."""
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    return _begin(tensor, how, name, process_set, lambda result: written(tensor, result))
+
+
+def allreduce(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Reduces the ranks' tensors, of one shape and dtype, to one; gradients flow through it.
+
+    Args:
+        tensor: This rank's part; only read.
+        average: Horovod's older way to say `op`.
+        name: What ranks are matched by; None: their order among those without a name.
+        compression: What the tensor becomes for its way.
+        op: `hvd.Average` where None.
+        prescale_factor: Multiplies the tensor before it is reduced.
+        postscale_factor: Multiplies the result.
+        process_set: Who takes part.
+
+    Returns:
+        A new tensor, equal on all ranks that take part.
+
+    Raises:
+        ValueError: `op` and `average` are both given, `op` is unknown, this rank is no member of the
+            set, or an operation of that name is under way.
+        NotImplementedError: Adasum of a set, or of a number of ranks that is no power of 2.
+        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+    """
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    small, ctx = compression.compress(tensor)
+    return compression.decompress(_Allreduce.apply(small, how, name, process_set), ctx)
+
+
+def allreduce_(
+    tensor: Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """As `allreduce`, but writes the result into `tensor`, which it returns; no gradient flows."""
+    return synchronize(
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `allreduce_async` of many tensors in one exchange; `synchronize` gives a tuple."""
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    return _begin_group(tensors, how, name, process_set, tuple)
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `grouped_allreduce_async`, but writes the results into `tensors`."""
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+
+    def write(results: list[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(written(*pair) for pair in zip(tensors, results, strict=True))
+
+    return _begin_group(tensors, how, name, process_set, write)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[Tensor]:
+    """As `allreduce` of each tensor, in one exchange."""
+    how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
+    small = [compression.compress(tensor) for tensor in tensors]
+    results = _GroupedAllreduce.apply(how, name, process_set, *[tensor for tensor, _ in small])
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Tensor, ...]:
+    """As `allreduce_` of each tensor, in one exchange."""
+    return synchronize(
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def written(tensor: Tensor, result: Tensor) -> Tensor:
+    """Overwrites a tensor, be it a parameter, without autograd's notice; returns it."""
+    tensor.detach().copy_(result.reshape(tensor.shape))
+    return tensor
+
+
+def gradient_name(name: str | None) -> str | None:
+    """What the exchange of an operation's gradient is called."""
+    return None if name is None else f"{name}.gradient"
+
+
+class _Allreduce(torch.autograd.Function):
+    """The gradient of a reduction is the same reduction of the ranks' gradients, as in Horovod."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, how: Reduction, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
+        ctx.how, ctx.name, ctx.process_set = how, name, process_set
+        return synchronize(_begin(tensor, how, name, process_set, lambda result: result))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name = gradient_name(ctx.name)
+        return _Allreduce.apply(gradients[0].contiguous(), ctx.how, name, ctx.process_set), None, None, None
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    """The same of many tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, how: Reduction, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
+        ctx.how, ctx.name, ctx.process_set = how, name, process_set
+        return synchronize(_begin_group(tensors, how, name, process_set, tuple))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name = gradient_name(ctx.name)
+        return None, None, None, *_GroupedAllreduce.apply(ctx.how, name, ctx.process_set, *gradients)
+
+
+def _begin(
+    tensor: Tensor,
+    how: Reduction,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[Tensor], Tensor],
+) -> int:
+    world, members = current(), checked(process_set)
+    how.check(members)
+    given = how.before(tensor)
+
+    def start(full: str) -> Any:
+        op, here = how.wire([given]), world.communicator
+        return [collectives.allreduce_async(given, op, full, group=members.group, communicator=here)]
+
+    ranks = len(members.ranks)
+    return world.begin("allreduce", name, members, start, lambda got: finish(how.after([got], ranks)[0]))
+
+
+def _begin_group(
+    tensors: Sequence[Tensor],
+    how: Reduction,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[list[Tensor]], Any],
+) -> int:
+    world, members = current(), checked(process_set)
+    how.check(members)
+    if not tensors:
+        raise ValueError("grouped_allreduce got no tensors; give at least one")
+    given = [how.before(tensor) for tensor in tensors]
+
+    def start(full: str) -> Any:
+        op, here = how.wire(given), world.communicator
+        return [collectives.grouped_allreduce_async(given, op, full, group=members.group, communicator=here)]
+
+    ranks = len(members.ranks)
+    return world.begin("grouped_allreduce", name, members, start, lambda got: finish(how.after(got, ranks)))

@@ -1,0 +1,106 @@
+"""Broadcast by Horovod's names: the root's tensor, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workers import collectives
+from workers.horovod.allreduce import allreduce, gradient_name, written
+from workers.horovod.ops import Average
+from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.waiting import synchronize
+from workers.horovod.world import current
+
+Tensor = torch.Tensor
+
+
+def broadcast_async(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Begins to bring the root's tensor to all; returns a handle. Arguments and errors as of `broadcast`."""
+    return _begin(tensor, root_rank, name, process_set, lambda result: result)
+
+
+def broadcast_async_(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """As `broadcast_async`, but `synchronize` writes the result into `tensor` and returns that."""
+    return _begin(tensor, root_rank, name, process_set, lambda result: written(tensor, result))
+
+
+def broadcast(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """Gives every rank the root's tensor; gradients flow through it, to the root.
+
+    Args:
+        tensor: Of one shape and dtype on all ranks; the root's counts.
+        root_rank: A rank of the whole job, also where a process set is given.
+        name: What ranks are matched by; None: their order among those without a name.
+        process_set: Who takes part.
+
+    Returns:
+        A new tensor.
+
+    Raises:
+        ValueError: The root or this rank is no member of the set, or an operation of that name is under way.
+        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+    """
+    return _Broadcast.apply(tensor, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Tensor:
+    """As `broadcast`, but writes the result into `tensor`, which it returns; no gradient flows."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+class _Broadcast(torch.autograd.Function):
+    """The gradient is the ranks' mean gradient on the root and zeros elsewhere, as in Horovod."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, tensor: Tensor, root_rank: int, name: str | None, process_set: ProcessSet
+    ) -> Tensor:
+        ctx.root_rank, ctx.name, ctx.process_set = root_rank, name, process_set
+        return synchronize(broadcast_async(tensor, root_rank, name, process_set))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        name = gradient_name(ctx.name)
+        mean = allreduce(gradients[0].contiguous(), name=name, op=Average, process_set=ctx.process_set)
+        return (mean if current().rank == ctx.root_rank else torch.zeros_like(mean)), None, None, None
+
+
+def _begin(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None,
+    process_set: ProcessSet,
+    finish: Callable[[Tensor], Tensor],
+) -> int:
+    world, members, given = current(), checked(process_set), tensor.detach()
+    members.check_root(root_rank)
+    root = world.members[root_rank]
+
+    def start(full: str) -> Any:
+        here = world.communicator
+        return [collectives.broadcast_async(given, root, full, group=members.group, communicator=here)]
+
+    return world.begin("broadcast", name, members, start, finish)

@@ -1,0 +1,81 @@
+"""How a worker that comes asks to take part, and is let in: notes on the hub's board.
+
+    newcomer   waiting.RANK = LIFE    I am here
+    lowest     admit.LIFE = members   you are one of these from now on
+    newcomer   entered.LIFE           the hub counts me; rounds may wait for me
+
+A newcomer enters only when the others are about to wait for it: had it entered
+before, their rounds would have waited for one who knows nothing of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from ps.errors import DeadlineExceeded
+from ps.session import Session
+from ps.sharding import SLICE_BYTES
+
+ENTER_SECONDS = 60.0
+"""How long the members wait for one whom they let in."""
+
+Lives = dict[int, int]
+"""Who takes part: a number that is each worker's own, by the job's rank."""
+
+
+class Board:
+    """One worker's view of the board.
+
+    Args:
+        session: Its place in the job.
+        timeout: Seconds that a newcomer waits to be let in.
+    """
+
+    def __init__(self, session: Session, timeout: float) -> None:
+        self._session = session
+        self._timeout = timeout
+
+    def count(self) -> None:
+        """Makes the hub count this worker: for whoever comes late that takes the job's plan, an empty one."""
+        self._session.plan((), SLICE_BYTES)
+
+    def newcomer(self, ranks: Iterable[int], known: Iterable[int]) -> tuple[int, int] | None:
+        """Rank and life of one who waits in a free place, if there is one.
+
+        Args:
+            ranks: The places where nobody is.
+            known: Lives that were let in already.
+        """
+        for rank in ranks:
+            with suppress(DeadlineExceeded):
+                life = int(self._session.lookup(f"horovod.waiting.{rank}", 0.001))
+                if life not in known:
+                    return rank, life
+        return None
+
+    def admit(self, life: int, members: Mapping[int, int], generation: int) -> None:
+        """Lets a newcomer in."""
+        told = " ".join(f"{rank}:{one}" for rank, one in members.items())
+        self._session.publish(f"horovod.admit.{life}", f"{generation} {told}")
+
+    def await_entry(self, life: int) -> None:
+        """Returns once the hub counts the newcomer.
+
+        Raises:
+            DeadlineExceeded: It did not come.
+        """
+        self._session.lookup(f"horovod.entered.{life}", ENTER_SECONDS)
+
+    def come_in(self, rank: int, life: int) -> tuple[Lives, int]:
+        """Asks to take part and waits until that is granted; returns the members and their generation.
+
+        Raises:
+            DeadlineExceeded: Nobody let this worker in: the others never commit, say.
+        """
+        self._session.publish(f"horovod.waiting.{rank}", str(life))
+        generation, *told = self._session.lookup(f"horovod.admit.{life}", self._timeout).split()
+        self.count()
+        self._session.publish(f"horovod.entered.{life}", "yes")
+        pairs = (one.split(":") for one in told)
+        return {int(member): int(one) for member, one in pairs}, int(generation)

@@ -1,0 +1,42 @@
+"""The reductions by Horovod's names and numbers."""
+
+from __future__ import annotations
+
+import warnings
+
+from ps.messages import ReduceOp
+
+Average = 0
+Sum = 1
+Adasum = 2
+Min = 3
+Max = 4
+Product = 5
+
+OURS = {
+    Average: ReduceOp.AVERAGE,
+    Sum: ReduceOp.SUM,
+    Adasum: ReduceOp.ADASUM,
+    Min: ReduceOp.MIN,
+    Max: ReduceOp.MAX,
+    Product: ReduceOp.PRODUCT,
+}
+NAMES = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product"
+
+
+def chosen(op: int | None, average: bool | None) -> int:
+    """The reduction asked for, by `op` or by the older `average`; Average where neither is given.
+
+    Raises:
+        ValueError: Both are given, or there is no such reduction.
+    """
+    if op is not None and average is not None:
+        raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+    if average is not None:
+        warnings.warn("average= is deprecated: give op=hvd.Average or hvd.Sum", DeprecationWarning, 4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in OURS:
+        raise ValueError(f"op is {op!r}; allowed: {NAMES}")
+    return op

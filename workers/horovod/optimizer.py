@@ -1,0 +1,244 @@
+"""DistributedOptimizer: an optimizer of the script's own class whose gradients are all ranks'.
+
+Gradients are reduced by this package's allreduces, begun while backward still
+runs, and the script's own optimizer takes the step. That is so on a hub too:
+the hub reduces, and steps nothing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from ps.config import environment
+from workers.horovod.adasum import DeltaOptimizer
+from workers.horovod.compression import Compression, Compressor
+from workers.horovod.gradients import GradientExchange
+from workers.horovod.ops import Adasum, Average, chosen
+from workers.horovod.parcel import PARCEL_BYTES, Groups, Parcel, check_groups, pack
+from workers.horovod.process_set import ProcessSet, global_process_set
+from workers.horovod.reduction import Reduction
+from workers.horovod.trainer import Trainer
+from workers.horovod.world import current
+
+if TYPE_CHECKING:
+    _Base = Optimizer
+else:
+    _Base = object  # it stands before an optimizer's class, which brings the rest
+
+
+class AveragingOptimizer(_Base):
+    """What a wrapped optimizer's class gets in front of it."""
+
+    _exchange: GradientExchange
+    _trainer: Trainer
+    _synchronized: bool
+    _should_synchronize: bool
+
+    def synchronize(self) -> None:
+        """Waits until every `.grad` is the reduced one: before gradients are clipped, for example.
+
+        Raises:
+            HorovodInternalError: Ranks disagree, or somebody is gone.
+        """
+        self._exchange.settle()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` takes gradients as they are, since `synchronize` was called before."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Changes how many backward passes one step sums up."""
+        self._exchange.passes.set_per_step(passes)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the gradients, then takes the wrapped optimizer's step.
+
+        Args:
+            closure: Computes loss and gradients anew, as often as the optimizer wants; they are
+                reduced each time.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            HorovodInternalError: Ranks disagree, or somebody is gone.
+            Preempted: The job stops at this step.
+        """
+        if closure is None:
+            self._bring_gradients()
+            loss = super().step()
+        else:
+            loss = super().step(lambda: self._after_backward(closure))
+        self._synchronized = False
+        self._trainer.step_completed()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch runs a step's hooks in the wrapped one
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets all gradients.
+
+        Raises:
+            AssertionError: They are under way to the other ranks.
+        """
+        if self._exchange.passes.begun:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or"
+                " optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the wrapped optimizer's state, and begins a step anew."""
+        self._exchange.passes.reset()
+        self._synchronized = False
+        self._should_synchronize = True
+        super().load_state_dict(state_dict)
+
+    def _after_backward(self, closure: Callable[[], Any]) -> Any:
+        loss = closure()
+        self._bring_gradients()
+        self._synchronized = False  # another call, as LBFGS makes, has gradients of its own
+        return loss
+
+    def _bring_gradients(self) -> None:
+        if not self._should_synchronize:
+            return
+        if self._synchronized:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after"
+                " optimizer.synchronize(). This can cause training slowdown.",
+                stacklevel=3,
+            )
+        self.synchronize()
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes an optimizer one whose gradients are reduced over all ranks.
+
+    Args:
+        optimizer: Over the parameters to train; the new one shares its groups and state.
+        named_parameters: Names for all of them; what ranks are matched by.
+        compression: What gradients become for their way.
+        backward_passes_per_step: How many backward passes one step sums up.
+        op: `hvd.Average`, `hvd.Sum`, or `hvd.Adasum`, which reduces what local steps changed.
+        gradient_predivide_factor: By what gradients are divided before the sum; the average is the same.
+        num_groups: The older way to say `groups`.
+        groups: How many exchanges a step has, or lists of the parameters that go together; None: as
+            many as make exchanges of HOROVOD_FUSION_THRESHOLD bytes, else of 4 MiB.
+        sparse_as_dense: Sparse gradients travel as dense ones.
+        process_set: Who takes part; other ranks step alone.
+
+    Returns:
+        An instance of a class derived from the optimizer's, and called as that is.
+
+    Raises:
+        ValueError: Names are missing, twice there or no names; or an argument is none of the above.
+        NotImplementedError: Adasum of a process set, or of a number of ranks that is no power of 2.
+    """
+    how = _reduction(op, gradient_predivide_factor, process_set)
+    if num_groups:
+        warnings.warn("num_groups= is deprecated: give groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step < 1:
+        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
+    names = _names(optimizer, named_parameters)
+    parcels = _parcels(names, check_groups(groups), process_set)
+    adasum = how.op == Adasum and current().size > 1
+    made = _derived(optimizer, DeltaOptimizer if adasum else AveragingOptimizer)
+    if adasum:
+        made.prepare(parcels, backward_passes_per_step, compression)
+        waited = made.waited
+    else:
+        made._exchange = GradientExchange(
+            names, parcels, backward_passes_per_step, how, compression, sparse_as_dense, process_set
+        )
+        made._synchronized, made._should_synchronize = False, True
+        waited = lambda: made._exchange.seconds  # noqa: E731
+    made._trainer = Trainer({name: parameter for parameter, name in names.items()}, waited)
+    return made
+
+
+def _reduction(op: int, predivide: float, process_set: ProcessSet) -> Reduction:
+    chosen(op, None)
+    if predivide != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    how = Reduction(op, 1.0 / predivide, predivide)
+    how.check(process_set)
+    return how
+
+
+def _names(optimizer: Optimizer, named_parameters: Any) -> dict[torch.Tensor, str]:
+    """A name for every trained parameter, in the optimizer's order."""
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if named_parameters is None:
+        pairs = [
+            (f"allreduce.noname.{index}.{place}", parameter)
+            for index, group in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(group["params"])
+        ]
+    else:
+        pairs = _checked(list(named_parameters))
+    names = {parameter: name for name, parameter in pairs}
+    unnamed = [parameter for parameter in held if parameter not in names]
+    if unnamed:
+        raise ValueError(
+            f"named_parameters was specified, but {len(unnamed)} of the optimizer's parameters were not"
+            f" named, the first of shape {tuple(unnamed[0].shape)}: give the whole model.named_parameters()"
+        )
+    return {parameter: names[parameter] for parameter in held if parameter.requires_grad}
+
+
+def _checked(pairs: list[Any]) -> list[tuple[str, torch.Tensor]]:
+    if any(not isinstance(pair, tuple) for pair in pairs):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by"
+            " model.named_parameters()."
+        )
+    twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}"
+        )
+    return pairs
+
+
+def _parcels(names: dict[torch.Tensor, str], groups: Groups, process_set: ProcessSet) -> list[Parcel]:
+    """What is exchanged; nothing where there is nobody to exchange with, now or later."""
+    if current().communicator.size == 1 or not process_set.included():
+        return []
+    threshold = environment().get("HOROVOD_FUSION_THRESHOLD", "")
+    return pack(names, groups, int(threshold) if threshold.isdecimal() else PARCEL_BYTES)
+
+
+def _derived(optimizer: Optimizer, front: type) -> Any:
+    """The same optimizer, as an instance of its class with `front` before it."""
+    kind = type(optimizer)
+    made: Any = object.__new__(type(kind.__name__, (front, kind), {"__module__": kind.__module__}))
+    # A scheduler that was made on the optimizer has put a wrapper of `step` there, which is not ours.
+    made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    return made

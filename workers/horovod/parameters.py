@@ -1,0 +1,122 @@
+"""What a script brings to all ranks before it trains: parameters, and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from workers.horovod.broadcast import broadcast_async_
+from workers.horovod.objects import broadcast_object
+from workers.horovod.waiting import synchronize
+from workers.horovod.world import current
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Overwrites tensors with the root's.
+
+    Args:
+        params: `model.state_dict()` or another dict of tensors, `model.named_parameters()`, or a list
+            of tensors or of (name, tensor).
+        root_rank: Whose tensors count.
+
+    Raises:
+        ValueError: `params` is something else, or holds what is no tensor.
+        HorovodInternalError: Ranks hold other tensors, or somebody is gone.
+    """
+    handles = [
+        broadcast_async_(tensor, root_rank, name) for name, tensor in _named(params) if tensor is not None
+    ]
+    for handle in handles:
+        synchronize(handle)
+
+
+def broadcast_optimizer_state(
+    optimizer: Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Gives every rank's optimizer the root's state and hyperparameters, in place.
+
+    A state that is empty on the root is empty everywhere afterwards: no step is taken to make one.
+
+    Args:
+        optimizer: Over the same parameters on all ranks; wrapped or not.
+        root_rank: Whose state counts.
+        model: Accepted as in Horovod, and not needed.
+
+    Raises:
+        ValueError: It is an LBFGS, whose state Horovod cannot broadcast either.
+        HorovodInternalError: Ranks hold other parameters, or somebody is gone.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state")
+    groups = [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
+    ]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    outline = [_outline(optimizer.state.get(parameter, {})) for parameter in parameters]
+    groups, outline = broadcast_object((groups, outline), root_rank, "optimizer.outline")
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update(options)
+    if current().rank != root_rank:
+        _lay_out(optimizer, parameters, outline)
+    broadcast_parameters(list(_tensors(optimizer, parameters)), root_rank)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blank:
+    """A tensor's outline: all but its elements."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    on_cpu: bool
+
+
+def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:
+    if isinstance(params, Mapping):
+        found = sorted(params.items())
+    elif isinstance(params, list | tuple | Iterator):
+        found = [one if isinstance(one, tuple) else (None, one) for one in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}; give a dict or a list of tensors")
+    strange = [name for name, value in found if not isinstance(value, torch.Tensor | None)]
+    if strange:
+        raise ValueError(f"params: {strange[0]!r} is no tensor; use hvd.broadcast_object for what is none")
+    return found
+
+
+def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
+    """One parameter's state, with tensors as outlines."""
+    return {
+        name: _Blank(value.shape, value.dtype, value.device.type == "cpu")
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in state.items()
+    }
+
+
+def _lay_out(optimizer: Optimizer, parameters: list[Any], outline: list[dict[str, Any]]) -> None:
+    """Makes the state look like the root's; tensors that fit already stay where they are."""
+    for parameter, wanted in zip(parameters, outline, strict=True):
+        here = optimizer.state.pop(parameter, {})
+        if wanted:
+            optimizer.state[parameter] = {
+                name: _fitting(here.get(name), value, parameter) if isinstance(value, _Blank) else value
+                for name, value in wanted.items()
+            }
+
+
+def _fitting(tensor: Any, blank: _Blank, parameter: torch.Tensor) -> torch.Tensor:
+    device = "cpu" if blank.on_cpu else parameter.device
+    if isinstance(tensor, torch.Tensor) and (tensor.shape, tensor.dtype) == (blank.shape, blank.dtype):
+        return tensor.to(device)
+    return torch.empty(blank.shape, dtype=blank.dtype, device=device)
+
+
+def _tensors(optimizer: Optimizer, parameters: list[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    for index, parameter in enumerate(parameters):
+        for name, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"optimizer.{index}.{name}", value

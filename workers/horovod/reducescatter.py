@@ -1,0 +1,142 @@
+"""Reducescatter by Horovod's names: a reduction of which each rank gets its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from workers import collectives
+from workers.horovod.allgather import allgather_async, grouped_allgather_async
+from workers.horovod.allreduce import gradient_name
+from workers.horovod.compression import Compression, Compressor
+from workers.horovod.ops import Average, Sum
+from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.reduction import Reduction, scaled
+from workers.horovod.waiting import synchronize
+from workers.horovod.world import current
+
+Tensor = torch.Tensor
+
+
+def reducescatter_async(
+    tensor: Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Begins to reduce and deal out; returns a handle. Arguments and errors as of `reducescatter`."""
+    how = Reduction(op, prescale_factor, postscale_factor)
+    return _begin("reducescatter", [tensor], how, name, process_set)
+
+
+def reducescatter(
+    tensor: Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Tensor:
+    """Reduces the ranks' tensors and gives each rank its rows of the result; gradients flow through it.
+
+    Where the rows do not divide by the ranks, the first ranks get one more.
+
+    Args:
+        tensor: Of one shape, of at least one dimension, and dtype on all ranks.
+        name: What ranks are matched by; None: their order among those without a name.
+        compression: What the tensor becomes for its way.
+        op: `hvd.Average` or `hvd.Sum`.
+        process_set: Who takes part.
+        prescale_factor: Multiplies the tensor before it is reduced.
+        postscale_factor: Multiplies the result.
+
+    Raises:
+        ValueError: Another `op`, a 0-d tensor, this rank is no member of the set, or an operation of
+            that name is under way.
+        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+    """
+    small, ctx = compression.compress(tensor)
+    how = Reduction(op, prescale_factor, postscale_factor)
+    (result,) = _Reducescatter.apply("reducescatter", how, name, process_set, small)
+    return compression.decompress(result, ctx)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """As `reducescatter_async` of many tensors; `synchronize` gives a tuple."""
+    how = Reduction(op, prescale_factor, postscale_factor)
+    return _begin("grouped_reducescatter", tensors, how, name, process_set)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Tensor]:
+    """As `reducescatter` of each tensor."""
+    small = [compression.compress(tensor) for tensor in tensors]
+    how = Reduction(op, prescale_factor, postscale_factor)
+    given = [tensor for tensor, _ in small]
+    results = _Reducescatter.apply("grouped_reducescatter", how, name, process_set, *given)
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, small, strict=True)]
+
+
+class _Reducescatter(torch.autograd.Function):
+    """The gradient is all ranks', one below the other; for Sum times the number of ranks, as in Horovod."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, kind: str, how: Reduction, name: str | None, process_set: ProcessSet, *tensors: Tensor
+    ) -> Any:
+        ctx.how, ctx.name, ctx.process_set, ctx.single = how, name, process_set, kind == "reducescatter"
+        result = synchronize(_begin(kind, tensors, how, name, process_set))
+        return (result,) if ctx.single else result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        how, name, members = ctx.how, gradient_name(ctx.name), ctx.process_set
+        factor = how.prescale * how.postscale * (len(members.ranks) if how.op == Sum else 1)
+        grown = [scaled(gradient, factor).contiguous() for gradient in gradients]
+        if ctx.single:
+            return None, None, None, None, synchronize(allgather_async(grown[0], name, members))
+        return None, None, None, None, *synchronize(grouped_allgather_async(grown, name, members))
+
+
+def _begin(
+    kind: str, tensors: Sequence[Tensor], how: Reduction, name: str | None, process_set: ProcessSet
+) -> int:
+    world, members = current(), checked(process_set)
+    if how.op not in (Average, Sum):
+        raise ValueError(f"reducescatter: op is {how.op!r}; allowed: hvd.Average, hvd.Sum")
+    if not tensors or any(tensor.dim() == 0 for tensor in tensors):
+        raise ValueError("reducescatter deals out rows: give tensors of at least one dimension")
+    given = [how.before(tensor) for tensor in tensors]
+
+    def start(full: str) -> Any:
+        op, here = how.wire(given), world.communicator
+        return [
+            collectives.grouped_reduce_scatter_async(given, op, full, group=members.group, communicator=here)
+        ]
+
+    ranks = len(members.ranks)
+
+    def finish(got: list[Tensor]) -> Any:
+        results = how.after(got, ranks)
+        return results[0] if kind == "reducescatter" else tuple(results)
+
+    return world.begin(kind, name, members, start, finish)

@@ -1,0 +1,139 @@
+"""Batch normalisation over the batches of all ranks.
+
+The statistics of a step are those of all ranks' samples together, weighted by
+how many each has (Chan et al.'s way to join variances, 1979), and gradients
+flow through them to all ranks. It is written in torch's own operations, so it
+runs wherever the input is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import batch_norm
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from workers.horovod.allgather import allgather_async
+from workers.horovod.allreduce import allreduce_async
+from workers.horovod.ops import Sum
+from workers.horovod.topology import size
+from workers.horovod.waiting import synchronize
+
+Tensor = torch.Tensor
+
+
+class SyncBatchNorm(_BatchNorm):
+    """`torch.nn.BatchNorm*d` for inputs of any number of dimensions, over all ranks while it trains.
+
+    Args:
+        num_features: Channels: the input's second dimension.
+        eps: Added to the variance.
+        momentum: Share of a step's statistics in the running ones; None: all steps count alike.
+        affine: Whether there are weight and bias to learn.
+        track_running_stats: Whether statistics are kept for evaluation.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
+        """Normalises a batch of shape (N, C, ...).
+
+        Raises:
+            ValueError: It has fewer than two dimensions.
+            HorovodInternalError: Ranks disagree, or somebody is gone.
+        """
+        self._check_input_dim(input)
+        of_batch = self.training or not self.track_running_stats
+        if not of_batch or size() == 1:
+            return self._alone(input, of_batch)
+        result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
+        if self.training and self.track_running_stats:
+            self._keep(mean, variance * (count / (count - 1).clamp(min=1)))
+        return result
+
+    def _alone(self, batch: Tensor, of_batch: bool) -> Tensor:
+        factor = self._factor() if self.training and self.track_running_stats else 0.0
+        mean, variance = self.running_mean, self.running_var
+        return batch_norm(batch, mean, variance, self.weight, self.bias, of_batch, factor, self.eps)
+
+    def _keep(self, mean: Tensor, variance: Tensor) -> None:
+        factor = self._factor()
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
+
+    def _factor(self) -> float:
+        """Counts the batch; the share that its statistics get."""
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+
+class _Normalise(torch.autograd.Function):
+    """Also gives mean, variance and number of samples, for the running statistics."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
+        mean, variance, count = _statistics(batch)
+        scale = torch.rsqrt(variance + eps)
+        normal = (batch - _across(mean, batch)) * _across(scale, batch)
+        ctx.save_for_backward(normal, weight, scale, count)
+        ctx.mark_non_differentiable(mean, variance, count)
+        result = normal if weight is None else normal * _across(weight, batch)
+        return (
+            (result if bias is None else result + _across(bias, batch)).to(batch.dtype),
+            mean,
+            variance,
+            count,
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        normal, weight, scale, count = ctx.saved_tensors
+        gradient = gradients[0]
+        to_bias, to_weight = gradient.sum(_rest(gradient)), (gradient * normal).sum(_rest(gradient))
+        flow = gradient if weight is None else gradient * _across(weight, gradient)
+        # What each statistic gets of all ranks' samples comes back to every sample alike.
+        sums = torch.stack([flow.sum(_rest(flow)), (flow * normal).sum(_rest(flow))])
+        shares = synchronize(allreduce_async(sums, op=Sum)) / count
+        inner = flow - _across(shares[0], flow) - normal * _across(shares[1], flow)
+        affine = (None, None) if weight is None else (to_weight.to(weight.dtype), to_bias.to(weight.dtype))
+        return (inner * _across(scale, flow)).to(gradient.dtype), *affine, None
+
+
+def _statistics(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and biased variance of each channel over all ranks, and how many values each has."""
+    here = batch.detach().float() if batch.dtype in (torch.float16, torch.bfloat16) else batch.detach()
+    count = here.new_full((1,), here.numel() // max(1, here.shape[1]))
+    if here.numel():
+        variance, mean = torch.var_mean(here, _rest(here), correction=0)
+    else:  # a rank without samples takes part all the same
+        mean = variance = here.new_zeros(here.shape[1])
+    rows = synchronize(allgather_async(torch.cat([mean, variance, count])[None]))
+    means, variances, counts = rows.split([len(mean), len(mean), 1], dim=1)
+    total = counts.sum(0)
+    mean = (counts * means).sum(0) / total
+    return mean, (counts * (variances + (means - mean) ** 2)).sum(0) / total, total
+
+
+def _rest(batch: Tensor) -> list[int]:
+    return [dimension for dimension in range(batch.dim()) if dimension != 1]
+
+
+def _across(channels: Tensor, batch: Tensor) -> Tensor:
+    """One value a channel, shaped so as to meet the batch."""
+    return channels.view(1, -1, *[1] * (batch.dim() - 2))

@@ -1,0 +1,50 @@
+"""What the worker's context is told of an optimizer that trains here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from workers import context
+from workers.horovod.world import current
+
+
+@dataclass(slots=True)
+class Trainer:
+    """Counts an optimizer's steps, so that the hub knows of them and may stop the worker after one.
+
+    Attributes:
+        named_parameters: Every trained parameter by name.
+        waited: Tells the seconds for which exchanges have kept training waiting.
+        steps: How many were completed.
+    """
+
+    named_parameters: dict[str, torch.Tensor]
+    waited: Callable[[], float]
+    steps: int = 0
+    _place: context.Context | None = None
+
+    def __post_init__(self) -> None:
+        place = context.started()
+        if place is not None and place.communicator is current().communicator:
+            self._place = place
+            place.adopt(self)
+
+    @property
+    def exchange_seconds(self) -> float:
+        return self.waited()
+
+    def synchronize(self) -> None:
+        """Returns at once: a step leaves nothing under way."""
+
+    def step_completed(self) -> None:
+        """Counts a step.
+
+        Raises:
+            Preempted: The job stops at this step.
+        """
+        self.steps += 1
+        if self._place is not None:
+            self._place.step_completed(self.steps)

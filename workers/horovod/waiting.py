@@ -1,0 +1,28 @@
+"""`poll` and `synchronize`: what became of a handle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from workers.horovod.world import current
+
+
+def poll(handle: int) -> bool:
+    """Whether the operation is over, so that `synchronize` returns at once.
+
+    Raises:
+        ValueError: There is no such operation, or it was synchronised already.
+    """
+    return current().handles.poll(handle)
+
+
+def synchronize(handle: int) -> Any:
+    """Waits for an operation to end.
+
+    Returns:
+        Its result: a tensor, or a tuple of them; None for a handle that was synchronised already.
+
+    Raises:
+        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+    """
+    return current().handles.synchronize(handle)

@@ -1,0 +1,1 @@
+"""`ps-run`: a server and some workers on this machine, as one command."""

@@ -1,0 +1,96 @@
+"""The server of one job: started before its workers, and gone after them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+
+from ps.errors import DeadlineExceeded, ServerUnreachable
+
+LOOK_SECONDS = 0.1
+GRACE_SECONDS = 20.0
+"""How long it gets to end by itself once its job is over."""
+
+
+class Server:
+    """A `ps-server start --once` on this machine; leaving the `with` block ends it.
+
+    Args:
+        workers: How many the job has.
+        flags: More for `ps-server start`.
+        environment: All of its variables.
+        verbose: Its log goes to standard error; else it is shown only if it fails to start.
+        timeout: Seconds that its start may take.
+
+    Attributes:
+        address: Where it listens.
+
+    Raises:
+        ServerUnreachable: It ended at once; the text holds the end of its log.
+        DeadlineExceeded: It does not listen in time.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        flags: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        verbose: bool = False,
+        timeout: float = 60.0,
+    ) -> None:
+        self._folder = TemporaryDirectory(prefix="ps-run-")
+        self._log = Path(self._folder.name) / "server.err"
+        where = Path(self._folder.name) / "address"
+        command = [sys.executable, "-m", "ps.cli", "start", "--port", "0", "--once"]
+        command += ["--workers", str(workers), "--address-file", str(where), *flags]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # its last line is of no use beside the workers'
+                stderr=None if verbose else log,
+                env=environment,
+                process_group=0,  # a Ctrl-C in the terminal is ours to handle
+            )
+        try:
+            self.address = self._await(where, timeout)
+        except BaseException:
+            self.end(0.0)
+            raise
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(GRACE_SECONDS if kind is None else 0.0)
+
+    def end(self, patience: float) -> None:
+        """Waits `patience` seconds for its end, and then makes it end."""
+        for number, seconds in ((None, patience), (signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
+            if number is not None:
+                self._process.send_signal(number)
+            try:
+                self._process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._folder.cleanup()
+
+    def _await(self, where: Path, timeout: float) -> str:
+        deadline = time.monotonic() + timeout
+        while not where.exists():
+            if self._process.poll() is not None:
+                raise ServerUnreachable(f"the server did not start:\n{self._log.read_text(errors='replace')}")
+            if time.monotonic() > deadline:
+                raise DeadlineExceeded(f"the server did not listen within {timeout:g} s (--start-timeout)")
+            time.sleep(LOOK_SECONDS)
+        return where.read_text().strip()
