@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+import workers
+
 ROOT = Path(__file__).parent.parent
 
 # From the ground up. A name may stand here before its file does; a file that stands nowhere fails.
@@ -44,7 +46,7 @@ FLOORS = {
         ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
-        workers.device workers.courier workers.pinning workers.staging
+        workers.accelerator workers.courier workers.pinning workers.staging
         workers.layout workers.bucketing workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.coder workers.powersgd workers.ring_mean
@@ -176,6 +178,11 @@ def test_file_imports_only_from_below(name: str) -> None:
         if found.target in FILES and found.target != name and place(found.target) > here
     ]
     assert not wrong
+
+
+def test_no_file_hides_a_name_that_scripts_use() -> None:
+    """An import of `workers.device` would put the file in the place of the function of that name."""
+    assert [name for name in workers.__all__ if f"workers.{name}" in FILES] == []
 
 
 def test_client_and_server_never_reach_each_other() -> None:

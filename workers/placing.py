@@ -28,7 +28,7 @@ from ps.transport.registry import Line
 from ps.types import Hyper, Slice
 from ps.work import Work
 from workers.bucketing import Bucket
-from workers.device import Device
+from workers.accelerator import Device
 from workers.pinning import Allocate
 from workers.staging import Lands, ThroughHost
 
