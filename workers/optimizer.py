@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -29,7 +30,7 @@ from ps.types import Hyper
 from workers import context, scaling
 from workers.backward import BackwardPasses
 from workers.bucketing import Bucket, make_buckets
-from workers.collectives import broadcast_into
+from workers.collectives import allreduce, broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.forward import ForwardGuard
@@ -111,6 +112,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._steps_on_server = communicator.steps_on == "server"
         if cross_barrier and model is None:
             raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+        self._asks = _asks_for_loss(optimizer)
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
@@ -157,10 +159,12 @@ class DistributedOptimizer(OptimizerWrapper):
         With `cross_barrier` they are when a module's forward, `state_dict` or `synchronize()` reads them.
 
         Args:
-            closure: Computes the loss anew, gradients and all; called once, before the exchange.
+            closure: Computes the loss anew, gradients and all; called once, before the exchange. An
+                optimizer that cannot do without, as LBFGS, calls it as often as it likes, each time with
+                an exchange; all ranks must then be given one, and ask it equally often.
 
         Returns:
-            What the closure returned.
+            What the closure returned; where it was LBFGS that asked, the mean of the ranks' losses.
 
         Raises:
             ConfigError: The script changed gradients that were handed over already.
@@ -169,6 +173,10 @@ class DistributedOptimizer(OptimizerWrapper):
             Preempted: The job stops at this step.
         """
         loss = None
+        if closure is not None and self._asks:
+            loss = self.wrapped.step(lambda: self._evaluate(closure))
+            self._end_step()
+            return loss
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -181,12 +189,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 self._tuner.note_skip()
         else:
             self._take_step()
-            self._begin_step()
-            # Where all is handed over in step(), how much at a time makes no difference.
-            if self._tuner is not None and self._overlap:
-                self._tuner.note_step()
-            self.completed_steps += 1
-            self._tell_step()
+            self._end_step()
         return loss
 
     def synchronize(self) -> None:
@@ -363,7 +366,22 @@ class DistributedOptimizer(OptimizerWrapper):
             self._guard.begin()
             self._crossing = True
 
-    def _tell_step(self) -> None:
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """The mean gradient for an optimizer that asks for it, and the mean loss, by which it decides."""
+        self._begin_step()
+        with torch.enable_grad():
+            loss = closure()
+        self._check_frozen()
+        self._exchange.finish()
+        mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
+        return mean if isinstance(loss, torch.Tensor) else mean.item()
+
+    def _end_step(self) -> None:
+        self._begin_step()
+        # Where all is handed over in step(), how much at a time makes no difference.
+        if self._tuner is not None and self._overlap:
+            self._tuner.note_step()
+        self.completed_steps += 1
         try:
             self._after_step(self.completed_steps)
         except BaseException:
@@ -394,6 +412,12 @@ def _place(
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)
+
+
+def _asks_for_loss(optimizer: Optimizer) -> bool:
+    """Whether it steps by evaluating the loss for itself, as LBFGS does: its `step` needs a closure."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _ignore(_: object) -> None:
