@@ -67,6 +67,14 @@ class _CollectiveEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Collective
     BROADCAST: _Collective.ValueType  # 2
     ALLGATHER: _Collective.ValueType  # 3
     BARRIER: _Collective.ValueType  # 4
+    REDUCE: _Collective.ValueType  # 5
+    GATHER: _Collective.ValueType  # 6
+    SCATTER: _Collective.ValueType  # 7
+    REDUCE_SCATTER: _Collective.ValueType  # 8
+    ALLTOALL: _Collective.ValueType  # 9
+    TRANSFER: _Collective.ValueType  # 10
+    GROUP: _Collective.ValueType  # 11
+    JOIN: _Collective.ValueType  # 12
 
 class Collective(_Collective, metaclass=_CollectiveEnumTypeWrapper): ...
 
@@ -75,6 +83,14 @@ ALLREDUCE: Collective.ValueType  # 1
 BROADCAST: Collective.ValueType  # 2
 ALLGATHER: Collective.ValueType  # 3
 BARRIER: Collective.ValueType  # 4
+REDUCE: Collective.ValueType  # 5
+GATHER: Collective.ValueType  # 6
+SCATTER: Collective.ValueType  # 7
+REDUCE_SCATTER: Collective.ValueType  # 8
+ALLTOALL: Collective.ValueType  # 9
+TRANSFER: Collective.ValueType  # 10
+GROUP: Collective.ValueType  # 11
+JOIN: Collective.ValueType  # 12
 Global___Collective: _TypeAlias = Collective  # noqa: Y015
 
 class _ReduceOp:
@@ -89,6 +105,7 @@ class _ReduceOpEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReduceOp.Val
     MIN: _ReduceOp.ValueType  # 3
     MAX: _ReduceOp.ValueType  # 4
     PRODUCT: _ReduceOp.ValueType  # 5
+    ADASUM: _ReduceOp.ValueType  # 6
 
 class ReduceOp(_ReduceOp, metaclass=_ReduceOpEnumTypeWrapper): ...
 
@@ -98,6 +115,7 @@ AVERAGE: ReduceOp.ValueType  # 2
 MIN: ReduceOp.ValueType  # 3
 MAX: ReduceOp.ValueType  # 4
 PRODUCT: ReduceOp.ValueType  # 5
+ADASUM: ReduceOp.ValueType  # 6
 Global___ReduceOp: _TypeAlias = ReduceOp  # noqa: Y015
 
 class _Code:
@@ -326,8 +344,36 @@ class Pull(_message.Message):
 Global___Pull: _TypeAlias = Pull  # noqa: Y015
 
 @_typing.final
+class Layout(_message.Message):
+    """A tensor without its elements."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    dtype: Global___DType.ValueType
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        dtype: Global___DType.ValueType = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Layout: _TypeAlias = Layout  # noqa: Y015
+
+@_typing.final
 class Contribute(_message.Message):
-    """One rank's part of a collective; ranks are matched by name."""
+    """One rank's part of a collective; ranks are matched by name. The payload holds its
+    tensors one after another, each beginning at a multiple of 8 bytes. In a broadcast
+    from another root layouts may come without a payload: they are what is expected.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -336,12 +382,28 @@ class Contribute(_message.Message):
     OP_FIELD_NUMBER: _builtins.int
     ROOT_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    SPLITS_FIELD_NUMBER: _builtins.int
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     collective: Global___Collective.ValueType
     op: Global___ReduceOp.ValueType
     root: _builtins.int
     sequence: _builtins.int
-    """rises with each of this sender's rounds, to know a retry"""
+    """rises with each of this sender's calls, to know a retry"""
+    settled: _builtins.int
+    """the sender has had all its replies up to this sequence"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the members; none: all ranks"""
+
+    @_builtins.property
+    def splits(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows for each member of an alltoall; ranks of a new group"""
+
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layout]: ...
     def __init__(
         self,
         *,
@@ -350,10 +412,14 @@ class Contribute(_message.Message):
         op: Global___ReduceOp.ValueType = ...,
         root: _builtins.int = ...,
         sequence: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+        splits: _abc.Iterable[_builtins.int] | None = ...,
+        layouts: _abc.Iterable[Global___Layout] | None = ...,
+        settled: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "name", b"name", "op", b"op", "root", b"root", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "layouts", b"layouts", "name", b"name", "op", b"op", "ranks", b"ranks", "root", b"root", "sequence", b"sequence", "settled", b"settled", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,14 +462,21 @@ Global___Values: _TypeAlias = Values  # noqa: Y015
 
 @_typing.final
 class Result(_message.Message):
+    """What a collective gives a rank; the payload as in Contribute."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    LAYOUTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layout]: ...
     def __init__(
         self,
+        *,
+        layouts: _abc.Iterable[Global___Layout] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["layouts", b"layouts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -130,14 +130,14 @@ class KVClient:
         self._submit(shard, Pull(self.sender, key), into, work, decode=decode)
 
     def contribute(
-        self, shard: int, request: Contribute, work: Work, on_result: Callable[[Tensor | None], None]
+        self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
     ) -> None:
-        """Takes part in a collective; `on_result` gets a tensor that it must copy out of."""
+        """Takes part in a collective; `on_result` gets tensors that it must copy out of."""
 
         def on_reply(reply: Reply) -> None:
             if not isinstance(reply, Result):
                 raise HubringError(f"shard {shard} answered a collective with {type(reply).__name__}")
-            on_result(reply.tensor)
+            on_result(reply.tensors)
 
         self._submit(shard, request, None, work, on_reply)
 

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ps.types import Hyper, Sender
+from ps.types import Hyper, Layout, Sender
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +29,14 @@ class Collective(enum.IntEnum):
     BROADCAST = 2
     ALLGATHER = 3
     BARRIER = 4
+    REDUCE = 5
+    GATHER = 6
+    SCATTER = 7
+    REDUCE_SCATTER = 8
+    ALLTOALL = 9
+    TRANSFER = 10
+    GROUP = 11
+    JOIN = 12
 
 
 class ReduceOp(enum.IntEnum):
@@ -39,6 +47,7 @@ class ReduceOp(enum.IntEnum):
     MIN = 3
     MAX = 4
     PRODUCT = 5
+    ADASUM = 6
 
 
 class Code(enum.IntEnum):
@@ -99,22 +108,40 @@ class Pull:
     key: int
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one rank calls for; ranks of a call are matched by `name`.
+
+    `root` is who gives in a broadcast, scatter or transfer, and who gets in a
+    reduce or gather. `ranks` are the members, rising; empty: all ranks.
+    `splits` are the rows for each member in an alltoall, and the ranks in a
+    group's making. `layouts` are those of the tensors that the rank gives; in a
+    broadcast from another root, those that it expects, if it says.
+    """
+
+    collective: Collective
+    name: str
+    op: ReduceOp = ReduceOp.SUM
+    root: int = 0
+    ranks: tuple[int, ...] = ()
+    splits: tuple[int, ...] = ()
+    layouts: tuple[Layout, ...] = ()
+
+
 @dataclass(slots=True)
 class Contribute:
-    """One rank's part of a collective, of any shape; ranks are matched by `name`.
+    """One rank's part of a collective: its call, and its tensors of any shape.
 
-    `sequence` rises with each of this sender's rounds, so that a retry is told
-    from the next one. `tensor` is None where the rank gives nothing: in
-    a barrier, and in a broadcast from another root.
+    `sequence` rises with each of this sender's calls, so that a retry is told
+    from the next one. The sender has had its replies to all calls up to
+    `settled`, and asks for none of them again.
     """
 
     sender: Sender
-    name: str
-    collective: Collective
     sequence: int
-    tensor: Tensor | None = None
-    op: ReduceOp = ReduceOp.SUM
-    root: int = 0
+    call: Call
+    tensors: tuple[Tensor, ...] = ()
+    settled: int = 0
 
 
 @dataclass(slots=True)
@@ -140,9 +167,9 @@ class Values:
 
 @dataclass(slots=True)
 class Result:
-    """What a collective gives this rank; None where that is nothing, as in a barrier."""
+    """What a collective gives this rank; nothing in a barrier, say."""
 
-    tensor: Tensor | None = None
+    tensors: tuple[Tensor, ...] = ()
 
 
 @dataclass(slots=True)

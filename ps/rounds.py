@@ -1,199 +1,183 @@
-"""Collectives on the hub: one contribution from every live rank in, one result for each out.
+"""Collectives on the hub: one part from every live member in, one reply for each out.
 
-Law: ranks meet by name. A round closes when all live ranks have contributed, in
-whatever order, and is computed in rank order, so a rerun is bitwise equal.
-Either every rank gets the result or every rank is told why there is none. A
-sender's last reply under a name is kept, so that a retry is answered as before.
+Law: ranks meet by group and name, and under one name in the order of each rank's
+calls. A round closes when all live members have a part in it, in whatever order
+they came, and is computed in rank order, so a rerun is bitwise equal. Who has
+joined is waited for by nobody until all have: it gives zeros, or no rows. Either
+every member gets its result or every one is told why there is none. A reply is
+kept until its sender says that it has it, so that a retry is answered as before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from ps.messages import Code, Collective, Contribute, Delivery, ReduceOp, Refusal, Reply, Result, Ticket
+from ps.collective import Part, absent, outcome, zeros
+from ps.messages import Code, Collective, Contribute, Delivery, Refusal, Reply, Result, Ticket
 from ps.types import Sender
 
 Live = Mapping[int, int]
 """Who takes part: incarnation by rank."""
 
+Key = tuple[tuple[int, ...], str]
+"""What ranks meet by: the members, none for all, and the name."""
 
-class _Part(NamedTuple):
+
+@dataclass(slots=True)
+class _Waiting:
     request: Contribute
     tickets: list[Ticket]
     """One for every try."""
 
-
-class _Answered(NamedTuple):
-    sequence: int
-    reply: Reply
-
-
-KEPT = 1024
-"""Replies kept for retries: far more than any worker has under way."""
+    def answer(self, reply: Reply) -> list[Delivery]:
+        return [Delivery(ticket, reply) for ticket in self.tickets]
 
 
 class RoundBook:
-    """All rounds that are open, and the last reply under each name."""
+    """All rounds that are open, and the replies that may be asked for again."""
 
     def __init__(self) -> None:
-        self._open: dict[str, dict[int, _Part]] = {}
-        self._last: dict[tuple[Sender, str], _Answered] = {}
+        self._open: dict[Key, dict[int, list[_Waiting]]] = {}
+        """Parts by rank, each rank's in the order of its calls."""
+        self._joined: dict[int, _Waiting] = {}
+        """In the order in which they joined."""
+        self._kept: dict[Sender, dict[int, Reply]] = {}
+        """By sequence."""
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
         """Takes a live sender's part, or its retry of one; answers all whose round this closes."""
-        answered = self._last.get((request.sender, request.name))
-        if answered is not None and request.sequence <= answered.sequence:
-            return [Delivery(ticket, _again(request, answered))]
-        parts = self._open.setdefault(request.name, {})
-        earlier = parts.get(request.sender.rank)
-        if earlier is not None and earlier.request.sequence != request.sequence:
-            return [Delivery(ticket, _too_early(request, earlier.request))]
-        tickets = earlier.tickets if earlier is not None else []
-        parts[request.sender.rank] = _Part(request, [*tickets, ticket])
-        return self._close_if_full(request.name, live)
+        kept = self._kept.setdefault(request.sender, {})
+        for sequence in [sequence for sequence in kept if sequence <= request.settled]:
+            del kept[sequence]
+        if request.sequence in kept:
+            return [Delivery(ticket, kept[request.sequence])]
+        refusal = _refusal(request)
+        if refusal is not None:
+            return [Delivery(ticket, refusal)]
+        queue = self._queue(request)
+        for waiting in queue:
+            if waiting.request.sequence == request.sequence:
+                # The memory of the first try may go with its connection: the latest counts.
+                waiting.request = request
+                waiting.tickets.append(ticket)
+                return []
+        if queue and queue[-1].request.sequence > request.sequence:
+            return [Delivery(ticket, _late(request, queue[-1].request))]
+        if request.call.collective is Collective.JOIN:
+            return self._join(_Waiting(request, [ticket]), live)
+        queue.append(_Waiting(request, [ticket]))
+        return self._close(_key(request), live)
 
     def on_view(self, live: Live) -> list[Delivery]:
         """Leaves out whoever is not live any more, and closes the rounds that waited only for them."""
-        self._last = {
-            (sender, name): answered
-            for (sender, name), answered in self._last.items()
-            if live.get(sender.rank) == sender.incarnation
+        self._kept = {
+            sender: kept for sender, kept in self._kept.items() if live.get(sender.rank) == sender.incarnation
         }
         deliveries = []
-        for name, parts in list(self._open.items()):
-            for rank, (request, tickets) in list(parts.items()):
-                if live.get(rank) != request.sender.incarnation:
-                    del parts[rank]
-                    text = f"rank {rank} lost its place while it waited in {name!r}; start the worker again"
-                    deliveries += [Delivery(ticket, Refusal(Code.FENCED, text)) for ticket in tickets]
-            deliveries += self._close_if_full(name, live)
-        return deliveries
+        for queues in [*self._open.values(), *[{rank: [one]} for rank, one in self._joined.items()]]:
+            for rank, queue in list(queues.items()):
+                if queue and live.get(rank) != queue[0].request.sender.incarnation:
+                    del queues[rank]
+                    deliveries += [answer for one in queue for answer in one.answer(_fenced(one.request))]
+        self._joined = {
+            rank: one
+            for rank, one in self._joined.items()
+            if live.get(rank) == one.request.sender.incarnation
+        }
+        return deliveries + self._close_all(live)
 
     def refuse_all(self, refusal: Refusal) -> list[Delivery]:
         """Gives up every open round."""
-        parts = [part for parts in self._open.values() for part in parts.values()]
+        waiting = [one for queues in self._open.values() for queue in queues.values() for one in queue]
+        waiting += self._joined.values()
         self._open.clear()
-        return [Delivery(ticket, refusal) for part in parts for ticket in part.tickets]
+        self._joined.clear()
+        return [answer for one in waiting for answer in one.answer(refusal)]
 
-    def _close_if_full(self, name: str, live: Live) -> list[Delivery]:
-        parts = self._open[name]
-        if parts and not live.keys() <= parts.keys():
-            return []
-        del self._open[name]
-        if not parts:
-            return []
-        reply = _outcome([parts[rank].request for rank in sorted(parts)])
-        for request, _ in parts.values():
-            self._remember(request, reply)
-        return [Delivery(ticket, reply) for part in parts.values() for ticket in part.tickets]
+    def _queue(self, request: Contribute) -> list[_Waiting]:
+        rank = request.sender.rank
+        if request.call.collective is Collective.JOIN:
+            return [self._joined[rank]] if rank in self._joined else []
+        return self._open.setdefault(_key(request), {}).setdefault(rank, [])
 
-    def _remember(self, request: Contribute, reply: Reply) -> None:
-        """Keeps a reply for a retry; names that change from step to step push out the oldest."""
-        key = (request.sender, request.name)
-        self._last.pop(key, None)
-        self._last[key] = _Answered(request.sequence, reply)
-        if len(self._last) > KEPT:
-            del self._last[next(iter(self._last))]
+    def _join(self, joining: _Waiting, live: Live) -> list[Delivery]:
+        self._joined[joining.request.sender.rank] = joining
+        return self._close_all(live)
+
+    def _close_all(self, live: Live) -> list[Delivery]:
+        deliveries = [answer for key in list(self._open) for answer in self._close(key, live)]
+        if self._joined and live.keys() <= self._joined.keys():
+            last = Result((torch.tensor([list(self._joined)[-1]]),))
+            joined, self._joined = self._joined, {}
+            for one in joined.values():
+                deliveries += self._settle(one, last)
+        return deliveries
+
+    def _close(self, key: Key, live: Live) -> list[Delivery]:
+        """Closes the rounds under a key that have all the parts they wait for."""
+        deliveries: list[Delivery] = []
+        queues = self._open[key]
+        members = sorted(live.keys() & key[0] if key[0] else live.keys())
+        while any(queues.values()) and all(queues.get(rank) or rank in self._joined for rank in members):
+            deliveries += self._close_one(queues, members)
+        if not any(queues.values()):
+            del self._open[key]
+        return deliveries
+
+    def _close_one(self, queues: dict[int, list[_Waiting]], members: Collection[int]) -> list[Delivery]:
+        round_ = {rank: queues[rank].pop(0) for rank in members if queues.get(rank)}
+        stands_in = absent(next(iter(round_.values())).request.call)
+        parts = [
+            Part(rank, round_[rank].request.call, round_[rank].request.tensors)
+            if rank in round_
+            else Part(rank, stands_in, zeros(stands_in.layouts))
+            for rank in members
+        ]
+        results = outcome(parts)
+        return [
+            answer
+            for rank, one in round_.items()
+            for answer in self._settle(
+                one, results if isinstance(results, Refusal) else Result(results[rank])
+            )
+        ]
+
+    def _settle(self, waiting: _Waiting, reply: Reply) -> list[Delivery]:
+        self._kept.setdefault(waiting.request.sender, {})[waiting.request.sequence] = reply
+        return waiting.answer(reply)
 
 
-def _again(request: Contribute, answered: _Answered) -> Reply:
-    if request.sequence == answered.sequence:
-        return answered.reply
+def _key(request: Contribute) -> Key:
+    return request.call.ranks, request.call.name
+
+
+def _refusal(request: Contribute) -> Refusal | None:
+    """Why a part cannot even be looked at."""
+    rank, call = request.sender.rank, request.call
+    if request.sequence <= request.settled:
+        text = f"rank {rank} sent call {request.sequence} ({call.name!r}), and says that it was answered"
+        return Refusal(Code.OUT_OF_ORDER, f"{text}; count the calls upward")
+    if call.ranks and rank not in call.ranks:
+        text = (
+            f"rank {rank} is none of the members {list(call.ranks)} in {call.name!r}; let members call alone"
+        )
+        return Refusal(Code.BAD_REQUEST, text)
+    return None
+
+
+def _late(request: Contribute, earlier: Contribute) -> Refusal:
     return Refusal(
         Code.OUT_OF_ORDER,
-        f"rank {request.sender.rank} sent round {request.sequence} of {request.name!r} after its round"
-        f" {answered.sequence} was answered; count the rounds of a name upward",
+        f"rank {request.sender.rank} sent call {request.sequence} of {request.call.name!r} after its call"
+        f" {earlier.sequence}, which is open; count the calls of a name upward",
     )
 
 
-def _too_early(request: Contribute, earlier: Contribute) -> Refusal:
+def _fenced(request: Contribute) -> Refusal:
+    rank, name = request.sender.rank, request.call.name
     return Refusal(
-        Code.OUT_OF_ORDER,
-        f"rank {request.sender.rank} sent round {request.sequence} of {request.name!r} while its round"
-        f" {earlier.sequence} is open; wait for one, or give the other another name",
+        Code.FENCED, f"rank {rank} lost its place while it waited in {name!r}; start the worker again"
     )
-
-
-def _outcome(parts: list[Contribute]) -> Reply:
-    """What a full round gives every rank; `parts` in rank order."""
-    if len({_must_agree(part) for part in parts}) > 1:
-        sent = "; ".join(f"rank {part.sender.rank} sent {_spell(part)}" for part in parts)
-        text = f"ranks disagree in {parts[0].name!r}: {sent}. Let all of them make the same call"
-        return Refusal(Code.MISMATCH, text)
-    if parts[0].collective is Collective.BARRIER:
-        return Result()
-    if parts[0].collective is Collective.BROADCAST:
-        return _broadcast(parts)
-    tensors = [part.tensor for part in parts if part.tensor is not None]
-    if len(tensors) < len(parts):  # they agree, so nobody sent one
-        return Refusal(Code.BAD_REQUEST, f"{parts[0].name!r}: {_spell(parts[0])}; give every rank a tensor")
-    if parts[0].collective is Collective.ALLGATHER:
-        return Result(torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in tensors]))
-    return _allreduce(parts[0], tensors)
-
-
-def _must_agree(part: Contribute) -> tuple[object, ...]:
-    """In what the ranks of a round must not differ."""
-    layout = None if part.tensor is None else (part.tensor.dtype, part.tensor.shape)
-    match part.collective:
-        case Collective.ALLREDUCE:
-            return part.collective, part.op, layout
-        case Collective.ALLGATHER:
-            # The first dimension may vary; one without any counts as one element.
-            return part.collective, layout and (layout[0], layout[1][1:])
-        case Collective.BROADCAST:
-            return part.collective, part.root
-        case Collective.BARRIER:
-            return (part.collective,)
-
-
-def _spell(part: Contribute) -> str:
-    words = [part.collective.name.lower()]
-    if part.collective is Collective.ALLREDUCE:
-        words.append(part.op.name.lower())
-    if part.collective is Collective.BROADCAST:
-        words.append(f"from rank {part.root}")
-    if part.tensor is not None:
-        words.append(f"{str(part.tensor.dtype).removeprefix('torch.')}{list(part.tensor.shape)}")
-    elif part.collective is not Collective.BARRIER:
-        words.append("without a tensor")
-    return " ".join(words)
-
-
-def _broadcast(parts: list[Contribute]) -> Reply:
-    root = next((part for part in parts if part.sender.rank == parts[0].root), None)
-    if root is None or root.tensor is None:
-        ranks = ", ".join(str(part.sender.rank) for part in parts)
-        why = "takes no part in it" if root is None else "gave no tensor"
-        text = f"broadcast {parts[0].name!r}: root {parts[0].root} {why}; ranks taking part: {ranks}"
-        return Refusal(Code.BAD_REQUEST, text)
-    # A copy: the root's memory is its own again as soon as it has its reply.
-    return Result(root.tensor.clone())
-
-
-def _allreduce(first: Contribute, tensors: list[Tensor]) -> Reply:
-    if first.op is ReduceOp.AVERAGE and not tensors[0].is_floating_point():
-        text = f"{first.name!r}: no average of {tensors[0].dtype}; sum it, or convert it to a floating dtype"
-        return Refusal(Code.BAD_REQUEST, text)
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        _reduce_into(total, tensor, first.op)
-    if first.op is ReduceOp.AVERAGE:
-        total.div_(len(tensors))
-    return Result(total)
-
-
-def _reduce_into(total: Tensor, tensor: Tensor, op: ReduceOp) -> None:
-    match op:
-        case ReduceOp.SUM | ReduceOp.AVERAGE:
-            total.add_(tensor)
-        case ReduceOp.PRODUCT:
-            total.mul_(tensor)
-        case ReduceOp.MIN:
-            torch.minimum(total, tensor, out=total)
-        case ReduceOp.MAX:
-            torch.maximum(total, tensor, out=total)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised when an older worker, shard or server could misunderstand a newer one."""
 
 Hyper = Mapping[str, float]
@@ -33,6 +33,20 @@ class Sender(NamedTuple):
 
     rank: int
     incarnation: int
+
+
+class Layout(NamedTuple):
+    """A tensor without its elements: its dtype by torch's name, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 import torch
 
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from ps.traffic import Traffic
 from ps.types import Hyper
 from ps.work import Work
@@ -107,40 +107,26 @@ class FakeRank(Communicator):
         bucket.host_values.copy_(self.hub.values[bucket.spec.index])
         return Work("pull", 0)
 
-    def collective(
-        self,
-        collective: Collective,
-        tensor: torch.Tensor | None,
-        *,
-        name: str,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        root: int = 0,
-    ) -> CollectiveWork:
-        self.log.append(f"{collective.name.lower()} {name}")
-        work = CollectiveWork(name)
-        assert tensor is not None
-
-        def take(result: torch.Tensor) -> None:
-            work.result = result.clone()
-            work.complete_part()
-
-        parts = self.hub.meet(("collective", name), self.rank, tensor, take)
-        tensors = [given for given, _ in parts]
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        self.log.append(f"{call.collective.name.lower()} {call.name}")
+        given = tensors[0] if tensors else torch.empty(0)
+        parts = self.hub.meet(
+            ("collective", call.name), self.rank, given, lambda result: work.deliver([result.clone()])
+        )
         if parts:
-            if collective is Collective.BROADCAST:
-                result = tensors[root]
+            tensors = tuple(given for given, _ in parts)
+            if call.collective is Collective.BROADCAST:
+                result = tensors[call.root]
             else:
-                assert op is ReduceOp.MAX
+                assert call.op is ReduceOp.MAX
                 result = torch.stack(tensors).amax(0)
             for _, done in parts:
                 done(result)
-        return work
 
     def close(self, *, finished: bool) -> None:
         """Nothing is open."""
 
     def _wait_for(self, collective: Collective, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        work = self.collective(collective, tensor, name=name)
-        work.wait(LIMIT)
-        assert work.result is not None
-        return work.result
+        result = self.collective(Call(collective, name), tensor).get()
+        assert isinstance(result, torch.Tensor)
+        return result

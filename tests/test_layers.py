@@ -25,6 +25,7 @@ FLOORS = {
         ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
+        ps.reduction ps.collective
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.quantization ps.sparsification ps.compression ps.feedback
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
@@ -47,11 +48,12 @@ FLOORS = {
     """,
     "training": """
         workers.accelerator workers.courier workers.pinning workers.staging
-        workers.layout workers.bucketing workers.communicator workers.launch workers.record
+        workers.layout workers.bucketing workers.group workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
+        workers.agenda workers.team workers.transfers
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
-        workers.slicing workers.placing workers.ps_communicator
+        workers.slicing workers.placing workers.roll workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer

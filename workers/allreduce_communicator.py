@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from weakref import WeakKeyDictionary
@@ -13,7 +15,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from ps.codecs import parse
 from ps.compression import codec_for
 from ps.errors import ConfigError, HubringError, RingBroken
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective
 from ps.traffic import Traffic
 from ps.types import BucketSpec, Hyper
 from ps.work import Work
@@ -24,6 +26,8 @@ from workers.powersgd import LowRankMean
 from workers.ring import Ring
 from workers.ring_group import own_address, ring_store
 from workers.ring_mean import RingMean, ring_mean
+from workers.team import Team
+from workers.transfers import Transfers
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -69,7 +73,7 @@ class AllreduceCommunicator(Communicator):
     ) -> None:
         self.rank = rank
         self.size = size
-        self.timeout = timeout
+        self.timeout: float = timeout
         self.traffic = Traffic()
         # What a codec left out is kept for each bucket, so buckets then stay what they are.
         self.joins = self.tunable = not compress
@@ -83,6 +87,13 @@ class AllreduceCommunicator(Communicator):
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
         self._rings = [self.ring]
+        self._teams: dict[tuple[int, ...], Team] = {
+            (): self._team(range(size), PrefixStore("collectives", store))
+        }
+        """By members; none: all."""
+        self._transfers = Transfers(self._teams[()].ring)
+        self._users: Counter[tuple[int, ...]] = Counter()
+        self._met: Counter[tuple[int, ...]] = Counter()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
@@ -113,35 +124,49 @@ class AllreduceCommunicator(Communicator):
             return means[0].start(f"the exchange of bucket {index}")
         return low_rank.exchange(lambda phase: means[phase].start(f"the factors of bucket {index}"))
 
-    def collective(
-        self,
-        collective: Collective,
-        tensor: torch.Tensor | None,
-        *,
-        name: str,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        root: int = 0,
-    ) -> CollectiveWork:
-        """As the interface says, and done when this returns: ranks must call in the same order."""
-        work = CollectiveWork(f"{collective.name.lower()} {name!r}")
-        try:
-            result = ring_collectives.run(self.ring, collective, tensor, name, op, root)
-        except HubringError as error:
-            work.fail(error)
-            return work
-        if result is not None:
-            work.result = result if tensor is None else result.to(tensor.device)
-        work.complete_part()
-        return work
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        if call.collective is Collective.TRANSFER:
+            self._transfers.take_part(call, tensors, work)
+        else:
+            self._teams[call.ranks].take_part(call, tensors, work)
+
+    def open_group(self, ranks: tuple[int, ...]) -> None:
+        """As the interface says. Members that call at the same time meet in a process group of their own."""
+        self._users[ranks] += 1
+        if ranks not in self._teams:
+            self._met[ranks] += 1
+            store = PrefixStore(f"group {ranks} {self._met[ranks]}", self._store)
+            self._teams[ranks] = self._team(ranks, store)
+
+    def close_group(self, ranks: tuple[int, ...]) -> None:
+        self._users[ranks] -= 1
+        if not self._users[ranks]:
+            self._teams.pop(ranks).close()
+
+    def _team(self, members: Sequence[int], store: Store) -> Team:
+        """Collectives are agreed on and carried by Gloo, through host memory, whatever carries gradients."""
+        ring = Ring(
+            members.index(self.rank),
+            len(members),
+            store,
+            backend="gloo",
+            device=torch.device("cpu"),
+            host=self._host or own_address(self._store),
+            timeout=self.timeout,
+            patient=True,
+        )
+        return Team(ring, members)
 
     def fail(self, error: HubringError) -> None:
         """Ends every exchange, from any thread: somebody knows that the ring cannot go on."""
-        for ring in self._rings:
+        for ring in [*self._rings, *[team.ring for team in list(self._teams.values())]]:
             ring.fail(error)
 
     def close(self, *, finished: bool) -> None:
-        if not finished:  # what is under way may never end: do not wait for it
+        if not finished or not self._transfers.idle:  # what is under way may never end: do not wait for it
             self.fail(RingBroken("this worker left the ring before it was done"))
+        for team in self._teams.values():
+            team.close()
         for ring in self._rings:
             ring.close()
 

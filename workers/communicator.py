@@ -11,15 +11,17 @@ the optimizer runs differs, and `steps_on` says it:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from ps.messages import Collective, ReduceOp
+from ps.errors import UsageError
+from ps.messages import Call
 from ps.traffic import Traffic
-from ps.types import Hyper
+from ps.types import DTYPE_BYTES, Hyper, Layout
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -91,17 +93,37 @@ class Communicator(ABC):
         """
         return Work(f"the pull of bucket {bucket.spec.index}", 0)
 
+    def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
+        """Starts a collective in which every member takes part under the same name.
+
+        Ranks may begin differently named ones in different orders, and from any thread.
+
+        Args:
+            call: What is to be done; `layouts` are filled in where tensors are given.
+            tensors: This rank's part; theirs is the exchange until the work is done.
+            then: Makes the work's result of the CPU tensors that came, which are its own to
+                keep; in some other thread. None: the first one, on the device of the first given.
+        """
+        for tensor in tensors:
+            if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+                text = f"{call.name!r}: {tensor.dtype} does not travel; convert it to one of"
+                raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
+        if tensors:
+            call = replace(call, layouts=tuple(map(layout_of, tensors)))
+        device = tensors[0].device if tensors else torch.device("cpu")
+        work = CollectiveWork(call, then or (lambda came: came[0].to(device) if came else None), self)
+        self.take_part(call, tuple(tensor.detach().cpu().contiguous() for tensor in tensors), work)
+        return work
+
     @abstractmethod
-    def collective(
-        self,
-        collective: Collective,
-        tensor: torch.Tensor | None,
-        *,
-        name: str,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        root: int = 0,
-    ) -> CollectiveWork:
-        """Starts a collective in which every rank takes part under the same name."""
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        """Brings this rank's part, in CPU memory, to the others; `work` gets what they make of it."""
+
+    def open_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring has something to open
+        """Makes ready for calls among these, of which this rank is one; all of them do the same now."""
+
+    def close_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - as above
+        """Gives back what `open_group` made; no member will call among these again."""
 
     def keep_parameters(self) -> None:  # noqa: B027 - only a hub lets anybody read
         """Makes what others let this process read its own; nothing is exchanged after this."""
@@ -111,7 +133,42 @@ class Communicator(ABC):
         """Leaves. With `finished`, the others need not wait for this rank any more."""
 
 
-class CollectiveWork(Work):
-    """A collective under way; `result` is there once it is done."""
+Then = Callable[[Sequence[torch.Tensor]], Any]
+"""Makes a result of the tensors that came."""
 
-    result: torch.Tensor | None = None
+
+class CollectiveWork(Work):
+    """A collective under way; `result` is there once it is done.
+
+    Waiting for it without a timeout of one's own ends with that of the communicator.
+    """
+
+    def __init__(self, call: Call, then: Then, communicator: Communicator) -> None:
+        super().__init__(f"{call.collective.name.lower()} {call.name!r}")
+        self.result: Any = None
+        self._then = then
+        self._waiting = communicator.waiting
+        self._limit = communicator.timeout
+
+    def deliver(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Completes the work with what came for this rank; for whoever carries it out."""
+        try:
+            self.result = self._then(tensors)
+        except Exception as error:  # whatever it is, somebody waits for this work
+            self.fail(error)
+        else:
+            self.complete_part()
+
+    def wait(self, timeout: float | None = None) -> None:
+        with self._waiting:
+            super().wait(self._limit if timeout is None else timeout)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Waits, and returns the result; raises as `wait`."""
+        self.wait(timeout)
+        return self.result
+
+
+def layout_of(tensor: torch.Tensor) -> Layout:
+    """A tensor's dtype and shape."""
+    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from ps.collective import Part, outcome
 from ps.errors import ConfigError
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, Refusal
 from ps.traffic import Traffic
 from ps.types import Hyper
 from ps.work import Work
@@ -34,27 +35,16 @@ class LocalCommunicator(Communicator):
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         return Work(f"the exchange of bucket {bucket.spec.index}", 0)
 
-    def collective(
-        self,
-        collective: Collective,
-        tensor: torch.Tensor | None,
-        *,
-        name: str,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        root: int = 0,
-    ) -> CollectiveWork:
-        work = CollectiveWork(f"{collective.name.lower()} {name!r}")
-        if tensor is not None and op is ReduceOp.AVERAGE and not _has_average(collective, tensor):
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        if call.collective is Collective.JOIN:
+            work.deliver([torch.tensor([0])])
+            return
+        results = outcome([Part(0, call, tensors)])
+        if isinstance(results, Refusal):
             # What could not be done with others is not done alone either.
-            work.fail(ConfigError(f"{work.what}: no average of {tensor.dtype}; sum it, or convert it"))
-            return work
-        work.result = None if tensor is None else tensor.detach().clone()
-        work.complete_part()
-        return work
+            work.fail(ConfigError(results.text))
+        else:
+            work.deliver(results[0])
 
     def close(self, *, finished: bool) -> None:
         """Does nothing: there is nobody to tell."""
-
-
-def _has_average(collective: Collective, tensor: torch.Tensor) -> bool:
-    return collective is not Collective.ALLREDUCE or tensor.is_floating_point()

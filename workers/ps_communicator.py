@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from functools import partial
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from ps.client import Decode, KVClient
 from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
 from ps.errors import ConfigError, DeadlineExceeded
-from ps.messages import Collective, Contribute, ReduceOp
+from ps.messages import Call, Collective, Contribute
 from ps.placement import Reached
 from ps.session import Assignment, Session
 from ps.sharding import SLICE_BYTES
@@ -28,6 +29,7 @@ from workers.coder import SliceCoder
 from workers.communicator import CollectiveWork, Communicator, Start
 from workers.placing import PlacedBucket, shared_memory
 from workers.powersgd import LowRankMean
+from workers.roll import Roll
 from workers.slicing import SliceTrial
 from workers.staging import Lands
 
@@ -78,7 +80,8 @@ class PSCommunicator(Communicator):
         """Of every bucket, by its index, where factors travel in its place."""
         self._placed: dict[int, PlacedBucket] = {}
         """Of every bucket, by its index, where the hub's store is on its GPU."""
-        self._rounds = count(1)
+        self._roll = Roll()
+        self._calling = threading.Lock()
         session.on_failure(client.fail)
 
     @property
@@ -130,28 +133,31 @@ class PSCommunicator(Communicator):
         index = bucket.spec.index
         return bucket.stage.pull(f"the pull of bucket {index}", lambda: self._pull(index, bucket.host_values))
 
-    def collective(
-        self,
-        collective: Collective,
-        tensor: torch.Tensor | None,
-        *,
-        name: str,
-        op: ReduceOp = ReduceOp.AVERAGE,
-        root: int = 0,
-    ) -> CollectiveWork:
-        work = CollectiveWork(f"{collective.name.lower()} {name!r}")
-        given = None if tensor is None else tensor.detach().cpu().contiguous()
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        shards = self._shards_of(call)
+        came: dict[int, list[torch.Tensor]] = {}
+        carried = Work(work.what, len(shards))
 
-        def on_result(result: torch.Tensor | None) -> None:
-            if result is not None:
-                home = tensor.device if tensor is not None else result.device
-                work.result = result.clone().to(home)
+        def on_end(_: Work) -> None:
+            self._roll.close(sequence)
+            if carried.error is None:
+                work.deliver(came[shards[0]])
+            else:
+                work.fail(carried.error)
 
-        request = Contribute(self._client.sender, name, collective, next(self._rounds), given, op, root)
-        # Every rank finds the same shard by the name alone.
-        shard = zlib.crc32(name.encode()) % len(self._session.shards)
-        self._client.contribute(shard, request, work, on_result)
-        return work
+        with self._calling:  # calls under one name must come in the order of their numbers
+            sequence, settled = self._roll.open()
+            request = Contribute(self._client.sender, sequence, call, tensors, settled)
+            for shard in shards:
+                self._client.contribute(shard, request, carried, partial(_keep, came, shard))
+        carried.when_done(on_end)
+
+    def _shards_of(self, call: Call) -> range:
+        """Where the ranks meet: every one finds the same shard by the name alone. To join concerns all."""
+        if call.collective is Collective.JOIN:
+            return range(len(self._session.shards))
+        shard = zlib.crc32(call.name.encode()) % len(self._session.shards)
+        return range(shard, shard + 1)
 
     def keep_parameters(self) -> None:
         self._client.close()
@@ -283,19 +289,19 @@ class PSCommunicator(Communicator):
 
     def _broadcast_parameters(self, buckets: list[Bucket]) -> None:
         for bucket in buckets:
-            given = bucket.values if self.rank == 0 else None
-            work = self.collective(
-                Collective.BROADCAST, given, name=f"parameters of bucket {bucket.spec.index}"
-            )
-            work.wait(self.timeout)
-            assert work.result is not None
-            bucket.values.copy_(work.result)
+            given = [bucket.values] if self.rank == 0 else []
+            call = Call(Collective.BROADCAST, f"parameters of bucket {bucket.spec.index}")
+            bucket.values.copy_(self.collective(call, *given).get())
 
 
 def _tensor(allocate: Callable[[int], memoryview], numel: int, dtype: torch.dtype) -> torch.Tensor:
     if numel == 0:
         return torch.zeros(0, dtype=dtype)
     return torch.frombuffer(allocate(numel * dtype.itemsize), dtype=dtype, count=numel)
+
+
+def _keep(came: dict[int, list[torch.Tensor]], shard: int, results: tuple[torch.Tensor, ...]) -> None:
+    came[shard] = [result.clone() for result in results]
 
 
 def _exchange(index: int) -> str:

@@ -10,18 +10,23 @@ or aborts the process, be it at its exit.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ps.errors import HubringError, RingBroken
+from ps.work import Work
 from workers.ring_group import open_group
 from workers.ring_work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle of it."""
+
+FOREVER = timedelta(days=3650)
+"""Longer than any job."""
 
 _python = ctypes.PyDLL(None)
 _python.Py_IncRef.argtypes = _python.Py_DecRef.argtypes = [ctypes.py_object]
@@ -39,6 +44,7 @@ class Ring:
         device: Where the tensors live that are reduced.
         host: This process's address as the other ranks reach it; None finds it by the store.
         timeout: Seconds that one operation, and the first meeting, may take.
+        patient: Operations, once the ranks have met, may take for ever.
 
     Raises:
         ConfigError: The backend does not exist here, or does not fit the device.
@@ -55,13 +61,16 @@ class Ring:
         device: torch.device,
         host: str | None,
         timeout: float,
+        patient: bool = False,
     ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
-        self.timeout = timeout
+        self.timeout = None if patient else timeout
         self.operations = Operations(rank)
         self._group = open_group(rank, size, store, backend, device, host, timeout)
+        if patient:
+            self._group.set_timeout(FOREVER)
         _python.Py_IncRef(self._group)  # outlives the interpreter, unless `close` says otherwise
 
     def start(self, work: RingWork, launch: Launch) -> None:
@@ -84,10 +93,29 @@ class Ring:
         self.start(work, launch)
         work.wait(self.timeout)
 
-    def gather(self, what: str, data: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's flat uint8 tensor in rank order, of any length each."""
-        length = torch.tensor([data.numel()], device=self.device)
-        lengths = [int(one.item()) for one in self._gather_equal(what, length)]
+    def exchange(self, whose: Work, launch: Launch) -> None:
+        """Starts an operation and waits for it in this thread, so that others may end before it.
+
+        If the ring is given up meanwhile, `whose` fails, and this may never return.
+        """
+        work = RingWork(whose.what)
+        work.when_done(lambda ended: whose.fail(ended.error) if ended.error is not None else None)
+        if self.operations.begin(work):
+            try:
+                launch(self._group).wait(FOREVER)
+            except RuntimeError as cause:
+                self.operations.break_in(work, cause)
+            else:
+                self.operations.end(work)
+        work.wait()
+
+    def gather(
+        self, what: str, data: torch.Tensor, lengths: Sequence[int] | None = None
+    ) -> list[torch.Tensor]:
+        """Every rank's flat uint8 tensor in rank order, of any length each; None: they are asked for."""
+        if lengths is None:
+            length = torch.tensor([data.numel()], device=self.device)
+            lengths = [int(one.item()) for one in self._gather_equal(what, length)]
         padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
         padded[: data.numel()] = data
         if not padded.numel():

@@ -93,6 +93,12 @@ class Operations:
             self._pending.discard(work)
         work.queued(handle)
 
+    def end(self, work: RingWork) -> None:
+        """Completes an operation."""
+        with self._lock:
+            self._pending.discard(work)
+        work.complete_part()
+
     def break_in(self, work: RingWork, cause: RuntimeError) -> None:
         """Fails all with what the backend said of one."""
         known = ", ".join(f"rank {rank}" for rank in sorted(self.lost)) or "which one is not known yet"
@@ -129,6 +135,4 @@ class Operations:
                 told = f"rank {self._rank}: {work.what} failed: {error!r}; start the job again"
                 self.fail(error if isinstance(error, HubringError) else RingBroken(told))
                 continue
-            with self._lock:
-                self._pending.discard(work)
-            work.complete_part()
+            self.end(work)

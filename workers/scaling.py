@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from workers.bucketing import Bucket
 from workers.communicator import Communicator
 
@@ -22,12 +22,8 @@ def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: flo
     """
     if communicator.steps_on == "worker" or communicator.size == 1 or not communicator.lockstep:
         return bool(found_inf.item())
-    work = communicator.collective(
-        Collective.ALLREDUCE, found_inf.detach().reshape(1), name="scaler.found_inf", op=ReduceOp.MAX
-    )
-    work.wait(timeout)
-    assert work.result is not None
-    return bool(work.result.item())
+    call = Call(Collective.ALLREDUCE, "scaler.found_inf", ReduceOp.MAX)
+    return bool(communicator.collective(call, found_inf.reshape(1)).get(timeout).item())
 
 
 def unscale(buckets: list[Bucket], grad_scale: torch.Tensor | None) -> None:

@@ -20,7 +20,7 @@ from statistics import median
 import torch
 
 from ps.client import KVClient
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from ps.session import Session
 from ps.sharding import SLICE_BYTES, plan
 from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
@@ -153,16 +153,12 @@ class SliceTrial:
         return self._zeros[piece.bucket][piece.offset : piece.offset + piece.numel]
 
     def _barrier(self) -> None:
-        self._communicator.collective(Collective.BARRIER, None, name="slices.barrier").wait(
-            self._communicator.timeout
-        )
+        self._communicator.collective(Call(Collective.BARRIER, "slices.barrier")).wait()
 
     def _agree(self, seconds: list[float]) -> list[float]:
         own = torch.tensor(seconds, dtype=torch.float64)
-        work = self._communicator.collective(Collective.ALLREDUCE, own, name="slices", op=ReduceOp.MAX)
-        work.wait(self._communicator.timeout)
-        assert work.result is not None
-        return [float(each) for each in work.result]
+        call = Call(Collective.ALLREDUCE, "slices", ReduceOp.MAX)
+        return [float(each) for each in self._communicator.collective(call, own).get()]
 
     def _tell(self, sentence: str) -> None:
         if self._communicator.rank == 0:

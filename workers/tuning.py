@@ -15,7 +15,7 @@ from statistics import median
 
 import torch
 
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from workers.communicator import Communicator
 from workers.exchange import Exchange
 
@@ -125,10 +125,8 @@ class Tuner:
         if not self._communicator.joins:
             return seconds
         own = torch.tensor(seconds, dtype=torch.float64)
-        work = self._communicator.collective(Collective.ALLREDUCE, own, name="tuning", op=ReduceOp.MAX)
-        work.wait(self._timeout)
-        assert work.result is not None
-        return [float(each) for each in work.result]
+        call = Call(Collective.ALLREDUCE, "tuning", ReduceOp.MAX)
+        return [float(each) for each in self._communicator.collective(call, own).get(self._timeout)]
 
 
 def _mib(nbytes: int) -> str:

@@ -9,13 +9,16 @@ then the payload is the codec's, and dtype and shape are those that it decodes t
 What comes in is believed only as far as it adds up: a header that does not
 parse, an unknown body, a shape that does not fill the payload, a codec that does
 not read it raise `MalformedMessage` before anything is allocated, and nothing else does.
+A collective's tensors lie in one payload, each from a multiple of 8 bytes on, and
+their layouts in the body; a lone one is its own payload.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
-from math import prod
-from typing import TypeVar
+from math import ceil, prod
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +30,7 @@ from ps import placement
 from ps.compression import by_name
 from ps.errors import ConfigError, HubringError, UsageError
 from ps.messages import (
+    Call,
     Code,
     Coded,
     Collective,
@@ -43,14 +47,14 @@ from ps.messages import (
 )
 from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 from ps.transport.memory import address
-from ps.types import DTYPE_BYTES, Sender
+from ps.types import DTYPE_BYTES, Layout, Sender
 
 MAX_DIMENSIONS = 32
 MAX_TEXT = 4096
 """Characters of a refusal that travel: a header has its bound."""
 
-CODED_ALIGNMENT = 8
-"""Bytes to which a coded payload is aligned: codecs keep scales and places in it."""
+ALIGNMENT = 8
+"""Bytes to which a coded payload is aligned: codecs keep scales and places in it. Tensors too.""" ""
 
 _CASTABLE = {torch.float32, torch.float64}
 """Dtypes that numpy, and a memoryview's cast, can read; the common ones, at a quarter of the price."""
@@ -89,10 +93,9 @@ def encode_request(request: Request, number: int) -> Message:
             header.init.key = request.key
             return _message(header, request.values)
         case Contribute():
-            part = header.contribute
-            part.name, part.root, part.sequence = request.name, request.root, request.sequence
-            part.collective, part.op = request.collective.value, request.op.value  # type: ignore[assignment]
-            return _message(header, request.tensor)
+            _write_call(header.contribute, request.call)
+            header.contribute.sequence, header.contribute.settled = request.sequence, request.settled
+            return _bundle(header, request.tensors)
 
 
 def encode_reply(reply: Reply, number: int) -> Message:
@@ -106,7 +109,8 @@ def encode_reply(reply: Reply, number: int) -> Message:
             return _message(header, reply.values, priority=reply.key)
         case Result():
             header.result.SetInParent()
-            return _message(header, reply.tensor)
+            _write_layouts(header.result.layouts, [layout_of(tensor) for tensor in reply.tensors])
+            return _bundle(header, reply.tensors)
         case Refusal():
             header.refusal.code = reply.code.value  # type: ignore[assignment]
             header.refusal.text = reply.text[:MAX_TEXT]
@@ -119,9 +123,16 @@ def decode_request(message: Message) -> tuple[int, Request]:
     Raises:
         MalformedMessage: It does not add up; the text says where.
     """
-    header, tensor = _parse(message)
+    header = _header(message)
     sender = Sender(header.rank, header.incarnation)
     body = header.WhichOneof("body")
+    if body == "contribute":
+        part = header.contribute
+        call = _call(header)
+        optional = call.collective is Collective.BROADCAST
+        tensors = tuple(_tensors(header, part.layouts, message, optional=optional))
+        return header.request, Contribute(sender, part.sequence, call, tensors, part.settled)
+    tensor = _payload(header, message)
     if body == "push":
         push = header.push
         gradient = _coded_or_flat(header, tensor)
@@ -130,11 +141,6 @@ def decode_request(message: Message) -> tuple[int, Request]:
         return header.request, Pull(sender, header.pull.key)
     if body == "init":
         return header.request, Init(sender, header.init.key, _flat(header, tensor))
-    if body == "contribute":
-        part = header.contribute
-        collective, op = _enum(header, Collective, part.collective), _enum(header, ReduceOp, part.op)
-        given = _plain(header, tensor)
-        return header.request, Contribute(sender, part.name, collective, part.sequence, given, op, part.root)
     raise MalformedMessage(f"a request cannot be {body or 'without a body'}", header.request)
 
 
@@ -144,14 +150,15 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     Raises:
         MalformedMessage: It does not add up; the text says where.
     """
-    header, tensor = _parse(message)
+    header = _header(message)
     body = header.WhichOneof("body")
+    if body == "result":
+        return header.request, Result(tuple(_tensors(header, header.result.layouts, message)))
+    tensor = _payload(header, message)
     if body == "values":
         said = header.values
         values = None if tensor is None and message.landed else _coded_or_flat(header, tensor)
         return header.request, Values(said.key, values, said.clock, said.version, said.staleness, said.drain)
-    if body == "result":
-        return header.request, Result(_plain(header, tensor))
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
     raise MalformedMessage(f"a reply cannot be {body or 'without a body'}", header.request)
@@ -167,6 +174,11 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return plain.numpy().data.cast("B")
 
 
+def layout_of(tensor: Tensor) -> Layout:
+    """A tensor's dtype and shape."""
+    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
 def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
     payload = None
     if tensor is not None:
@@ -178,14 +190,48 @@ def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0
         header.dtype = _NUMBERS[tensor.dtype]
         header.shape.extend(shape)
         if payload.nbytes > MAX_PAYLOAD:
-            raise UsageError(f"{payload.nbytes} bytes of tensor; at most {MAX_PAYLOAD} travel: split it")
+            raise _too_long(payload.nbytes)
+    return Message(_packed(header), payload, priority=priority)
+
+
+def _bundle(header: pb.Header, tensors: Sequence[Tensor]) -> Message:
+    """Several tensors in one payload; a lone one is not copied."""
+    *starts, total = _starts(tensor.nbytes for tensor in tensors)
+    if total > MAX_PAYLOAD:
+        raise _too_long(total)
+    header.payload_bytes = total
+    if not total:
+        return Message(_packed(header), None)
+    if len(tensors) == 1:
+        return Message(_packed(header), bytes_of(tensors[0].contiguous()))
+    memory = torch.empty(total, dtype=torch.uint8)
+    for start, tensor in zip(starts, tensors, strict=True):
+        memory[start : start + tensor.nbytes] = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    return Message(_packed(header), bytes_of(memory))
+
+
+def _starts(sizes: Iterable[int]) -> list[int]:
+    """Where each tensor begins, and then where the last one ends."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(ceil(end / ALIGNMENT) * ALIGNMENT)
+        end = starts[-1] + size
+    return [*starts, end]
+
+
+def _too_long(nbytes: int) -> UsageError:
+    return UsageError(f"{nbytes} bytes of tensor; at most {MAX_PAYLOAD} travel: split it")
+
+
+def _packed(header: pb.Header) -> bytes:
     packed = header.SerializeToString()
     if len(packed) > MAX_HEADER:
-        raise UsageError(f"{len(packed)} bytes of header; at most {MAX_HEADER} travel: shorten its names")
-    return Message(packed, payload, priority=priority)
+        text = f"{len(packed)} bytes of header; at most {MAX_HEADER} travel"
+        raise UsageError(f"{text}: shorten its names, or give fewer tensors")
+    return packed
 
 
-def _parse(message: Message) -> tuple[pb.Header, Tensor | Coded | None]:
+def _header(message: Message) -> pb.Header:
     try:
         header = pb.Header.FromString(message.header)
     except DecodeError as error:
@@ -195,22 +241,17 @@ def _parse(message: Message) -> tuple[pb.Header, Tensor | Coded | None]:
         raise MalformedMessage(
             f"{payload.nbytes} bytes came where the header says {header.payload_bytes}", header.request
         )
-    return header, None if message.landed and not header.codec else _tensor(header, payload)
+    return header
 
 
-def _tensor(header: pb.Header, payload: memoryview) -> Tensor | Coded | None:
-    """The payload as what the header says it is; None where it says nothing and nothing came."""
+def _payload(header: pb.Header, message: Message) -> Tensor | Coded | None:
+    """The payload as what the header says it is; None where it says nothing and nothing came, or landed."""
+    if message.landed and not header.codec:
+        return None
+    payload = message.payload if message.payload is not None else memoryview(b"")
     if not header.dtype and not header.shape and not payload.nbytes and not header.codec:
         return None
-    dtype, shape = _DTYPES.get(header.dtype), tuple(header.shape)
-    if dtype is None:
-        raise MalformedMessage(f"dtype {header.dtype} is none of data.proto's", header.request)
-    if (
-        len(shape) > MAX_DIMENSIONS
-        or min(shape, default=0) < 0
-        or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
-    ):
-        raise MalformedMessage(f"no tensor has the shape {shape}", header.request)
+    dtype, shape = _believed(header, header)
     if header.codec:
         return _coded(header, payload, dtype, shape)
     if prod(shape) * dtype.itemsize != payload.nbytes:
@@ -221,12 +262,77 @@ def _tensor(header: pb.Header, payload: memoryview) -> Tensor | Coded | None:
     return flat if len(shape) == 1 else flat.view(shape)
 
 
+def _believed(header: pb.Header, said: pb.Header | pb.Layout) -> tuple[torch.dtype, tuple[int, ...]]:
+    """A dtype and a shape that a tensor can have."""
+    dtype, shape = _DTYPES.get(said.dtype), tuple(said.shape)
+    if dtype is None:
+        raise MalformedMessage(f"dtype {said.dtype} is none of data.proto's", header.request)
+    if (
+        len(shape) > MAX_DIMENSIONS
+        or min(shape, default=0) < 0
+        or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
+    ):
+        raise MalformedMessage(f"no tensor has the shape {shape}", header.request)
+    return dtype, shape
+
+
+def _tensors(
+    header: pb.Header, layouts: Iterable[pb.Layout], message: Message, *, optional: bool = False
+) -> Iterator[Tensor]:
+    """A collective's tensors; none where only their layouts came and that is `optional`."""
+    if header.codec or header.dtype or header.shape:
+        what = f"came in {header.codec}" if header.codec else "names a dtype beside its layouts'"
+        text = f"{header.WhichOneof('body')} {what}: only gradients and means may be coded"
+        raise MalformedMessage(text, header.request)
+    believed = [_believed(header, layout) for layout in layouts]
+    sizes = [prod(shape) * dtype.itemsize for dtype, shape in believed]
+    *starts, total = _starts(sizes)
+    payload = message.payload if message.payload is not None else memoryview(b"")
+    if optional and total and not payload.nbytes:
+        return
+    if total != payload.nbytes:
+        told = ", ".join(f"{dtype} of shape {shape}" for dtype, shape in believed)
+        raise MalformedMessage(f"{payload.nbytes} bytes do not fill {told or 'no tensor'}", header.request)
+    for start, size, (dtype, shape) in zip(starts, sizes, believed, strict=True):
+        if size:
+            yield _elements(payload[start : start + size], dtype).view(shape)
+        else:
+            yield torch.empty(shape, dtype=dtype)
+
+
+def _write_call(part: pb.Contribute, call: Call) -> None:
+    part.name, part.root = call.name, call.root
+    part.collective, part.op = call.collective.value, call.op.value  # type: ignore[assignment]
+    part.ranks.extend(call.ranks)
+    part.splits.extend(call.splits)
+    _write_layouts(part.layouts, call.layouts)
+
+
+def _write_layouts(said: Any, layouts: Iterable[Layout]) -> None:
+    for layout in layouts:
+        said.add(dtype=pb.DType.Value(layout.dtype.upper()), shape=layout.shape)
+
+
+def _call(header: pb.Header) -> Call:
+    part = header.contribute
+    layouts = [_believed(header, layout) for layout in part.layouts]
+    return Call(
+        collective=_enum(header, Collective, part.collective),
+        name=part.name,
+        op=_enum(header, ReduceOp, part.op),
+        root=part.root,
+        ranks=tuple(part.ranks),
+        splits=tuple(part.splits),
+        layouts=tuple(Layout(str(dtype).removeprefix("torch."), shape) for dtype, shape in layouts),
+    )
+
+
 def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Coded:
     """The payload as its codec's, which has seen that it can read it."""
     if len(shape) != 1 or not dtype.is_floating_point:
         text = f"{header.codec} codes flat floating tensors, not {dtype} of shape {shape}"
         raise MalformedMessage(text, header.request)
-    code = _elements(payload, torch.uint8, CODED_ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
+    code = _elements(payload, torch.uint8, ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
     try:
         if header.codec == placement.CODEC:
             placement.check(code, shape[0], dtype)

@@ -28,7 +28,7 @@ from ps.client import KVClient
 from ps.consistency import BSP
 from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
 from ps.home import GpuHome, Home, HostHome
-from ps.messages import Collective, ReduceOp
+from ps.messages import Call, Collective, ReduceOp
 from ps.optim import hyper_of
 from ps.session import Assignment, Session
 from ps.shard import ShardLoop
@@ -652,7 +652,7 @@ def part(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor([[1, 2, 3], [6, 5, 4]]).add(rank).to(dtype)
 
 
-@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("op", list(REDUCED))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks, op: ReduceOp, dtype: torch.dtype) -> None:
     parts = torch.stack([part(rank, dtype) for rank in range(ranks.size)])
@@ -667,7 +667,7 @@ def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks, op: ReduceOp, 
         torch.testing.assert_close(result, REDUCED[op](parts))
 
 
-@pytest.mark.parametrize("op", [op for op in ReduceOp if op is not ReduceOp.AVERAGE])
+@pytest.mark.parametrize("op", [op for op in REDUCED if op is not ReduceOp.AVERAGE])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
 def test_allreduce_does_every_op_but_the_average_on_integers(
     ranks: Ranks, op: ReduceOp, dtype: torch.dtype
@@ -732,8 +732,8 @@ def test_broadcast_gives_everybody_the_roots_tensor(ranks: Ranks, dtype: torch.d
 
 def test_broadcast_needs_a_tensor_on_the_root_alone(ranks: Ranks) -> None:
     def action(communicator: Communicator) -> torch.Tensor | None:
-        given = part(0) if communicator.rank == 0 else None
-        work = communicator.collective(Collective.BROADCAST, given, name="from the root")
+        given = [part(0)] if communicator.rank == 0 else []
+        work = communicator.collective(Call(Collective.BROADCAST, "from the root"), *given)
         work.wait(LIMIT)
         return work.result
 

@@ -12,7 +12,7 @@ import time
 import torch
 
 import workers
-from ps.messages import Collective
+from ps.messages import Call, Collective
 from ps.optim import hyper_of
 from workers import context
 from workers.bucketing import make_buckets
@@ -33,7 +33,7 @@ def main() -> None:
     bucket.gradients.fill_(workers.rank() + 1.0)
     seconds, sent, received = [], traffic.bytes_sent, traffic.bytes_received
     for _ in range(WARM_UP + steps):
-        communicator.collective(Collective.BARRIER, None, name="step").wait(communicator.timeout)
+        communicator.collective(Call(Collective.BARRIER, "step")).wait()
         began = time.perf_counter()
         communicator.push_pull(bucket, hyper).wait(communicator.timeout)
         seconds.append(time.perf_counter() - began)

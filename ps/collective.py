@@ -1,0 +1,281 @@
+"""What a collective gives each of its members, or why it gives nothing.
+
+Hub, ring and a lone worker stand on this rule: the same checks with the same
+words, and results that are equal. Parts come in rank order.
+
+    allreduce       the reduction of all           reduce     the same, for the root alone
+    allgather       all rows, one after another    gather     all tensors, for the root alone
+    broadcast       the root's tensors             scatter    the root's first, second, ... tensor
+    reduce_scatter  some rows of the reduction: the first members get one more where they do not divide
+    alltoall        the rows that each member has for this one, and how many they are
+    transfer        the root's tensor, for the other of the two
+    barrier, group  nothing, but all have come
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ps.messages import Call, Code, Collective, ReduceOp, Refusal
+from ps.reduction import objection_to, reduced
+from ps.types import Layout
+
+Tensors = tuple[Tensor, ...]
+
+REDUCING = {Collective.ALLREDUCE, Collective.REDUCE, Collective.REDUCE_SCATTER}
+ROOTED = {
+    Collective.BROADCAST,
+    Collective.REDUCE,
+    Collective.GATHER,
+    Collective.SCATTER,
+    Collective.TRANSFER,
+}
+_GIVING = {Collective.BROADCAST, Collective.SCATTER, Collective.TRANSFER}
+_BY_ROWS = {Collective.ALLGATHER, Collective.GATHER, Collective.ALLTOALL}
+
+
+class Part(NamedTuple):
+    """What one member brings."""
+
+    rank: int
+    call: Call
+    tensors: Tensors = ()
+
+
+def absent(call: Call) -> Call:
+    """What a rank that has joined calls for where another makes `call`: it gives zeros, or no rows."""
+    layouts = call.layouts
+    if call.collective in _BY_ROWS:
+        layouts = tuple(Layout(dtype, (0, *shape[1:])) for dtype, shape in layouts)
+    elif call.collective not in REDUCING:
+        layouts = ()
+    return replace(
+        call, layouts=layouts, splits=() if call.collective is Collective.ALLTOALL else call.splits
+    )
+
+
+def zeros(layouts: Sequence[Layout]) -> Tensors:
+    """A tensor of each layout."""
+    return tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts)
+
+
+def dealt(rows: int, members: int) -> list[int]:
+    """How many rows each member gets; the first get one more where they do not divide."""
+    return [rows // members + (index < rows % members) for index in range(members)]
+
+
+def dealt_rows(tensor: Tensor, members: int) -> tuple[Tensor, ...]:
+    """Its rows, as they are dealt out to the members."""
+    pieces: tuple[Tensor, ...] = torch.split(tensor, dealt(len(tensor), members))
+    return pieces
+
+
+def objection(calls: Mapping[int, Call]) -> Refusal | None:
+    """Why what these members call for, by rank, cannot be done; None: it can."""
+    first = next(iter(calls.values()))
+    if len({_must_agree(call) for call in calls.values()}) > 1:
+        return _disagreement(calls)
+    text = _misplaced_root(calls) if first.collective in ROOTED else ""
+    if not text and first.collective is Collective.BROADCAST:
+        expected = calls[first.root].layouts
+        if any(call.layouts != expected for call in calls.values() if call.layouts):
+            return _disagreement({rank: call for rank, call in calls.items() if call.layouts})
+    text = text or _unfit(calls)
+    return Refusal(Code.BAD_REQUEST, f"{first.name!r}: {text}") if text else None
+
+
+def outcome(parts: Sequence[Part]) -> Mapping[int, Tensors] | Refusal:
+    """What each member gets; new tensors, which several members may share."""
+    refusal = objection({part.rank: part.call for part in parts})
+    if refusal is not None:
+        return refusal
+    ranks, call = [part.rank for part in parts], parts[0].call
+    nothing: dict[int, Tensors] = dict.fromkeys(ranks, ())
+    given = [part.tensors for part in parts]
+    match call.collective:
+        case Collective.ALLREDUCE:
+            return dict.fromkeys(ranks, _reduced(given, call.op))
+        case Collective.REDUCE:
+            return {**nothing, call.root: _reduced(given, call.op)}
+        case Collective.REDUCE_SCATTER:
+            pieces = [dealt_rows(tensor, len(ranks)) for tensor in _reduced(given, call.op)]
+            return dict(zip(ranks, zip(*pieces, strict=True), strict=True)) if pieces else nothing
+        case Collective.ALLGATHER:
+            return dict.fromkeys(ranks, _joined(given))
+        case Collective.GATHER:
+            return {**nothing, call.root: tuple(tensor.clone() for tensors in given for tensor in tensors)}
+        case Collective.BROADCAST | Collective.SCATTER | Collective.TRANSFER:
+            return _given(call, ranks, given[ranks.index(call.root)])
+        case Collective.ALLTOALL:
+            return dict(zip(ranks, _exchanged(parts), strict=True))
+        case Collective.BARRIER | Collective.GROUP | Collective.JOIN:
+            return nothing
+
+
+def rows_for(call: Call, members: int) -> list[int]:
+    """How many of its rows a member of an alltoall has for each."""
+    return list(call.splits) or dealt(_rows(call), members)
+
+
+# What must fit.
+
+
+def _must_agree(call: Call) -> tuple[object, ...]:
+    """In what the members' calls must not differ."""
+    match call.collective:
+        case Collective.ALLREDUCE | Collective.REDUCE_SCATTER:
+            return call.collective, call.op, call.layouts
+        case Collective.REDUCE:
+            return call.collective, call.op, call.root, call.layouts
+        case Collective.ALLGATHER | Collective.ALLTOALL:
+            return call.collective, *map(_row, call.layouts)
+        case Collective.GATHER:
+            # In a list of tensors one without dimensions may stand, but not beside rows.
+            return (
+                call.collective,
+                call.root,
+                *((one.dtype, one.shape[1:], len(one.shape)) for one in call.layouts),
+            )
+        case Collective.BROADCAST | Collective.SCATTER | Collective.TRANSFER:
+            return call.collective, call.root
+        case Collective.GROUP:
+            return call.collective, call.splits
+        case Collective.BARRIER | Collective.JOIN:
+            return (call.collective,)
+
+
+def _row(layout: Layout) -> Layout:
+    """The first dimension may vary; a tensor without any is a row."""
+    return Layout(layout.dtype, layout.shape[1:])
+
+
+def _misplaced_root(calls: Mapping[int, Call]) -> str:
+    call = next(iter(calls.values()))
+    ranks = ", ".join(map(str, calls))
+    if call.root not in calls:
+        return f"root {call.root} takes no part in it; ranks taking part: {ranks}"
+    given = calls[call.root].layouts
+    if call.collective is Collective.SCATTER and len(given) != len(calls):
+        return (
+            f"root {call.root} gave {len(given)} tensors to scatter; give one for each of the ranks {ranks}"
+        )
+    if call.collective in _GIVING and not given:
+        return f"root {call.root} gave no tensor; ranks taking part: {ranks}"
+    return ""
+
+
+def _unfit(calls: Mapping[int, Call]) -> str:
+    call = next(iter(calls.values()))
+    if call.collective in REDUCING:
+        if any(text := objection_to(call.op, layout.dtype) for layout in call.layouts):
+            return text
+        if call.collective is Collective.REDUCE_SCATTER and not all(one.shape for one in call.layouts):
+            return "a tensor without dimensions has no rows to deal out; reshape it to (1,)"
+    if call.collective is Collective.TRANSFER and len(calls) != 2:
+        return f"only rank {call.root} takes part; the other has left"
+    if call.collective is Collective.ALLTOALL:
+        return next(filter(None, (_misfit(rank, one, len(calls)) for rank, one in calls.items())), "")
+    return ""
+
+
+def _misfit(rank: int, call: Call, members: int) -> str:
+    rows, splits = _rows(call), call.splits
+    if not call.layouts[0].shape:
+        return f"rank {rank} gave a tensor without dimensions, which has no rows; reshape it to (1,)"
+    if splits and (len(splits) != members or sum(splits) != rows or min(splits) < 0):
+        return (
+            f"rank {rank} splits {rows} rows as {list(splits)}; give {members} counts that add up to {rows}"
+        )
+    if not splits and rows % members:
+        return f"rank {rank} gave {rows} rows, which do not divide by {members} ranks; give splits"
+    return ""
+
+
+def _rows(call: Call) -> int:
+    shape = call.layouts[0].shape
+    return shape[0] if shape else 1
+
+
+# How it is said.
+
+_SPELT = 4
+"""Tensors of one call that are spelt out; of more, one where ranks differ."""
+
+
+def _disagreement(calls: Mapping[int, Call]) -> Refusal:
+    name = next(iter(calls.values())).name
+    at = _difference([call.layouts for call in calls.values()])
+    sent = "; ".join(f"rank {rank} sent {spell(call, at)}" for rank, call in calls.items())
+    return Refusal(Code.MISMATCH, f"ranks disagree in {name!r}: {sent}. Let all of them make the same call")
+
+
+def _difference(layouts: Sequence[Sequence[Layout]]) -> int:
+    """The first place where they differ."""
+    shortest = min(map(len, layouts))
+    return next((at for at in range(shortest) if len({one[at] for one in layouts}) > 1), shortest)
+
+
+def spell(call: Call, at: int = 0) -> str:
+    """A call in words; of many tensors only how many there are, and the one `at` a place."""
+    words = [call.collective.name.lower()]
+    if call.collective in REDUCING:
+        words.append(call.op.name.lower())
+    if call.collective in ROOTED:
+        words.append(f"{'from' if call.collective in _GIVING else 'to'} rank {call.root}")
+    if call.collective is Collective.GROUP:
+        words.append(f"of ranks {list(call.splits)}")
+    elif call.splits:
+        words.append(f"split as {list(call.splits)}")
+    if len(call.layouts) > _SPELT:
+        here = f", of which number {at} is {call.layouts[at]}" if at < len(call.layouts) else ""
+        words.append(f"{len(call.layouts)} tensors{here}")
+    elif call.layouts:
+        words.append(", ".join(map(str, call.layouts)))
+    elif call.collective in REDUCING | _BY_ROWS | _GIVING:
+        words.append("without a tensor")
+    return " ".join(words)
+
+
+# What comes out.
+
+
+def _reduced(given: Sequence[Tensors], op: ReduceOp) -> Tensors:
+    return tuple(reduced(tensors, op) for tensors in zip(*given, strict=True))
+
+
+def _joined(given: Sequence[Tensors]) -> Tensors:
+    return tuple(
+        torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in tensors])
+        for tensors in zip(*given, strict=True)
+    )
+
+
+def _given(call: Call, ranks: Sequence[int], tensors: Tensors) -> dict[int, Tensors]:
+    # Copies: the root's memory is its own again as soon as it has its reply.
+    copies = tuple(tensor.clone() for tensor in tensors)
+    if call.collective is Collective.SCATTER:
+        return {rank: (tensor,) for rank, tensor in zip(ranks, copies, strict=True)}
+    return {
+        rank: copies if call.collective is Collective.BROADCAST or rank != call.root else () for rank in ranks
+    }
+
+
+def _exchanged(parts: Sequence[Part]) -> list[Tensors]:
+    """For each member the rows that the others have for it, and their numbers."""
+    splits = [rows_for(part.call, len(parts)) for part in parts]
+    pieces = []
+    for part, counts in zip(parts, splits, strict=True):
+        *starts, _ = accumulate(counts, initial=0)
+        pieces.append(
+            [part.tensors[0][start : start + count] for start, count in zip(starts, counts, strict=True)]
+        )
+    return [
+        (torch.cat([row[member] for row in pieces]), torch.tensor([counts[member] for counts in splits]))
+        for member in range(len(parts))
+    ]

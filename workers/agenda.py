@@ -1,0 +1,60 @@
+"""What the members of a ring do next: those calls that all have pending.
+
+Every member computes this from the same lists, so all begin the same operations
+in the same order: that of the lowest member that has not joined.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from ps.collective import absent
+from ps.messages import Call, Collective
+
+Step = dict[int, Call]
+"""One operation: each member's call for it."""
+
+
+def agenda(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
+    """The operations that may begin now, in their order.
+
+    Args:
+        pending: Each member's calls by rank, in the order in which it made them. One of them may be to
+            join: others then wait for its part no more, and until all have joined, that call is no step.
+    """
+    waited_for = [rank for rank, calls in pending.items() if not _joined(calls)]
+    lines = {rank: _by_name(calls) for rank, calls in pending.items()}
+    steps: list[Step] = []
+    begun: defaultdict[str, int] = defaultdict(int)
+    for leader in waited_for[:1] or pending:
+        for name, calls in lines[leader].items():
+            shortest = min((len(lines[rank].get(name, [])) for rank in waited_for), default=len(calls))
+            for turn in range(begun[name], shortest):
+                steps.append(_step(lines, name, turn))
+            begun[name] = max(begun[name], shortest)
+    if not waited_for:
+        steps.append({rank: next(filter(_joins, calls)) for rank, calls in pending.items()})
+    return steps
+
+
+def _joins(call: Call) -> bool:
+    return call.collective is Collective.JOIN
+
+
+def _joined(calls: Sequence[Call]) -> bool:
+    return any(map(_joins, calls))
+
+
+def _by_name(calls: Sequence[Call]) -> dict[str, list[Call]]:
+    lines: dict[str, list[Call]] = {}
+    for call in calls:
+        if not _joins(call):
+            lines.setdefault(call.name, []).append(call)
+    return lines
+
+
+def _step(lines: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> Step:
+    own = {rank: line[name][turn] for rank, line in lines.items() if len(line.get(name, [])) > turn}
+    stands_in = absent(next(iter(own.values())))
+    return {rank: own.get(rank, stands_in) for rank in lines}
