@@ -383,3 +383,34 @@ def test_a_compiled_model_trains_as_in_one_process(kind: type[Ranks], backend: s
         return values(plain)
 
     assert_as_one(kind, train)
+
+
+# Several optimizers
+
+
+def adversaries(communicator: Communicator | None) -> list[Tensor]:
+    """One model steps twice where the other steps once, whose gradients come through the first."""
+    judge, forger = made(nn.Linear(4, 1)), made(nn.Linear(4, 4))
+    judging, forging = momentum(judge, communicator), momentum(forger, communicator)
+    for step, batch in enumerate(batches()):
+        shares = parts(batch, communicator)
+        judging.zero_grad()
+        mean([(judge(share) - judge(forger(share).detach())).mean() for share in shares]).backward()
+        judging.step()
+        if step % 2:
+            forging.zero_grad()
+            mean([judge(forger(share)).square().mean() for share in shares]).backward()
+            forging.step()
+    return [*values(judge), *values(forger)]
+
+
+@STEPPING_HERE
+def test_several_optimizers_train_as_in_one_process(kind: type[Ranks]) -> None:
+    assert_as_one(kind, adversaries)
+
+
+def test_a_hub_that_steps_refuses_a_second_optimizer_and_says_what_to_do() -> None:
+    ranks = Hub()
+    with pytest.raises(ConfigError, match=r"this is the second: .* workers\.init\(aggregate=True\)"):
+        ranks.run(adversaries)
+    ranks.close()
