@@ -56,7 +56,7 @@ FLOORS = {
         workers.slicing workers.placing workers.roll workers.ps_communicator
         workers.context workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
-        workers.scaling workers.wrapping workers.optimizer
+        workers.scaling workers.turnout workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
     """,
 }

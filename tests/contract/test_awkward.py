@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ps.errors import ConfigError
 from tests.contract.test_communicators import HubRanks, Ranks, RingRanks
 from workers.communicator import Communicator
+from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer
 from workers.sampler import ShardedSampler
 
@@ -81,9 +82,9 @@ def wrapped(
     return DistributedOptimizer(optimizer, model, communicator=communicator, **options)
 
 
-def momentum(model: nn.Module, communicator: Communicator | None) -> torch.optim.Optimizer:
+def momentum(model: nn.Module, communicator: Communicator | None, **options: Any) -> torch.optim.Optimizer:
     sgd = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
-    return wrapped(sgd, model, communicator)
+    return wrapped(sgd, model, communicator, **options)
 
 
 def parts(batch: Tensor, communicator: Communicator | None) -> list[Tensor]:
@@ -232,6 +233,47 @@ def test_a_step_without_any_gradient_leaves_parameters_without_momentum_alone(ki
         return values(model)
 
     assert_as_one(kind, train, rtol=0, atol=0)
+
+
+@KINDS
+@pytest.mark.parametrize("counts", [(4, 2), (1, 4), (0, 3), (2, 2)])
+def test_a_rank_that_joins_takes_part_with_zeros_until_all_have(
+    kind: type[Ranks], counts: tuple[int, int]
+) -> None:
+    def train(communicator: Communicator | None) -> list[Tensor]:
+        model = made(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        optimizer = momentum(model, communicator, uneven=True)
+        halving = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        ranks = range(2) if communicator is None else [communicator.rank]
+        steps = max(counts) if communicator is None else counts[communicator.rank]
+        for step, batch in enumerate(batches()[:steps]):
+            optimizer.zero_grad()
+            halves = [batch.chunk(2)[rank] for rank in ranks if step < counts[rank]]
+            sum(model(half).square().mean() / len(ranks) for half in halves).backward()
+            optimizer.step()
+            halving.step()
+        if isinstance(optimizer, DistributedOptimizer):
+            optimizer.join()
+            assert optimizer.completed_steps == max(counts)
+        return values(model)
+
+    assert_as_one(kind, train)
+
+
+def test_who_joins_without_having_said_so_is_told_what_to_do() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = momentum(model, LocalCommunicator())
+    assert isinstance(optimizer, DistributedOptimizer)
+    with pytest.raises(ConfigError, match=r"uneven=True"):
+        optimizer.join()
+
+
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, partial(torch.optim.SGD, lr=0.1)])
+def test_uneven_is_refused_beside_what_steps_otherwise(make: Any) -> None:
+    model = nn.Linear(4, 2)
+    crossing = make is not torch.optim.LBFGS
+    with pytest.raises(ConfigError, match="neither with cross_barrier=True nor with LBFGS"):
+        wrapped(make(model.parameters()), model, LocalCommunicator(), uneven=True, cross_barrier=crossing)
 
 
 # Parameters that are shared or left alone

@@ -111,3 +111,29 @@ def test_two_nodes_of_one_process_are_one_job(
     assert [node.wait() for node in nodes] == [0, 0]
     assert server.done()["finished"] == [0, 1]
     assert "Epoch [1/1]" in nodes[0].out.read_text()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_patterns_print_what_the_tutorials_print(cluster: Cluster, topology: str) -> None:
+    patterns = ["point-to-point", "non-blocking", "broadcast", "scatter", "gather", "reduce", "allreduce"]
+    pair(cluster, topology, "mpi_patterns.py", *patterns)
+    said = [program.out.read_text().splitlines()[:-1] for program in cluster.programs[1:]]
+    first, second = sorted(said, key=lambda lines: "Rank 1 has data 1.0" in lines)
+    assert [line for line in first if line.startswith("Rank")] == [
+        "Rank 0 has data 1.0",
+        "Rank 0 started sending",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data [1.0, 2.0]",
+        "Rank 0 has data 2.0",
+        "Rank 0 has data 2.0",
+    ]
+    assert second == [
+        "Rank 1 has data 1.0",
+        "Rank 1 started receiving",
+        "Rank 1 has data 1.0",
+        "Rank 1 has data 1.0",
+        "Rank 1 has data 2.0",
+        "Rank 1 has data 2.0",
+    ]
