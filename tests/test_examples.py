@@ -5,12 +5,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import workers
+from ps.errors import UsageError
+from workers import context
 from workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, ptb_corpus
 from workers.examples.images import images, read_idx
 
@@ -23,6 +26,14 @@ def alone() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     workers.shutdown()
+
+
+def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepping_on_the_hub = SimpleNamespace(communicator=SimpleNamespace(steps_on="server"))
+    monkeypatch.setattr(context, "_current", stepping_on_the_hub)
+    assert context.init() is stepping_on_the_hub
+    with pytest.raises(UsageError, match=r"init\(aggregate=True\) came after"):
+        workers.init(aggregate=True)
 
 
 # The language model

@@ -15,6 +15,8 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[2] / "workers" / "examples"
 TOPOLOGIES = ["hub", "ring"]
 WORDS = 30
+WITHIN = 0.001
+"""One per cent is what is asked for; masks and clipping alike, only rounding is left, and that grows."""
 
 
 def text(lines: int, seed: int) -> str:
@@ -57,7 +59,7 @@ def test_the_language_models_perplexity_is_that_of_one_process(
     first, second = pair(cluster, topology, "lm_ptb.py", *flags)
     assert first["metrics"] == second["metrics"]
     for part in ("train_perplexity", "valid_perplexity", "test_perplexity"):
-        assert first["metrics"][part] == pytest.approx(expected[part], rel=0.01)
+        assert first["metrics"][part] == pytest.approx(expected[part], rel=WITHIN)
     assert config != "small" or expected["test_perplexity"] < WORDS
     assert f"Test Perplexity: {expected['test_perplexity']:.3f}" in alone.out.read_text()
 

@@ -3,8 +3,9 @@
     PS_SERVER=ADDR python workers/examples/ddp_amp.py --nodes 1 --gpus 2 --nr 0 --epochs 4
 
 ADDR is a `ps-server start --workers 2`; PS_TOPOLOGY=ring takes the ring. The same command runs on
-every node with its own --nr, and starts --gpus processes there (without a GPU they share the CPU). Under a
-launcher, leave --nodes, --gpus and --nr out. Activations are bf16, or fp16 with a scaled loss;
+every node with its own --nr, and starts --gpus processes there. They compute on the CPU, on a GPU
+each with PS_TOPOLOGY=ring PS_BACKEND=nccl, or on a hub with --device cuda. Under a launcher, leave
+--nodes, --gpus and --nr out. Activations are bf16, or fp16 with a scaled loss;
 parameters stay float32. The checkpoint holds model, optimizer and scaler: a run that was
 stopped and goes on ends in the same bits. Hence `aggregate=True`: the optimizer's state is here.
 """
@@ -44,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
 def train(options: argparse.Namespace) -> None:
     """Trains as one process of all; reports `loss` by epoch."""
     workers.init(aggregate=True)
-    device, dtype = workers.device(), DTYPES[options.precision]
+    device = torch.device("cuda", workers.local_rank()) if options.device == "cuda" else workers.device()
+    dtype = DTYPES[options.precision]
     dataset, _ = images(options.data_dir)
     torch.manual_seed(options.seed)
     model = Network().to(device)
@@ -103,6 +105,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=DTYPES, default="bf16", help="of activations [bf16]")
     parser.add_argument("--batch-size", type=int, default=32, help="images a step, of each process [32]")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate [0.001]")
+    parser.add_argument("--device", choices=["cuda"], help="on a hub, this worker's GPU [as the ring's]")
     parser.add_argument("--data-dir", type=Path, help="MNIST's four idx files [scikit-learn's digits]")
     parser.add_argument("--checkpoint", type=Path, help="file to keep, and to go on from [none]")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
