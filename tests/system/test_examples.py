@@ -139,3 +139,13 @@ def test_patterns_print_what_the_tutorials_print(cluster: Cluster, topology: str
         "Rank 1 has data 2.0",
         "Rank 1 has data 2.0",
     ]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_patterns_in_horovods_words_give_what_horovod_gives(cluster: Cluster, topology: str) -> None:
+    pair(cluster, topology, "mpi_patterns.py", "horovod")
+    for program in cluster.programs[1:]:
+        rank = program.result()["rank"]
+        said = [line for line in program.out.read_text().splitlines() if line.startswith("Rank")]
+        expected = ["allreduce: 1.0", "broadcast: 1.0", "allgather: [0.0, 1.0]"]
+        assert said == [f"Rank {rank} {words}" for words in expected]
