@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ps.errors import ConfigError
+from ps.errors import ConfigError, RingBroken
 from tests.contract.test_communicators import HubRanks, Ranks, RingRanks
 from workers.communicator import Communicator
 from workers.local_communicator import LocalCommunicator
@@ -266,6 +266,30 @@ def test_who_joins_without_having_said_so_is_told_what_to_do() -> None:
     assert isinstance(optimizer, DistributedOptimizer)
     with pytest.raises(ConfigError, match=r"uneven=True"):
         optimizer.join()
+
+
+def test_uneven_is_refused_beside_a_grad_scaler() -> None:
+    model = nn.Linear(4, 2)
+    optimizer = momentum(model, LocalCommunicator(), uneven=True)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4)).sum()).backward()
+    with pytest.raises(ConfigError, match="does not go with a GradScaler"):
+        scaler.step(optimizer)
+
+
+def test_a_ring_that_a_rank_leaves_early_ends_with_an_error_and_not_with_a_hang() -> None:
+    def train(communicator: Communicator) -> None:
+        model = made(nn.Linear(4, 2))
+        optimizer = momentum(model, communicator)
+        for batch in batches()[: STEPS - 2 * communicator.rank]:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    ranks = Ring()
+    with pytest.raises(RingBroken):
+        ranks.run(train)
+    ranks.close()
 
 
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, partial(torch.optim.SGD, lr=0.1)])
