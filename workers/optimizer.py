@@ -128,7 +128,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 "uneven=True is for ranks that keep step, with one exchange a step that it waits for: it goes"
                 " neither with cross_barrier=True nor with LBFGS, and an asynchronous hub does not need it"
             )
-        self._turnout = Turnout(communicator, optimizer.param_groups) if uneven else None
+        self._turnout = Turnout(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap

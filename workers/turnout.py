@@ -8,9 +8,9 @@ is the end. (PyTorch's `Join` and Horovod's `join` have the same rule.)
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from ps.messages import ReduceOp
 from workers.collectives import allreduce
@@ -22,16 +22,17 @@ class Turnout:
 
     Args:
         communicator: Its ranks keep step.
-        groups: The optimizer's, of which numbers may change from step to step.
+        optimizer: In whose groups numbers may change from step to step.
     """
 
-    def __init__(self, communicator: Communicator, groups: list[dict[str, Any]]) -> None:
+    def __init__(self, communicator: Communicator, optimizer: Optimizer) -> None:
         self._communicator = communicator
-        self._groups = groups
+        self._optimizer = optimizer
 
     def anybody(self, *, trains: bool) -> bool:
         """Whether some rank has a batch in this step; raises as `allreduce` does."""
-        places = [(group, name) for group in self._groups for name in group if isinstance(group[name], float)]
+        groups = self._optimizer.param_groups  # others after load_state_dict
+        places = [(group, name) for group in groups for name in group if isinstance(group[name], float)]
         own = [float(group[name]) if trains else -math.inf for group, name in places]
         asked = torch.tensor([float(trains), *own], dtype=torch.float64)
         some, *numbers = allreduce(
