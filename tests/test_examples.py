@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 import workers
 from ps.errors import UsageError
 from workers import context
-from workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, ptb_corpus
+from workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
 from workers.examples.images import images, read_idx
 
 
@@ -34,6 +35,25 @@ def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.
     assert context.init() is stepping_on_the_hub
     with pytest.raises(UsageError, match=r"init\(aggregate=True\) came after"):
         workers.init(aggregate=True)
+
+
+@pytest.mark.parametrize("script", [lm_ptb, mnist, ddp_amp, mpi_patterns, checkpoint])
+def test_an_example_uses_public_names_alone_and_none_of_a_topology(script: ModuleType) -> None:
+    tree = ast.parse(Path(str(script.__file__)).read_text())
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "workers"
+    }
+    assert used
+    assert used <= set(workers.__all__) - {"topology"}
+
+
+def test_a_pattern_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        mpi_patterns.main(["reduce", "shuffle"])
+    assert ended.value.code == 2
+    assert "there is no pattern 'shuffle'; there are point-to-point" in capsys.readouterr().err
 
 
 # The language model
