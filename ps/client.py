@@ -24,6 +24,7 @@ from ps.lookout import Lookout
 from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
 from ps.transport import wire
+from ps.transport.bundle import bytes_of
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class KVClient:
             return call
 
     def _send(self, connection: Connection, call: _Call) -> None:
-        into = None if call.into is None else wire.bytes_of(call.into)
+        into = None if call.into is None else bytes_of(call.into)
         connection.send(call.message, into)
         if call.message.payload is not None:
             self.traffic.bytes_sent += call.message.payload.nbytes

@@ -48,6 +48,11 @@ class Part(NamedTuple):
     tensors: Tensors = ()
 
 
+def layout_of(tensor: Tensor) -> Layout:
+    """A tensor's dtype and shape."""
+    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+
+
 def absent(call: Call) -> Call:
     """What a rank that has joined calls for where another makes `call`: it gives zeros, or no rows."""
     layouts = call.layouts
@@ -172,6 +177,8 @@ def _misplaced_root(calls: Mapping[int, Call]) -> str:
 
 def _unfit(calls: Mapping[int, Call]) -> str:
     call = next(iter(calls.values()))
+    if call.collective is Collective.ALLTOALL and len(call.layouts) != 1:
+        return f"ranks gave {len(call.layouts)} tensors to exchange; give one"
     if call.collective in REDUCING:
         if any(text := objection_to(call.op, layout.dtype) for layout in call.layouts):
             return text

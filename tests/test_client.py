@@ -9,11 +9,11 @@ import torch
 from ps.client import KVClient
 from ps.consistency import ASP, BSP, Consistency
 from ps.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
-from ps.messages import Collective, Contribute, ReduceOp
+from ps.messages import Call, Collective, Contribute, ReduceOp
 from ps.shard import ShardLoop
 from ps.transport.base import Connection, Message
 from ps.transport.inproc import InprocTransport
-from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from ps.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
 from ps.work import Work
 
 SOON = 10.0
@@ -185,11 +185,12 @@ def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
     for rank, client in enumerate(clients):
         for name in ("a", "b") if rank == 0 else ("b", "a"):
             given = torch.tensor(float(rank + 1) * (10 if name == "a" else 1))
-            request = Contribute(client.sender, name, Collective.ALLREDUCE, 1, given, ReduceOp.SUM)
+            call = Call(Collective.ALLREDUCE, name, ReduceOp.SUM, layouts=(Layout("float32", ()),))
+            request = Contribute(client.sender, len(works) + 1, call, (given,))
             work = Work(name)
 
-            def keep(result: torch.Tensor | None, key: tuple[int, str] = (rank, name)) -> None:
-                assert result is not None
+            def keep(came: tuple[torch.Tensor, ...], key: tuple[int, str] = (rank, name)) -> None:
+                (result,) = came
                 results[key] = result.item()
 
             client.contribute(0, request, work, keep)
@@ -206,10 +207,10 @@ def test_a_result_that_cannot_be_used_fails_its_own_call_alone(hubs: list[Hub]) 
     values = begin(client)
     work = Work("a sum")
 
-    def stumble(result: torch.Tensor | None) -> None:
+    def stumble(came: tuple[torch.Tensor, ...]) -> None:
         raise RuntimeError("no room for it")
 
-    client.contribute(0, Contribute(client.sender, "sum", Collective.BARRIER, 1), work, stumble)
+    client.contribute(0, Contribute(client.sender, 1, Call(Collective.BARRIER, "sum")), work, stumble)
     with pytest.raises(HubringError, match="no room for it"):
         work.wait(SOON)
     push(client, torch.ones(NUMEL), values).wait(SOON)

@@ -31,7 +31,7 @@ FLOORS = {
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.wire
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle ps.transport.wire
         ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
@@ -54,7 +54,7 @@ FLOORS = {
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
         workers.slicing workers.placing workers.roll workers.ps_communicator
-        workers.context workers.collectives workers.sampler
+        workers.context workers.sparse workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.turnout workers.wrapping workers.optimizer
         workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli

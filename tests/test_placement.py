@@ -12,6 +12,7 @@ from ps.messages import Coded, Push
 from ps.placement import Placement
 from ps.transport import wire
 from ps.transport.base import Message
+from ps.transport.bundle import bytes_of
 from ps.types import Sender
 from tests.fake_gpu import GPU, FakeMemory
 
@@ -55,7 +56,7 @@ def test_a_placed_gradient_travels_as_any_coded_one() -> None:
 
 
 def test_a_place_that_does_not_add_up_is_a_malformed_message() -> None:
-    code = wire.bytes_of(placement.encode(PLACE))
+    code = bytes_of(placement.encode(PLACE))
     header = pb.Header(request=5, codec=placement.CODEC, dtype=pb.FLOAT32, shape=[5000])
     header.payload_bytes = code.nbytes
     header.push.key = 1

@@ -17,6 +17,7 @@ from ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from ps.entry import Contribution, Entry
 from ps.errors import CheckpointCorrupt, ConfigError
 from ps.messages import (
+    Call,
     Code,
     Coded,
     Collective,
@@ -34,7 +35,7 @@ from ps.messages import (
 )
 from ps.stats import Run, Stats
 from ps.store import KVStore
-from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from ps.types import BucketSpec, Hyper, Layout, Member, Sender, Slice, TensorSpec, View
 
 # The gradient of the ledger tensor is a one in the push's own slot: lr -1 adds it.
 ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
@@ -493,7 +494,7 @@ def test_draining_an_asynchronous_job_is_told_in_every_reply_from_now_on() -> No
 def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
     store = hub(BSP(), 2, keys=2)
     store.handle(push(0, 0), "push")
-    barrier = Contribute(sender(1), "end", Collective.BARRIER, 0)
+    barrier = Contribute(sender(1), 1, Call(Collective.BARRIER, "end"))
     store.handle(barrier, "barrier")
     deliveries = store.fail("a shard died")
     assert answered(deliveries) == ["push", "barrier"]
@@ -507,14 +508,12 @@ def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
 def test_collectives_meet_on_the_store_without_any_plan() -> None:
     store = KVStore(ASP())
     store.on_view(view(1, sender(0), sender(1)))
-    parts = [
-        Contribute(sender(rank), "loss", Collective.ALLREDUCE, 0, torch.tensor(float(rank + 1)))
-        for rank in range(2)
-    ]
+    call = Call(Collective.ALLREDUCE, "loss", layouts=(Layout("float32", ()),))
+    parts = [Contribute(sender(rank), 1, call, (torch.tensor(float(rank + 1)),)) for rank in range(2)]
     assert store.handle(parts[0], "a") == []
     deliveries = store.handle(parts[1], "b")
-    assert deliveries == [Delivery("a", Result(torch.tensor(3.0))), Delivery("b", Result(torch.tensor(3.0)))]
-    store.handle(Contribute(sender(0), "end", Collective.BARRIER, 0), "c")
+    assert deliveries == [Delivery(ticket, Result((torch.tensor(3.0),))) for ticket in "ab"]
+    store.handle(Contribute(sender(0), 2, Call(Collective.BARRIER, "end")), "c")
     assert answered(store.on_view(view(2, sender(0)))) == ["c"]
 
 
@@ -531,7 +530,7 @@ def test_collectives_meet_on_the_store_without_any_plan() -> None:
         (push(0, 0, hyper={}), Code.BAD_REQUEST, "rank 0: SGD came with"),
         (push(0, 0, hyper={**ADD, "lr": float("nan")}), Code.BAD_REQUEST, "lr=nan"),
         (Pull(Sender(7, 1), 0), Code.FENCED, "rank 7"),
-        (Contribute(Sender(0, 99), "x", Collective.BARRIER, 0), Code.FENCED, "incarnation 99"),
+        (Contribute(Sender(0, 99), 1, Call(Collective.BARRIER, "x")), Code.FENCED, "incarnation 99"),
     ],
 )
 def test_a_request_that_cannot_be_served_is_named_and_changes_nothing(

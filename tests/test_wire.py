@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protos import data_pb2 as pb
+from ps.collective import layout_of
 from ps.compression import by_name
 from ps.errors import UsageError
 from ps.messages import (
+    Call,
     Code,
     Coded,
     Collective,
@@ -24,16 +26,16 @@ from ps.messages import (
     Values,
 )
 from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from ps.transport.bundle import bytes_of
 from ps.transport.wire import (
     MAX_TEXT,
     MalformedMessage,
-    bytes_of,
     decode_reply,
     decode_request,
     encode_reply,
     encode_request,
 )
-from ps.types import DTYPE_BYTES, Sender
+from ps.types import DTYPE_BYTES, Layout, Sender
 
 SENDER = Sender(3, 2**40)
 FLAT = torch.arange(5.0)
@@ -46,12 +48,20 @@ def coded(name: str = "int8", dtype: torch.dtype = torch.float32) -> Coded:
     return Coded(name, payload, 600, dtype)
 
 
+def contribution(collective, *tensors, name="loss", settled=0, **said):
+    """A part whose call says what its tensors are."""
+    layouts = tuple(map(layout_of, tensors))
+    return Contribute(SENDER, 7, Call(collective, name, layouts=layouts, **said), tensors, settled)
+
+
 def same(one, other) -> bool:
     """Whether two messages say the same, their tensors compared by value, shape and dtype."""
 
     def plain(value):
         if isinstance(value, Coded):
             return value.codec, value.payload.tolist(), value.numel, value.dtype
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
         return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
 
     fields = type(one).__dataclass_fields__
@@ -69,10 +79,13 @@ def same(one, other) -> bool:
         *(Push(SENDER, 1, 2, coded(name)) for name in ("bf16", "fp16", "int8", "sign", "topk:0.05")),
         Push(SENDER, 1, 2, coded("int8", torch.bfloat16), {"lr": 0.1}),
         Pull(SENDER, 0),
-        Contribute(SENDER, "barrier", Collective.BARRIER, 7),
-        Contribute(SENDER, "größe", Collective.ALLREDUCE, 1, torch.ones(2, 3), ReduceOp.MAX),
-        Contribute(SENDER, "loss", Collective.BROADCAST, 1, torch.tensor(2.5), ReduceOp.SUM, 2),
-        Contribute(SENDER, "none", Collective.ALLGATHER, 1, torch.empty(0, 4)),
+        Contribute(SENDER, 7, Call(Collective.BARRIER, "barrier")),
+        contribution(Collective.ALLREDUCE, torch.ones(2, 3), op=ReduceOp.MAX, name="größe"),
+        contribution(Collective.ALLREDUCE, torch.tensor(2.5), ranks=(0, 3, 2**31), settled=6),
+        contribution(Collective.ALLGATHER, torch.empty(0, 4)),
+        contribution(Collective.ALLTOALL, torch.ones(3), splits=(2, 0, 1)),
+        contribution(Collective.SCATTER, torch.ones(3).bool(), torch.empty(0), FLAT.double(), root=3),
+        Contribute(SENDER, 8, Call(Collective.BROADCAST, "w", root=2, layouts=(Layout("int8", (4,)),))),
     ],
 )
 def test_requests_come_back_as_they_went(request_):
@@ -88,7 +101,8 @@ def test_requests_come_back_as_they_went(request_):
         Values(9, FLAT, clock=4, version=17, staleness=3, drain=True),
         Values(9, coded("sign"), clock=4, version=17),
         Result(),
-        Result(torch.tensor([[True], [False]])),
+        Result((torch.tensor([[True], [False]]),)),
+        Result((torch.tensor([True]), torch.tensor(1.5), FLAT)),
         Refusal(Code.FENCED, "rank 3 lost its place"),
     ],
 )
@@ -102,10 +116,10 @@ def test_replies_come_back_as_they_went(reply):
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 2), (2, 3)])
 def test_every_dtype_travels_in_every_shape(name, shape):
     tensor = torch.ones(shape, dtype=getattr(torch, name))
-    _, came = decode_reply(encode_reply(Result(tensor), 1))
-    assert came.tensor.dtype == tensor.dtype
-    assert torch.equal(came.tensor, tensor)
-    assert came.tensor.shape == tensor.shape
+    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
+    assert came.tensors[0].dtype == tensor.dtype
+    assert torch.equal(came.tensors[0], tensor)
+    assert came.tensors[0].shape == tensor.shape
 
 
 def test_a_contiguous_tensor_is_never_copied():
@@ -117,8 +131,8 @@ def test_a_contiguous_tensor_is_never_copied():
 
 def test_a_strided_tensor_travels_as_its_values():
     tensor = torch.arange(6).view(2, 3).t()
-    _, came = decode_reply(encode_reply(Result(tensor), 1))
-    assert torch.equal(came.tensor, tensor)
+    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
+    assert torch.equal(came.tensors[0], tensor)
 
 
 def test_bytes_of_a_tensor_are_its_memory():
@@ -128,11 +142,11 @@ def test_bytes_of_a_tensor_are_its_memory():
 
 
 def test_a_read_only_payload_is_borrowed_without_a_warning_or_a_copy():
-    message = encode_reply(Result(FLAT), 1)
+    message = encode_reply(Result((FLAT,)), 1)
     payload = memoryview(bytes(message.payload))
     _, came = decode_reply(Message(message.header, payload))
-    assert torch.equal(came.tensor, FLAT)
-    assert came.tensor.data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
+    assert torch.equal(came.tensors[0], FLAT)
+    assert came.tensors[0].data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
 
 
 def _writable(payload):
@@ -152,23 +166,25 @@ def _writable(payload):
 
 
 def test_a_payload_keeps_its_memory_alive():
-    _, came = decode_reply(Message(encode_reply(Result(FLAT), 1).header, memoryview(bytes(bytes_of(FLAT)))))
+    _, came = decode_reply(
+        Message(encode_reply(Result((FLAT,)), 1).header, memoryview(bytes(bytes_of(FLAT))))
+    )
     bytearray(10_000)
-    assert torch.equal(came.tensor, FLAT)
+    assert torch.equal(came.tensors[0], FLAT)
 
 
 def test_a_payload_that_lies_askew_is_read_right():
     askew = bytearray(1) + bytearray(bytes_of(FLAT))
-    message = Message(encode_reply(Result(FLAT), 1).header, memoryview(askew)[1:])
+    message = Message(encode_reply(Result((FLAT,)), 1).header, memoryview(askew)[1:])
     _, came = decode_reply(message)
-    assert torch.equal(came.tensor, FLAT)
+    assert torch.equal(came.tensors[0], FLAT)
 
 
 def test_what_is_too_large_to_travel_is_the_callers_mistake():
     with pytest.raises(UsageError, match="shorten"):
-        encode_request(Contribute(SENDER, "n" * MAX_HEADER, Collective.BARRIER, 1), 1)
+        encode_request(Contribute(SENDER, 1, Call(Collective.BARRIER, "n" * MAX_HEADER)), 1)
     with pytest.raises(UsageError, match="split"):
-        encode_reply(Result(torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8)), 1)
+        encode_reply(Result((torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8),)), 1)
 
 
 def test_a_long_refusal_is_cut_not_refused():
@@ -178,6 +194,8 @@ def test_a_long_refusal_is_cut_not_refused():
 
 FLOATS = {"dtype": pb.FLOAT32, "payload_bytes": 8}
 PUSH = {"push": pb.Push(key=1)}
+PART = pb.Contribute(collective=1, op=1, layouts=[pb.Layout(dtype=pb.FLOAT32, shape=[3])])
+HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
 
 
 @pytest.mark.parametrize(
@@ -194,8 +212,13 @@ PUSH = {"push": pb.Push(key=1)}
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 99}, "dtype 99"),
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 0}, "dtype 0"),
         ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "8 bytes came"),
-        ({"contribute": pb.Contribute(collective=9, op=1)}, "9 is no Collective"),
-        ({"contribute": pb.Contribute(collective=1, op=9)}, "9 is no ReduceOp"),
+        ({"contribute": pb.Contribute(collective=99, op=1)}, "99 is no Collective"),
+        ({"contribute": pb.Contribute(collective=1, op=99)}, "99 is no ReduceOp"),
+        ({"contribute": PART, "payload_bytes": 8}, r"8 bytes do not fill torch\.float32 of shape \(3,\)"),
+        ({"contribute": PART}, r"0 bytes do not fill torch\.float32 of shape \(3,\)"),
+        ({"contribute": PART, **FLOATS}, "names a dtype beside its layouts'"),
+        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[pb.Layout(shape=[3])])}, "dtype 0"),
+        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[HUGE])}, "shape"),
     ],
 )
 def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(fields, says):
@@ -261,7 +284,7 @@ def test_any_bytes_are_a_message_or_malformed(header, payload):
 
 @given(st.data())
 def test_a_header_with_a_byte_turned_is_a_message_or_malformed(data):
-    message = encode_request(Contribute(SENDER, "x", Collective.ALLREDUCE, 1, torch.ones(2, 3)), 1)
+    message = encode_request(contribution(Collective.ALLREDUCE, torch.ones(2, 3)), 1)
     header = bytearray(message.header)
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
     for decode in (decode_request, decode_reply):

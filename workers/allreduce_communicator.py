@@ -127,6 +127,8 @@ class AllreduceCommunicator(Communicator):
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective is Collective.TRANSFER:
             self._transfers.take_part(call, tensors, work)
+        elif call.collective is Collective.JOIN:
+            self._join(call, work)
         else:
             self._teams[call.ranks].take_part(call, tensors, work)
 
@@ -142,6 +144,23 @@ class AllreduceCommunicator(Communicator):
         self._users[ranks] -= 1
         if not self._users[ranks]:
             self._teams.pop(ranks).close()
+
+    def _join(self, call: Call, work: CollectiveWork) -> None:
+        """Every group that this rank is in must know."""
+        teams = list(self._teams.values())
+        parts = [CollectiveWork(call, list, self) for _ in teams]
+        joined = Work(work.what, len(parts))
+
+        def on_end(_: Work) -> None:
+            if joined.error is None:
+                work.deliver(parts[0].result)  # that of all ranks
+            else:
+                work.fail(joined.error)
+
+        for team, part in zip(teams, parts, strict=True):
+            part.when_done(lambda it: joined.fail(it.error) if it.error else joined.complete_part())
+            team.take_part(call, (), part)
+        joined.when_done(on_end)
 
     def _team(self, members: Sequence[int], store: Store) -> Team:
         """Collectives are agreed on and carried by Gloo, through host memory, whatever carries gradients."""

@@ -32,11 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ps.collective import ROOTED
+from ps.collective import ROOTED, layout_of
 from ps.errors import UsageError
 from ps.messages import Call, Collective, ReduceOp
-from workers import context
-from workers.communicator import CollectiveWork, Communicator, layout_of
+from workers import context, sparse
+from workers.communicator import CollectiveWork, Communicator
 from workers.group import Group
 
 
@@ -51,7 +51,8 @@ def allreduce(
     """Reduces the members' tensors, of one shape and dtype, to one.
 
     Args:
-        tensor: This rank's part; only read. Any shape, 0-d too.
+        tensor: This rank's part; only read. Any shape, 0-d too. A sparse COO tensor is summed or
+            averaged by gathering what is there, and may have other places on every member.
         op: How parts become one; AVERAGE and ADASUM want a floating dtype. Of booleans
             the sum is whether any is true, and the product whether all are.
         name: What ranks are matched by.
@@ -73,6 +74,11 @@ def allreduce_async(
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
     """Begins `allreduce`."""
+    if tensor.is_sparse:
+        communicator = communicator or context.current().communicator
+        then = sparse.total(tensor, op, communicator.size if group is None else group.size())
+        given = sparse.parts(tensor, op)
+        return _begin(Collective.ALLGATHER, given, name or "allreduce", group, communicator, then=then)
     return _begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op)
 
 

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from ps.collective import layout_of
 from ps.errors import UsageError
 from ps.messages import Call
 from ps.traffic import Traffic
-from ps.types import DTYPE_BYTES, Hyper, Layout
+from ps.types import DTYPE_BYTES, Hyper
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class Communicator(ABC):
                 keep; in some other thread. None: the first one, on the device of the first given.
         """
         for tensor in tensors:
+            if tensor.layout is not torch.strided:
+                raise UsageError(f"{call.name!r}: only allreduce takes a sparse tensor; call to_dense()")
             if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
                 text = f"{call.name!r}: {tensor.dtype} does not travel; convert it to one of"
                 raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
@@ -167,8 +170,3 @@ class CollectiveWork(Work):
         """Waits, and returns the result; raises as `wait`."""
         self.wait(timeout)
         return self.result
-
-
-def layout_of(tensor: torch.Tensor) -> Layout:
-    """A tensor's dtype and shape."""
-    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))

@@ -28,6 +28,12 @@ Launch = Callable[[Any], Any]
 FOREVER = timedelta(days=3650)
 """Longer than any job."""
 
+FIRST_BYTES = 504
+"""Of what is gathered, go with its length."""
+
+_WORD = 8
+"""Bytes of a length."""
+
 _python = ctypes.PyDLL(None)
 _python.Py_IncRef.argtypes = _python.Py_DecRef.argtypes = [ctypes.py_object]
 _python.Py_IncRef.restype = _python.Py_DecRef.restype = None
@@ -112,15 +118,24 @@ class Ring:
     def gather(
         self, what: str, data: torch.Tensor, lengths: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
-        """Every rank's flat uint8 tensor in rank order, of any length each; None: they are asked for."""
-        if lengths is None:
-            length = torch.tensor([data.numel()], device=self.device)
-            lengths = [int(one.item()) for one in self._gather_equal(what, length)]
-        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
-        padded[: data.numel()] = data
-        if not padded.numel():
-            return [padded] * self.size
-        return [one[:length] for one, length in zip(self._gather_equal(what, padded), lengths, strict=True)]
+        """Every rank's flat uint8 tensor in rank order, of any length each.
+
+        Where `lengths` are not known, each tensor begins beside its own, and only what is left
+        of the longest goes in a second round.
+        """
+        if lengths is not None:
+            return self._gather_padded(what, data, lengths)
+        first = torch.zeros(_WORD + FIRST_BYTES, dtype=torch.uint8, device=self.device)
+        first[:_WORD] = torch.tensor([data.numel()]).view(torch.uint8)
+        first[_WORD : _WORD + data.numel()] = data[:FIRST_BYTES]
+        firsts = self._gather_equal(what, first)
+        lengths = [int(one[:_WORD].clone().view(torch.int64).item()) for one in firsts]
+        heads = [one[_WORD : _WORD + length] for one, length in zip(firsts, lengths, strict=True)]
+        left = [max(0, length - FIRST_BYTES) for length in lengths]
+        if not any(left):
+            return heads
+        tails = self._gather_padded(what, data[FIRST_BYTES:], left)
+        return [torch.cat([head, tail]) for head, tail in zip(heads, tails, strict=True)]
 
     def fail(self, error: HubringError) -> None:
         """Ends the ring, from any thread: nothing on it will ever succeed again."""
@@ -135,6 +150,13 @@ class Ring:
         if not self.operations.failed:
             _python.Py_DecRef(group)
         self.operations.fail(RingBroken("this worker has left the ring"))
+
+    def _gather_padded(self, what: str, data: torch.Tensor, lengths: Sequence[int]) -> list[torch.Tensor]:
+        padded = torch.zeros(max(lengths), dtype=torch.uint8, device=self.device)
+        padded[: data.numel()] = data
+        if not padded.numel():
+            return [padded] * self.size
+        return [one[:length] for one, length in zip(self._gather_equal(what, padded), lengths, strict=True)]
 
     def _gather_equal(self, what: str, tensor: torch.Tensor) -> list[torch.Tensor]:
         parts = [torch.empty_like(tensor) for _ in range(self.size)]

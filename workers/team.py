@@ -57,6 +57,7 @@ class Team:
         self._rank = members[ring.rank]
         self._changed = threading.Condition()
         self._pending: list[_Pending] = []
+        self._carried: _Pending | None = None
         self._news = False
         self._end: HubringError | None = None
         """Why nothing is taken in any more."""
@@ -78,8 +79,13 @@ class Team:
             work.fail(end)
 
     def close(self) -> None:
-        """Leaves, unless the ring has failed in good order: what is pending fails."""
-        self._stop(RingBroken(f"rank {self._rank} has left the ring"))
+        """Leaves; what is still under way fails, and may then never end on the others."""
+        left = RingBroken(f"rank {self._rank} has left the ring")
+        with self._changed:
+            under_way = self._carried is not None or bool(self._pending)
+        if under_way:
+            self.ring.fail(left)
+        self._stop(left)
         if not self.ring.operations.failed:
             self._thread.join()
         self.ring.close()
@@ -88,6 +94,8 @@ class Team:
         with self._changed:
             self._end = self._end or error
             pending, self._pending = self._pending, []
+            if self._carried is not None:
+                pending.append(self._carried)
             self._changed.notify()
         for one in pending:
             one.work.fail(error)
@@ -134,16 +142,18 @@ class Team:
         """Does one operation, for a call of this member's or in its absence."""
         own = self._claim(step[self._rank])
         refusal = objection(step)
-        if refusal is not None:
-            if own is not None:
-                own.work.fail(ConfigError(refusal.text))
-            return
-        if step[self._rank].collective is Collective.JOIN:
-            came: Sequence[Tensor] = [torch.tensor([self._last_to_join()])]
-        else:
-            came = perform(self._doing(step, own))
-        if own is not None:
+        came = self._do(step, own) if refusal is None else []
+        with self._changed:
+            self._carried = None
+        if own is not None and refusal is None:
             own.work.deliver(came)
+        elif own is not None and refusal is not None:
+            own.work.fail(ConfigError(refusal.text))
+
+    def _do(self, step: Step, own: _Pending | None) -> Sequence[Tensor]:
+        if step[self._rank].collective is Collective.JOIN:
+            return [torch.tensor([self._last_to_join()])]
+        return perform(self._doing(step, own))
 
     def _doing(self, step: Step, own: _Pending | None) -> Doing:
         call = step[self._rank]
@@ -159,6 +169,7 @@ class Team:
                     call.collective is Collective.JOIN
                 ):
                     self._pending.remove(one)
+                    self._carried = one
                     return one
         return None
 

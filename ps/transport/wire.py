@@ -9,24 +9,24 @@ then the payload is the codec's, and dtype and shape are those that it decodes t
 What comes in is believed only as far as it adds up: a header that does not
 parse, an unknown body, a shape that does not fill the payload, a codec that does
 not read it raise `MalformedMessage` before anything is allocated, and nothing else does.
-A collective's tensors lie in one payload, each from a multiple of 8 bytes on, and
-their layouts in the body; a lone one is its own payload.
+A collective's tensors lie in one payload (`ps.transport.bundle`), and their layouts in
+the body.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from math import ceil, prod
+from math import prod
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
 from protos import data_pb2 as pb
 from ps import placement
+from ps.collective import layout_of
 from ps.compression import by_name
 from ps.errors import ConfigError, HubringError, UsageError
 from ps.messages import (
@@ -46,18 +46,12 @@ from ps.messages import (
     Values,
 )
 from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from ps.transport.memory import address
+from ps.transport.bundle import ALIGNMENT, bundle, bytes_of, elements, size_of, unbundle
 from ps.types import DTYPE_BYTES, Layout, Sender
 
 MAX_DIMENSIONS = 32
 MAX_TEXT = 4096
 """Characters of a refusal that travel: a header has its bound."""
-
-ALIGNMENT = 8
-"""Bytes to which a coded payload is aligned: codecs keep scales and places in it. Tensors too.""" ""
-
-_CASTABLE = {torch.float32, torch.float64}
-"""Dtypes that numpy, and a memoryview's cast, can read; the common ones, at a quarter of the price."""
 
 _NUMBERS = {getattr(torch, name): pb.DType.Value(name.upper()) for name in DTYPE_BYTES}
 _Word = TypeVar("_Word", bound=IntEnum)
@@ -95,7 +89,7 @@ def encode_request(request: Request, number: int) -> Message:
         case Contribute():
             _write_call(header.contribute, request.call)
             header.contribute.sequence, header.contribute.settled = request.sequence, request.settled
-            return _bundle(header, request.tensors)
+            return _bundled(header, request.tensors)
 
 
 def encode_reply(reply: Reply, number: int) -> Message:
@@ -110,7 +104,7 @@ def encode_reply(reply: Reply, number: int) -> Message:
         case Result():
             header.result.SetInParent()
             _write_layouts(header.result.layouts, [layout_of(tensor) for tensor in reply.tensors])
-            return _bundle(header, reply.tensors)
+            return _bundled(header, reply.tensors)
         case Refusal():
             header.refusal.code = reply.code.value  # type: ignore[assignment]
             header.refusal.text = reply.text[:MAX_TEXT]
@@ -130,7 +124,7 @@ def decode_request(message: Message) -> tuple[int, Request]:
         part = header.contribute
         call = _call(header)
         optional = call.collective is Collective.BROADCAST
-        tensors = tuple(_tensors(header, part.layouts, message, optional=optional))
+        tensors = _tensors(header, part.layouts, message, optional=optional)
         return header.request, Contribute(sender, part.sequence, call, tensors, part.settled)
     tensor = _payload(header, message)
     if body == "push":
@@ -153,7 +147,7 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     header = _header(message)
     body = header.WhichOneof("body")
     if body == "result":
-        return header.request, Result(tuple(_tensors(header, header.result.layouts, message)))
+        return header.request, Result(_tensors(header, header.result.layouts, message))
     tensor = _payload(header, message)
     if body == "values":
         said = header.values
@@ -162,21 +156,6 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
     raise MalformedMessage(f"a reply cannot be {body or 'without a body'}", header.request)
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes; it lives as long as the view does."""
-    if not tensor.numel():
-        return memoryview(b"")
-    plain = tensor.detach()
-    if plain.dtype not in _CASTABLE:
-        plain = plain.view(-1).view(torch.uint8)
-    return plain.numpy().data.cast("B")
-
-
-def layout_of(tensor: Tensor) -> Layout:
-    """A tensor's dtype and shape."""
-    return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
@@ -194,29 +173,12 @@ def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0
     return Message(_packed(header), payload, priority=priority)
 
 
-def _bundle(header: pb.Header, tensors: Sequence[Tensor]) -> Message:
-    """Several tensors in one payload; a lone one is not copied."""
-    *starts, total = _starts(tensor.nbytes for tensor in tensors)
+def _bundled(header: pb.Header, tensors: Sequence[Tensor]) -> Message:
+    total = size_of(tensor.nbytes for tensor in tensors)
     if total > MAX_PAYLOAD:
         raise _too_long(total)
     header.payload_bytes = total
-    if not total:
-        return Message(_packed(header), None)
-    if len(tensors) == 1:
-        return Message(_packed(header), bytes_of(tensors[0].contiguous()))
-    memory = torch.empty(total, dtype=torch.uint8)
-    for start, tensor in zip(starts, tensors, strict=True):
-        memory[start : start + tensor.nbytes] = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    return Message(_packed(header), bytes_of(memory))
-
-
-def _starts(sizes: Iterable[int]) -> list[int]:
-    """Where each tensor begins, and then where the last one ends."""
-    starts, end = [], 0
-    for size in sizes:
-        starts.append(ceil(end / ALIGNMENT) * ALIGNMENT)
-        end = starts[-1] + size
-    return [*starts, end]
+    return Message(_packed(header), bundle(tensors) if total else None)
 
 
 def _too_long(nbytes: int) -> UsageError:
@@ -258,7 +220,7 @@ def _payload(header: pb.Header, message: Message) -> Tensor | Coded | None:
         raise MalformedMessage(f"{payload.nbytes} bytes do not fill {dtype} of shape {shape}", header.request)
     if not payload.nbytes:
         return torch.empty(shape, dtype=dtype)
-    flat = _elements(payload, dtype)
+    flat = elements(payload, dtype)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
@@ -278,26 +240,21 @@ def _believed(header: pb.Header, said: pb.Header | pb.Layout) -> tuple[torch.dty
 
 def _tensors(
     header: pb.Header, layouts: Iterable[pb.Layout], message: Message, *, optional: bool = False
-) -> Iterator[Tensor]:
+) -> tuple[Tensor, ...]:
     """A collective's tensors; none where only their layouts came and that is `optional`."""
     if header.codec or header.dtype or header.shape:
         what = f"came in {header.codec}" if header.codec else "names a dtype beside its layouts'"
         text = f"{header.WhichOneof('body')} {what}: only gradients and means may be coded"
         raise MalformedMessage(text, header.request)
     believed = [_believed(header, layout) for layout in layouts]
-    sizes = [prod(shape) * dtype.itemsize for dtype, shape in believed]
-    *starts, total = _starts(sizes)
+    total = size_of(prod(shape) * dtype.itemsize for dtype, shape in believed)
     payload = message.payload if message.payload is not None else memoryview(b"")
     if optional and total and not payload.nbytes:
-        return
+        return ()
     if total != payload.nbytes:
         told = ", ".join(f"{dtype} of shape {shape}" for dtype, shape in believed)
         raise MalformedMessage(f"{payload.nbytes} bytes do not fill {told or 'no tensor'}", header.request)
-    for start, size, (dtype, shape) in zip(starts, sizes, believed, strict=True):
-        if size:
-            yield _elements(payload[start : start + size], dtype).view(shape)
-        else:
-            yield torch.empty(shape, dtype=dtype)
+    return tuple(unbundle(payload, believed))
 
 
 def _write_call(part: pb.Contribute, call: Call) -> None:
@@ -332,7 +289,7 @@ def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tu
     if len(shape) != 1 or not dtype.is_floating_point:
         text = f"{header.codec} codes flat floating tensors, not {dtype} of shape {shape}"
         raise MalformedMessage(text, header.request)
-    code = _elements(payload, torch.uint8, ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
+    code = elements(payload, torch.uint8, ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
     try:
         if header.codec == placement.CODEC:
             placement.check(code, shape[0], dtype)
@@ -367,23 +324,3 @@ def _enum(header: pb.Header, kind: type[_Word], number: int) -> _Word:
         return kind(number)
     except ValueError as error:
         raise MalformedMessage(f"{number} is no {kind.__name__}", header.request) from error
-
-
-def _elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Tensor:
-    """The payload's memory as a flat tensor; copied only where it lies askew."""
-    memory = np.asarray(_Borrowed(payload)) if payload.readonly else payload
-    if address(payload) % max(alignment, dtype.itemsize):
-        return torch.frombuffer(memory, dtype=torch.uint8).clone().view(dtype)
-    return torch.frombuffer(memory, dtype=dtype)
-
-
-class _Borrowed:
-    """Read-only bytes under torch, which knows no read-only tensors and would warn.
-
-    Nobody writes to what a request or a reply brought, so the promise is kept.
-    """
-
-    def __init__(self, payload: memoryview) -> None:
-        self.owner = payload
-        interface = np.frombuffer(payload, np.uint8).__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -44,7 +44,15 @@ from workers import optimizer as optimizer_module
 from workers import placing, tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
-from workers.collectives import allgather, allreduce, barrier, broadcast, broadcast_into
+from workers.collectives import (
+    allgather,
+    allreduce,
+    allreduce_async,
+    barrier,
+    broadcast,
+    broadcast_into,
+    recv_async,
+)
 from workers.communicator import Communicator
 from workers.courier import Courier
 from workers.local_communicator import LocalCommunicator
@@ -969,6 +977,41 @@ def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Rank
     ring.run(action)
 
 
+def test_failing_a_ring_ends_the_collectives_that_wait_for_others(ring: Ranks) -> None:
+    may_leave = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        if communicator.rank != 0:
+            may_leave.wait(LIMIT)
+            return
+        works = [
+            allreduce_async(torch.ones(2), communicator=communicator),
+            recv_async(1, communicator=communicator),
+        ]
+        communicator.fail(RingBroken("rank 1 stands still"))
+        try:
+            for work in works:
+                with pytest.raises(RingBroken, match="rank 1 stands still"):
+                    work.wait(LIMIT)
+        finally:
+            may_leave.set()
+
+    ring.run(action)
+
+
+def test_who_leaves_a_ring_ends_what_it_has_under_way_there(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        barrier(communicator=communicator)
+        if communicator.rank == 0:
+            work = allreduce_async(torch.ones(2), communicator=communicator)
+            communicator.close(finished=True)
+            with pytest.raises(RingBroken, match="rank 0 has left the ring"):
+                work.wait(LIMIT)
+
+    ring.run(action)
+
+
 def test_a_wait_ends_with_its_timeout(ring: Ranks) -> None:
     may_go_on = threading.Event()
 
@@ -1028,6 +1071,8 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     communicator.ring.operations.lost.add(1)
     try:
+        if how == "die before a barrier":
+            barrier(communicator=communicator)
         communicator.push_pull(bucket, {}).wait(LIMIT)
     except HubringError as error:
         told.put((type(error).__name__, str(error)))
@@ -1068,5 +1113,16 @@ def test_a_killed_rank_is_noticed_at_once_and_named(two_processes: Any) -> None:
     kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
     assert kind == "RingBroken"
     assert "rank 0: the exchange of bucket 0 failed, a member of the ring is gone (rank 1)" in text
+    processes[0].join(LIMIT)
+    assert processes[0].exitcode == 0
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_noticed_at_once_by_who_waits_at_a_barrier(two_processes: Any) -> None:
+    processes, told = two_processes("die before a barrier")
+    assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
+    kind, text = told.get(timeout=LIMIT / 2)
+    assert kind == "RingBroken"
+    assert "rank 0: agreeing on collectives failed, a member of the ring is gone" in text
     processes[0].join(LIMIT)
     assert processes[0].exitcode == 0

@@ -1,0 +1,89 @@
+"""Tensors as payloads: the memory of one, or that of many one after another.
+
+A contiguous tensor is never copied, unless it shares a payload with others.
+Each of many begins at a multiple of `ALIGNMENT` bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import ceil, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ps.transport.memory import address
+
+ALIGNMENT = 8
+"""Bytes: what the widest dtype, and the scales and places of a coded payload, want."""
+
+_CASTABLE = {torch.float32, torch.float64}
+"""Dtypes that numpy, and a memoryview's cast, can read; the common ones, at a quarter of the price."""
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor, as bytes; it lives as long as the view does."""
+    if not tensor.numel():
+        return memoryview(b"")
+    plain = tensor.detach()
+    if plain.dtype not in _CASTABLE:
+        plain = plain.view(-1).view(torch.uint8)
+    return plain.numpy().data.cast("B")
+
+
+def size_of(sizes: Iterable[int]) -> int:
+    """Bytes of a payload that holds tensors of so many each."""
+    return _places(sizes)[-1].stop
+
+
+def bundle(tensors: Sequence[Tensor]) -> memoryview:
+    """One payload of all; of one tensor its own memory."""
+    if len(tensors) == 1:
+        return bytes_of(tensors[0].contiguous())
+    places = _places(tensor.nbytes for tensor in tensors)
+    memory = torch.empty(places[-1].stop, dtype=torch.uint8)
+    for place, tensor in zip(places, tensors, strict=False):
+        memory[place] = tensor.detach().reshape(-1).view(torch.uint8)
+    return bytes_of(memory)
+
+
+def unbundle(payload: memoryview, kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
+    """Tensors of these dtypes and shapes that share the payload's memory, which they fill."""
+    places = _places(prod(shape) * dtype.itemsize for dtype, shape in kinds)
+    return [
+        elements(payload[place], dtype).view(shape)
+        if place.stop > place.start
+        else torch.empty(shape, dtype=dtype)
+        for place, (dtype, shape) in zip(places, kinds, strict=False)
+    ]
+
+
+def _places(sizes: Iterable[int]) -> list[slice]:
+    """Where each lies, and then an empty one at the end of all."""
+    places, end = [], 0
+    for size in sizes:
+        start = ceil(end / ALIGNMENT) * ALIGNMENT
+        end = start + size
+        places.append(slice(start, end))
+    return [*places, slice(end, end)]
+
+
+def elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Tensor:
+    """The payload's memory as a flat tensor; copied only where it lies askew."""
+    memory = np.asarray(_Borrowed(payload)) if payload.readonly else payload
+    if address(payload) % max(alignment, dtype.itemsize):
+        return torch.frombuffer(memory, dtype=torch.uint8).clone().view(dtype)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+class _Borrowed:
+    """Read-only bytes under torch, which knows no read-only tensors and would warn.
+
+    Nobody writes to what a request or a reply brought, so the promise is kept.
+    """
+
+    def __init__(self, payload: memoryview) -> None:
+        self.owner = payload
+        interface = np.frombuffer(payload, np.uint8).__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

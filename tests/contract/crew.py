@@ -1,0 +1,35 @@
+"""Ranks that stay together for many collectives, each called from a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tests.contract.test_communicators import LIMIT, HubRanks, Ranks, RingRanks
+from workers.communicator import Communicator
+
+T = TypeVar("T")
+
+
+class Crew:
+    """All ranks of one kind of communicator, until `close`."""
+
+    def __init__(self, topology: str, size: int) -> None:
+        kind: type[Ranks] = HubRanks if topology == "hub" else RingRanks
+        self.size = size
+        self.topology = topology
+        # The class's size is what ranks are seated by.
+        self._meeting = type(f"{size} on the {topology}", (kind,), {"size": size})()
+        self._pool = ThreadPoolExecutor(size)
+        self.communicators = list(self._pool.map(self._meeting.join, range(size)))
+
+    def run(self, action: Callable[[Communicator], T]) -> list[T]:
+        """Runs `action` once a rank; the results in rank order."""
+        futures = [self._pool.submit(action, communicator) for communicator in self.communicators]
+        return [future.result(LIMIT) for future in futures]
+
+    def close(self) -> None:
+        self.run(lambda communicator: communicator.close(finished=True))
+        self._pool.shutdown()
+        self._meeting.close()

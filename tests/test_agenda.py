@@ -1,0 +1,70 @@
+"""Members with the same lists begin the same operations in the same order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ps.messages import Call, Collective
+from ps.types import Layout
+from workers.agenda import agenda
+
+ROWS = (Layout("float32", (2, 3)),)
+
+
+def calls(names: str) -> list[Call]:
+    """One call a letter; J joins."""
+    return [
+        Call(Collective.JOIN, "join") if name == "J" else Call(Collective.BARRIER, name) for name in names
+    ]
+
+
+def order(*lines: str) -> str:
+    steps = agenda({rank: calls(line) for rank, line in enumerate(lines)})
+    assert all(len({call.name for call in step.values()}) == 1 for step in steps)
+    return "".join("J" if step[0].collective is Collective.JOIN else step[0].name for step in steps)
+
+
+def test_what_all_have_pending_begins_in_the_lowest_members_order() -> None:
+    assert order("abc", "cab", "bca") == "abc"
+
+
+def test_what_one_has_not_called_for_waits() -> None:
+    assert order("abc", "c", "bc") == "c"
+    assert order("a", "b") == ""
+
+
+def test_a_name_begins_as_often_as_all_have_called_it() -> None:
+    assert order("aab", "aba", "a") == "a"
+    assert order("aab", "abaa") == "aab"
+
+
+def test_who_has_joined_is_not_waited_for() -> None:
+    assert order("J", "ba", "ab") == "ba"
+    assert order("ab", "aJ", "ba") == "ab"
+
+
+def test_to_join_is_done_when_all_have_and_after_the_rest() -> None:
+    assert order("J", "J", "aJ") == "aJ"
+    assert order("J", "J", "") == ""
+
+
+def test_who_has_joined_stands_in_with_no_rows() -> None:
+    gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
+    (step,) = agenda({0: calls("J"), 1: [gather], 2: [gather]})
+    assert step[0].layouts == (Layout("float32", (0, 3)),)
+    assert step[1] == step[2] == gather
+
+
+def test_what_a_rank_called_before_it_joined_is_its_own() -> None:
+    gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
+    steps = agenda({0: [gather, *calls("J")], 1: [gather, gather]})
+    assert [step[0].layouts[0].shape[0] for step in steps] == [2, 0]
+
+
+@given(st.lists(st.text("abc", max_size=8), min_size=1, max_size=4))
+def test_every_operation_that_all_called_for_begins_once_and_no_other(lines: list[str]) -> None:
+    begun = order(*lines)
+    assert {name: begun.count(name) for name in "abc"} == {
+        name: min(line.count(name) for line in lines) for name in "abc"
+    }

@@ -1,0 +1,82 @@
+"""Reductions are those of their definitions, and never depend on who was first."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ps.messages import ReduceOp
+from ps.reduction import adasum, objection_to, reduced
+
+VECTORS = st.lists(
+    st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=1, max_size=5
+).map(lambda rows: [torch.tensor(row) for row in rows])
+
+
+@settings(deadline=None)
+@given(VECTORS)
+def test_reductions_are_torchs_over_all_at_once(tensors: list[Tensor]) -> None:
+    stack = torch.stack(tensors).double()
+    for op, total in (
+        (ReduceOp.SUM, stack.sum(0)),
+        (ReduceOp.AVERAGE, stack.mean(0)),
+        (ReduceOp.MIN, stack.amin(0)),
+        (ReduceOp.MAX, stack.amax(0)),
+        (ReduceOp.PRODUCT, stack.prod(0)),
+    ):
+        result = reduced(tensors, op)
+        assert result.dtype is torch.float32
+        torch.testing.assert_close(result.double(), total, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+@settings(deadline=None)
+@given(VECTORS)
+def test_what_is_given_is_only_read(op: ReduceOp, tensors: list[Tensor]) -> None:
+    before = [tensor.clone() for tensor in tensors]
+    reduced(tensors, op).fill_(7)
+    assert all(torch.equal(one, other) for one, other in zip(tensors, before, strict=True))
+
+
+def test_adasum_adds_what_is_orthogonal_and_averages_what_is_the_same() -> None:
+    one, two = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    assert adasum([one, two]).tolist() == [3.0, 4.0]
+    assert adasum([one, one]).tolist() == [3.0, 0.0]
+    assert adasum([one] * 5).tolist() == [3.0, 0.0]
+
+
+def test_adasum_of_two_is_the_papers_formula() -> None:
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 1.0])
+    # a·b = 5, |a|² = 5, |b|² = 10
+    torch.testing.assert_close(adasum([one, two]), (1 - 5 / 10) * one + (1 - 5 / 20) * two)
+
+
+def test_adasum_goes_by_pairs_and_an_odd_one_goes_up_by_itself() -> None:
+    tensors = [torch.randn(5, generator=torch.Generator().manual_seed(seed)) for seed in range(5)]
+    pairs = [adasum(tensors[:2]), adasum(tensors[2:4]), tensors[4]]
+    assert torch.equal(adasum(tensors), adasum([adasum(pairs[:2]), pairs[2]]))
+
+
+def test_a_zero_changes_nothing_in_adasum() -> None:
+    one = torch.tensor([1.0, -2.0])
+    assert adasum([one, torch.zeros(2)]).tolist() == [1.0, -2.0]
+    assert adasum([torch.zeros(2), torch.zeros(2)]).tolist() == [0.0, 0.0]
+
+
+@settings(deadline=None)
+@given(VECTORS, st.floats(0.125, 8))
+def test_adasum_scales_with_its_gradients(tensors: list[Tensor], factor: float) -> None:
+    wide = [tensor.double() for tensor in tensors]
+    scaled = adasum([tensor * factor for tensor in wide])
+    torch.testing.assert_close(scaled, adasum(wide) * factor, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64"])
+def test_only_floating_dtypes_have_an_average(dtype: str) -> None:
+    for op in ReduceOp:
+        said = objection_to(op, dtype)
+        assert bool(said) == (op in (ReduceOp.AVERAGE, ReduceOp.ADASUM))
+    assert not objection_to(ReduceOp.ADASUM, "bfloat16")

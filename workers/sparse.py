@@ -1,0 +1,38 @@
+"""Sparse gradients, as an embedding's: what is summed is gathered, since most of it is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ps.errors import ConfigError, UsageError
+from ps.messages import ReduceOp
+
+
+def parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
+    """A sparse COO tensor as what an allgather takes: its places, its values, and its shape, as rows.
+
+    Raises:
+        UsageError: There is no such reduction of sparse tensors.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise UsageError(f"no {op.name.lower()} of sparse tensors: sum or average them, or call to_dense()")
+    coalesced = tensor.detach().coalesce()
+    return [coalesced.indices().t(), coalesced.values(), torch.tensor([tuple(tensor.shape)])]
+
+
+def total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Makes the members' sum of what an allgather of their parts gives, coalesced; or their average."""
+    shape, device = tensor.shape, tensor.device
+
+    def then(came: Sequence[Tensor]) -> Tensor:
+        places, values, shapes = came
+        if (shapes != shapes[0]).any():
+            raise ConfigError(f"ranks disagree on the shape of a sparse tensor: {shapes.tolist()}")
+        if op is ReduceOp.AVERAGE:
+            values = values / members
+        return torch.sparse_coo_tensor(places.t(), values, shape, check_invariants=True).coalesce().to(device)
+
+    return then
