@@ -56,7 +56,7 @@ FLOORS = {
         workers.slicing workers.placing workers.roll workers.ps_communicator
         workers.context workers.sparse workers.collectives workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
-        workers.scaling workers.wrapping workers.optimizer
+        workers.scaling workers.turnout workers.wrapping workers.optimizer
         workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream
         workers.launcher.team workers.launcher.job
         workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
@@ -197,6 +197,11 @@ def test_file_imports_only_from_below(name: str) -> None:
         if found.target in FILES and found.target != name and place(found.target) > here
     ]
     assert not wrong
+
+
+def test_no_file_hides_a_name_that_scripts_use() -> None:
+    """An import of `workers.device` would put the file in the place of the function of that name."""
+    assert [name for name in workers.__all__ if f"workers.{name}" in FILES] == []
 
 
 def test_client_and_server_never_reach_each_other() -> None:

@@ -53,9 +53,15 @@ from workers.optimizer import DistributedOptimizer as DistributedOptimizer
 from workers.sampler import ShardedSampler as ShardedSampler
 
 
-def init() -> None:
-    """Finds this worker its place; call it first. See `workers.context.init` for the errors."""
-    context.init()
+def init(*, aggregate: bool = False) -> None:
+    """Finds this worker its place; call it first. See `workers.context.init` for the errors.
+
+    Args:
+        aggregate: This script needs the mean gradient in its hands, to clip it by its norm say, or the
+            optimizer's state, to save it. A hub then only averages, as under `--aggregate`, and the
+            script's own optimizer steps, as it does anyway on a ring and alone.
+    """
+    context.init(aggregate=aggregate)
 
 
 def rank() -> int:

@@ -16,6 +16,7 @@ from traceback import format_exception_only
 from typing import Any, Protocol
 
 import torch
+from msgspec.structs import replace
 
 from ps import logs
 from ps.client import KVClient
@@ -159,7 +160,7 @@ def result() -> dict[str, Any]:
     return _current.result() if _current is not None else _result
 
 
-def init() -> Context:
+def init(*, aggregate: bool = False) -> Context:
     """Finds this worker its place and builds its communicator; a second call changes nothing.
 
     Under ps-worker the command line decides; in a plain `python train.py` the
@@ -167,18 +168,26 @@ def init() -> Context:
     Such a script leaves the job when it ends: as failed after an uncaught exception,
     else as finished, since its exit code cannot be seen from here.
 
+    Args:
+        aggregate: The script's own optimizer is to step, on a hub too, as if `--aggregate` were given.
+
     Raises:
         ServerUnreachable: No server answers at the address.
         ConfigError: Settings, launcher and server contradict each other.
+        UsageError: An earlier call left the steps to the hub, and this one wants them here.
     """
     global _current
     if _current is not None:
+        if aggregate and _current.communicator.steps_on == "server":
+            raise UsageError("init(aggregate=True) came after an init() without it: give it to the first")
         return _current
     if _prepared is not None:
         config, place, job = _prepared
     else:
         config = load_worker({})
         place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
+    if aggregate and config.topology == "hub":
+        config = replace(config, aggregate=True)
     placement = detect(environment(), config.rank, config.world_size, config.local_rank)
     _check_folders(config)
     _current = (

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -29,13 +30,14 @@ from ps.types import Hyper
 from workers import context, scaling
 from workers.backward import BackwardPasses
 from workers.bucketing import Bucket, make_buckets
-from workers.collectives import broadcast_into
+from workers.collectives import allreduce, broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.forward import ForwardGuard
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
 from workers.tuning import Tuner
+from workers.turnout import Turnout
 from workers.watch import CHANGED, ChangeWatch
 from workers.wrapping import OptimizerWrapper
 
@@ -54,6 +56,11 @@ class DistributedOptimizer(OptimizerWrapper):
     `state_dict` holds the groups alone. A parameter without a gradient counts as
     one with a gradient of zeros. With a `GradScaler`, a step that one rank must
     skip is skipped by all; on a hub every rank keeps a loss scale of its own.
+
+    Ranks count alike, so a rank whose batch has another size than the others'
+    weighs its mean loss by `its samples * size / all samples`. Buffers come from
+    rank 0 once, here; from then on BatchNorm normalises by each rank's own batch
+    and keeps statistics of its own, as under DDP without SyncBatchNorm.
 
     Attributes:
         completed_steps: Steps that changed the parameters, those before a restart included.
@@ -74,6 +81,7 @@ class DistributedOptimizer(OptimizerWrapper):
         after_step: Callable[[int], None] | None = None,
         overlap: bool = True,
         cross_barrier: bool = False,
+        uneven: bool = False,
         timeout: float | None = None,
     ) -> None:
         """Lays parameters and gradients out flat and brings rank 0's values to all ranks.
@@ -98,11 +106,14 @@ class DistributedOptimizer(OptimizerWrapper):
                 a penalty on weights computed before the model's forward): what is read too early is
                 the last step's, and not always found out. Nor may such scripts touch `.grad` between
                 `step()` and the next forward, but by `optimizer.zero_grad()`.
+            uneven: Ranks may have differently many batches: each calls `join()` after its last step. Costs
+                one small collective a step, in which all are asked who still trains.
             timeout: Seconds that one step's exchange may take; None takes the communicator's.
 
         Raises:
             ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference. Or
-                `cross_barrier` has no model to watch, or an optimizer that steps only as a whole.
+                `cross_barrier` has no model to watch, or an optimizer that steps only as a whole; or
+                `uneven` is asked for beside what it cannot go with.
         """
         place = _place(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
@@ -111,6 +122,13 @@ class DistributedOptimizer(OptimizerWrapper):
         self._steps_on_server = communicator.steps_on == "server"
         if cross_barrier and model is None:
             raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+        self._asks = _asks_for_loss(optimizer)
+        if uneven and (cross_barrier or self._asks or not communicator.lockstep):
+            raise ConfigError(
+                "uneven=True is for ranks that keep step, with one exchange a step that it waits for: it goes"
+                " neither with cross_barrier=True nor with LBFGS, and an asynchronous hub does not need it"
+            )
+        self._turnout = Turnout(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
@@ -157,10 +175,12 @@ class DistributedOptimizer(OptimizerWrapper):
         With `cross_barrier` they are when a module's forward, `state_dict` or `synchronize()` reads them.
 
         Args:
-            closure: Computes the loss anew, gradients and all; called once, before the exchange.
+            closure: Computes the loss anew, gradients and all; called once, before the exchange. An
+                optimizer that cannot do without, as LBFGS, calls it as often as it likes, each time with
+                an exchange; all ranks must then be given one, and ask it equally often.
 
         Returns:
-            What the closure returned.
+            What the closure returned; where it was LBFGS that asked, the mean of the ranks' losses.
 
         Raises:
             ConfigError: The script changed gradients that were handed over already.
@@ -169,25 +189,46 @@ class DistributedOptimizer(OptimizerWrapper):
             Preempted: The job stops at this step.
         """
         loss = None
+        if closure is not None and self._asks:
+            loss = self.wrapped.step(lambda: self._evaluate(closure))
+            self._end_step()
+            return loss
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check_frozen()
         if self._steps_on_server or self._crossing is not False:
             self._settle_overlap()
+        if self._turnout is not None:
+            self._anybody(self._turnout, trains=True)
         if self._must_skip():
             self._begin_step()
             if self._tuner is not None:
                 self._tuner.note_skip()
         else:
             self._take_step()
-            self._begin_step()
-            # Where all is handed over in step(), how much at a time makes no difference.
-            if self._tuner is not None and self._overlap:
-                self._tuner.note_step()
-            self.completed_steps += 1
-            self._tell_step()
+            self._end_step()
         return loss
+
+    def join(self) -> None:
+        """Says that this rank has no batch left, and takes the others' steps until none of them has.
+
+        In these its gradient is zeros and counts in the mean, and numbers in its groups, such as the
+        learning rate, are the others'. So all ranks end with the same parameters and `completed_steps`.
+
+        Raises:
+            ConfigError: `uneven=True` was not given, so the others do not ask.
+            HubringError: What `step()` raises.
+        """
+        if self._turnout is None:
+            raise ConfigError("join() needs DistributedOptimizer(..., uneven=True), on all ranks")
+        while True:
+            self.zero_grad()
+            if not self._anybody(self._turnout, trains=False):
+                self._begin_step()
+                return
+            self._take_step()
+            self._end_step()
 
     def synchronize(self) -> None:
         """Waits until all parameters are the ones to use next; without `cross_barrier` they are already.
@@ -332,6 +373,14 @@ class DistributedOptimizer(OptimizerWrapper):
                 f"the kind happened in the first step: pass {self._mend} to DistributedOptimizer"
             )
 
+    def _anybody(self, turnout: Turnout, *, trains: bool) -> bool:
+        """Asks where whoever has joined stands too: before a hub steps, and after a worker has the mean."""
+        if hasattr(self, "found_inf"):
+            raise ConfigError("uneven=True does not go with a GradScaler: who has joined has none to ask")
+        if not self._steps_on_server:
+            self._exchange.finish()
+        return turnout.anybody(trains=trains)
+
     def _must_skip(self) -> bool:
         """Deals with a GradScaler: True if some rank's gradients overflowed, else unscales."""
         if not hasattr(self, "found_inf"):
@@ -363,7 +412,22 @@ class DistributedOptimizer(OptimizerWrapper):
             self._guard.begin()
             self._crossing = True
 
-    def _tell_step(self) -> None:
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """The mean gradient for an optimizer that asks for it, and the mean loss, by which it decides."""
+        self._begin_step()
+        with torch.enable_grad():
+            loss = closure()
+        self._check_frozen()
+        self._exchange.finish()
+        mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
+        return mean if isinstance(loss, torch.Tensor) else mean.item()
+
+    def _end_step(self) -> None:
+        self._begin_step()
+        # Where all is handed over in step(), how much at a time makes no difference.
+        if self._tuner is not None and self._overlap:
+            self._tuner.note_step()
+        self.completed_steps += 1
         try:
             self._after_step(self.completed_steps)
         except BaseException:
@@ -394,6 +458,12 @@ def _place(
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)
+
+
+def _asks_for_loss(optimizer: Optimizer) -> bool:
+    """Whether it steps by evaluating the loss for itself, as LBFGS does: its `step` needs a closure."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
 
 
 def _ignore(_: object) -> None:

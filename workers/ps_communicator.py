@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -17,7 +19,7 @@ from ps.client import Decode, KVClient
 from ps.codecs import CodecSpec, parse
 from ps.compression import codec_for
 from ps.errors import ConfigError, DeadlineExceeded
-from ps.messages import Call, Collective, Contribute
+from ps.messages import Call, Collective, Contribute, ReduceOp
 from ps.placement import Reached
 from ps.session import Assignment, Session
 from ps.sharding import SLICE_BYTES
@@ -80,6 +82,9 @@ class PSCommunicator(Communicator):
         """Of every bucket, by its index, where factors travel in its place."""
         self._placed: dict[int, PlacedBucket] = {}
         """Of every bucket, by its index, where the hub's store is on its GPU."""
+        self._rounds: WeakKeyDictionary[Bucket, str] = WeakKeyDictionary()
+        """The name of each bucket that has no slices, as it belongs to a second optimizer or a later one."""
+        self._numbers = count(1)
         self._roll = Roll()
         self._calling = threading.Lock()
         session.on_failure(client.fail)
@@ -96,6 +101,8 @@ class PSCommunicator(Communicator):
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._check_attachable()
+        if self._slices:
+            return self._attach_rounds(buckets)
         specs = self._specs(buckets)
         assigned = self._agree(specs)
         self._slices = {spec.index: assigned.plan.of_bucket(spec.index) for spec in specs}
@@ -112,6 +119,9 @@ class PSCommunicator(Communicator):
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         what = _exchange(bucket.spec.index)
+        name = self._rounds.get(bucket)
+        if name is not None:
+            return bucket.stage.push_pull(what, lambda: self._mean(name, bucket.host_gradients), self._lands)
         placed = self._placed.get(bucket.spec.index)
         if placed is not None:
             return placed.push_pull(what, self._client, hyper)
@@ -126,6 +136,11 @@ class PSCommunicator(Communicator):
             return low_rank.exchange(lambda n: self._push_pull(2 * index + n, phases[n], phases[n], hyper))
         into = bucket.host_values if self.steps_on == "server" else bucket.host_gradients
         return self._push_pull(index, bucket.host_gradients, into, hyper)
+
+    def _mean(self, name: str, gradients: torch.Tensor) -> Work:
+        """The mean of all ranks' gradients, in a round of its own."""
+        call = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
+        return self.collective(call, gradients, then=lambda came: gradients.copy_(came[0]))
 
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
@@ -250,16 +265,26 @@ class PSCommunicator(Communicator):
         return "values" if self.steps_on == "server" else "gradients"
 
     def _check_attachable(self) -> None:
-        if self._slices:  # a second one would share the keys of the first
+        if self._slices and self.steps_on == "server":  # the plan is one optimizer's
             raise ConfigError(
-                "the hub trains what one DistributedOptimizer holds, and this is the second: give all"
-                " parameters to one optimizer, in groups, with named_parameters=... to tell them apart"
+                "the hub steps for one DistributedOptimizer, and this is the second: let the workers' own"
+                " step, with workers.init(aggregate=True) or --aggregate; or give all parameters to one"
+                " optimizer, in groups, with named_parameters=... to tell them apart"
             )
         if self.late and self.steps_on == "worker":
             raise ConfigError(
                 "with --aggregate the parameters are the workers' own, so nobody can join a job that runs:"
                 " start all its workers again, or without --aggregate"
             )
+
+    def _attach_rounds(self, buckets: list[Bucket]) -> Start:
+        """Where workers step, later optimizers need no plan: each of their buckets is a collective."""
+        for bucket in buckets:
+            self._rounds[bucket] = f"gradients {next(self._numbers)}"
+        if self._compress:
+            log.info("--compress %s: for the first optimizer alone", self._compress)
+        self._broadcast_parameters(buckets)
+        return Start()
 
     def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
         """Rank 0 gives the shards their first values; then everybody reads the same ones."""

@@ -18,8 +18,9 @@ from workers import context
 class ShardedSampler(Sampler[int]):
     """Gives rank r every size-th sample, from r on, of an order that all ranks share.
 
-    Every rank gets equally many: what is left over of the dataset's length by the
-    size is dropped, other samples in each epoch when shuffling.
+    Every rank gets equally many, so a smaller last batch is equally small on all, and needs no
+    weights: what is left over of the dataset's length by the size is dropped, other samples in
+    each epoch when shuffling.
 
     Args:
         dataset: Only its length matters, and it must be the same on all ranks.

@@ -1,0 +1,151 @@
+"""The examples as their users run them: processes, on the hub and around the ring."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+EXAMPLES = Path(__file__).parents[2] / "workers" / "examples"
+TOPOLOGIES = ["hub", "ring"]
+WORDS = 30
+WITHIN = 0.001
+"""One per cent is what is asked for; masks and clipping alike, only rounding is left, and that grows."""
+
+
+def text(lines: int, seed: int) -> str:
+    """Lines of nine words, each of which leaves three for the next."""
+    draw, word, made = random.Random(seed), 0, []
+    for _ in range(lines):
+        line = []
+        for _ in range(9):
+            word = (3 * word + 1 + draw.randrange(3)) % WORDS
+            line.append(f"w{word}")
+        made.append(f" {' '.join(line)} \n")
+    return "".join(made)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for part, lines in (("train", 300), ("valid", 41), ("test", 37)):
+        (tmp_path / f"ptb.{part}.txt").write_text(text(lines, seed=lines))
+    return tmp_path
+
+
+def pair(cluster: Cluster, topology: str, script: str, *arguments: str) -> list[dict[str, Any]]:
+    """The results of two workers on a server of their own, in rank order."""
+    name = f"server{len(cluster.programs)}"
+    server, address = cluster.server("--workers", "2", "--once", name=name)
+    flags = ["--topology", topology, str(EXAMPLES / script), *arguments]
+    results = [worker.done() for worker in [cluster.worker(address, *flags) for _ in range(2)]]
+    server.done()
+    return sorted(results, key=lambda result: result["rank"])
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize(("config", "epochs"), [("small", 5), ("medium", 1)])
+def test_the_language_models_perplexity_is_that_of_one_process(
+    cluster: Cluster, corpus: Path, topology: str, config: str, epochs: int
+) -> None:
+    flags = ["--config", config, "--data_path", str(corpus), "--epochs", str(epochs)]
+    alone = cluster.run("alone", "workers.cli", str(EXAMPLES / "lm_ptb.py"), *flags)
+    expected = alone.done()["metrics"]
+    first, second = pair(cluster, topology, "lm_ptb.py", *flags)
+    assert first["metrics"] == second["metrics"]
+    for part in ("train_perplexity", "valid_perplexity", "test_perplexity"):
+        assert first["metrics"][part] == pytest.approx(expected[part], rel=WITHIN)
+    assert config != "small" or expected["test_perplexity"] < WORDS
+    assert f"Test Perplexity: {expected['test_perplexity']:.3f}" in alone.out.read_text()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_digits_are_learnt_and_a_checkpoint_is_gone_on_from(
+    cluster: Cluster, tmp_path: Path, topology: str
+) -> None:
+    def run(epochs: int, file: str) -> dict[str, Any]:
+        flags = ["--epochs", str(epochs), "--checkpoint", str(tmp_path / file)]
+        first, second = pair(cluster, topology, "mnist.py", *flags)
+        assert first["metrics"] == second["metrics"]
+        return first["metrics"]
+
+    whole = run(4, "whole")
+    assert whole["test_accuracy"] > 0.9
+    run(2, "parts")
+    assert run(4, "parts") == whole
+    assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(("topology", "precision"), [("hub", "fp16"), ("ring", "bf16")])
+def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, precision: str
+) -> None:
+    _, address = cluster.server("--workers", "2")
+    monkeypatch.setenv("PS_SERVER", address)
+    monkeypatch.setenv("PS_TOPOLOGY", topology)
+
+    def run(epochs: int, file: str) -> bytes:
+        arguments = ["--epochs", str(epochs), "--precision", precision, "--batch-size", "128"]
+        name = f"launcher{len(cluster.programs)}"
+        flags = ["--nodes", "1", "--gpus", "2", "--nr", "0", "--checkpoint", str(tmp_path / file)]
+        launcher = cluster.run(name, "workers.examples.ddp_amp", *arguments, *flags)
+        assert launcher.wait() == 0, launcher.said()
+        assert f"Epoch [{epochs}/{epochs}]" in launcher.out.read_text()
+        return (tmp_path / file).read_bytes()
+
+    whole = run(4, "whole")
+    assert run(2, "parts") != whole
+    assert run(4, "parts") == whole
+
+
+def test_two_nodes_of_one_process_are_one_job(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, address = cluster.server("--workers", "2", "--once")
+    monkeypatch.setenv("PS_SERVER", address)
+    flags = ["--nodes", "2", "--gpus", "1", "--epochs", "1", "--batch-size", "128"]
+    nodes = [cluster.run(f"node{nr}", "workers.examples.ddp_amp", *flags, "--nr", str(nr)) for nr in range(2)]
+    assert [node.wait() for node in nodes] == [0, 0]
+    assert server.done()["finished"] == [0, 1]
+    assert "Epoch [1/1]" in nodes[0].out.read_text()
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_patterns_print_what_the_tutorials_print(cluster: Cluster, topology: str) -> None:
+    patterns = ["point-to-point", "non-blocking", "broadcast", "scatter", "gather", "reduce", "allreduce"]
+    pair(cluster, topology, "mpi_patterns.py", *patterns)
+    said = [program.out.read_text().splitlines()[:-1] for program in cluster.programs[1:]]
+    first, second = sorted(said, key=lambda lines: "Rank 1 has data 1.0" in lines)
+    assert [line for line in first if line.startswith("Rank")] == [
+        "Rank 0 has data 1.0",
+        "Rank 0 started sending",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data 1.0",
+        "Rank 0 has data [1.0, 2.0]",
+        "Rank 0 has data 2.0",
+        "Rank 0 has data 2.0",
+    ]
+    assert second == [
+        "Rank 1 has data 1.0",
+        "Rank 1 started receiving",
+        "Rank 1 has data 1.0",
+        "Rank 1 has data 1.0",
+        "Rank 1 has data 2.0",
+        "Rank 1 has data 2.0",
+    ]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_patterns_in_horovods_words_give_what_horovod_gives(cluster: Cluster, topology: str) -> None:
+    pair(cluster, topology, "mpi_patterns.py", "horovod")
+    for program in cluster.programs[1:]:
+        rank = program.result()["rank"]
+        said = [line for line in program.out.read_text().splitlines() if line.startswith("Rank")]
+        expected = ["allreduce: 1.0", "broadcast: 1.0", "allgather: [0.0, 1.0]"]
+        assert said == [f"Rank {rank} {words}" for words in expected]

@@ -1,0 +1,136 @@
+"""Learns handwritten digits the way Horovod's users do it, here on a hub, on a ring or alone.
+
+    ps-worker --server ADDR workers/examples/mnist.py [--data-dir MNIST] [--checkpoint FILE]
+
+Every worker takes batches of its own, so N workers take N times as large ones, and the
+learning rate is N times as high, which it becomes in the first epochs (Goyal et al.,
+arXiv:1706.02677, 2017). Everyone tests a part of the test images; the parts are not equally
+large, so sums and counts are added up, not averages averaged. Rank 0 keeps a checkpoint, and
+the same command goes on from it: hence `aggregate=True`, as what the optimizer remembers is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import workers
+from workers.examples import checkpoint
+from workers.examples.images import images
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Trains; reports `loss`, `test_loss` and `test_accuracy`, of all workers, by epoch.
+
+    Args:
+        argv: The command line; None: the process's own.
+    """
+    options = _options(argv)
+    workers.init(aggregate=True)
+    train, test = images(options.data_dir)
+    torch.manual_seed(options.seed)
+    model = Network().to(workers.device())
+    factor = workers.size() if options.lr_scaling == "linear" else 1
+    sgd = torch.optim.SGD(model.parameters(), lr=options.lr * factor, momentum=0.9)
+    optimizer = workers.DistributedOptimizer(sgd, model)
+    sampler = workers.ShardedSampler(train, seed=options.seed)
+    loader = DataLoader(train, batch_size=options.batch_size, sampler=sampler)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: warmth(step, factor, options.warmup_epochs * len(loader))
+    )
+    if factor > 1:
+        _say(f"learning rate {options.lr:g} x {factor} workers, after {options.warmup_epochs} epoch(s)")
+    parts: checkpoint.Parts = {"model": model, "optimizer": optimizer, "warm_up": warm_up}
+    first = checkpoint.load(options.checkpoint, parts)
+    for epoch in range(first, options.epochs + 1):
+        sampler.set_epoch(epoch)
+        loss = _train(model, optimizer, warm_up, loader)
+        test_loss, accuracy = evaluate(model, test)
+        workers.report(epoch=epoch, loss=loss, test_loss=test_loss, test_accuracy=accuracy)
+        _say(f"epoch {epoch}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}")
+        checkpoint.save(options.checkpoint, parts, epoch)
+
+
+class Network(nn.Sequential):
+    """Two convolutions and a linear layer, for images of any size."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(1, 16, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveMaxPool2d(4),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, 10),
+        )
+
+
+def warmth(step: int, factor: int, warm_up: float) -> float:
+    """What part of the scaled learning rate a step takes: from 1 / factor up to all after `warm_up` steps."""
+    done = min(1.0, step / warm_up) if warm_up else 1.0
+    return (1 + (factor - 1) * done) / factor
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, test: TensorDataset) -> tuple[float, float]:
+    """Loss and accuracy over all test images, each of which one worker looks at."""
+    mine = Subset(test, range(workers.rank(), len(test), workers.size()))
+    sums = torch.zeros(3, dtype=torch.float64)
+    model.eval()
+    for inputs, labels in DataLoader(mine, batch_size=256):
+        scores = model(inputs.to(workers.device())).cpu()
+        right = (scores.argmax(dim=1) == labels).sum().item()
+        loss = functional.cross_entropy(scores, labels, reduction="sum").item()
+        sums += torch.tensor([loss, right, len(labels)], dtype=torch.float64)
+    model.train()
+    loss, right, count = workers.allreduce(sums, workers.ReduceOp.SUM, "test").tolist()
+    return loss / count, right / count
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    warm_up: torch.optim.lr_scheduler.LRScheduler,
+    loader: DataLoader[tuple[Tensor, ...]],
+) -> float:
+    """Trains once through this worker's part; returns the mean loss over everybody's images."""
+    sums = torch.zeros(2, dtype=torch.float64)
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(inputs.to(workers.device())), labels.to(workers.device()))
+        loss.backward()
+        optimizer.step()
+        warm_up.step()
+        sums += torch.tensor([loss.item() * len(labels), len(labels)], dtype=torch.float64)
+    total, count = workers.allreduce(sums, workers.ReduceOp.SUM, "train").tolist()
+    return float(total / count)
+
+
+def _options(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mnist", description="Learn to read handwritten digits.")
+    parser.add_argument("--data-dir", type=Path, help="MNIST's four idx files [scikit-learn's digits]")
+    parser.add_argument("--epochs", type=int, default=10, help="times through the training images [10]")
+    parser.add_argument("--batch-size", type=int, default=32, help="images a step, of each worker [32]")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one worker [0.02]")
+    parser.add_argument(
+        "--lr-scaling", choices=["linear", "none"], default="linear", help="with the workers [linear]"
+    )
+    parser.add_argument("--warmup-epochs", type=float, default=2, help="until it is reached [2]")
+    parser.add_argument("--checkpoint", type=Path, help="file to keep, and to go on from [none]")
+    parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
+    return parser.parse_args(argv)
+
+
+def _say(line: str) -> None:
+    if workers.rank() == 0:
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

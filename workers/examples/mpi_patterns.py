@@ -1,0 +1,132 @@
+"""The patterns of MPI's and torch.distributed's tutorials, then three of them in Horovod's words.
+
+    ps-worker --server ADDR [--topology ring] workers/examples/mpi_patterns.py [PATTERN]...
+
+Every rank prints what it has, in the tutorials' words; without a pattern all are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import workers
+
+
+def point_to_point() -> None:
+    """Rank 0 sends a 1 to rank 1."""
+    tensor = torch.zeros(1)
+    if workers.size() > 1 and workers.rank() == 0:
+        tensor += 1
+        workers.send(tensor, to=1)
+    elif workers.rank() == 1:
+        tensor = workers.recv(source=0)
+    _has(tensor)
+
+
+def non_blocking() -> None:
+    """The same, with something else to do meanwhile."""
+    tensor = torch.zeros(1)
+    if workers.size() > 1 and workers.rank() == 0:
+        tensor += 1
+        sending = workers.send_async(tensor, to=1)
+        _say("started sending")
+        sending.wait()
+    elif workers.rank() == 1:
+        receiving = workers.recv_async(source=0)
+        _say("started receiving")
+        tensor = receiving.get()
+    _has(tensor)
+
+
+def broadcast() -> None:
+    """All get what rank 0 has."""
+    _has(workers.broadcast(torch.full((1,), 1.0 if workers.rank() == 0 else 0.0), root=0))
+
+
+def scatter() -> None:
+    """Rank 0 has a number for each."""
+    numbers = [torch.tensor([rank + 1.0]) for rank in range(workers.size())]
+    _has(workers.scatter(numbers if workers.rank() == 0 else None, root=0))
+
+
+def gather() -> None:
+    """Rank 0 gets one from each."""
+    gathered = workers.gather(torch.tensor([workers.rank() + 1.0]), root=0)
+    if gathered is not None:
+        _has(torch.cat(gathered))
+
+
+def reduce() -> None:
+    """Rank 0 gets the sum of ones."""
+    total = workers.reduce(torch.ones(1), root=0, op=workers.ReduceOp.SUM)
+    if total is not None:
+        _has(total)
+
+
+def allreduce() -> None:
+    """All get the sum of ones."""
+    _has(workers.allreduce(torch.ones(1), workers.ReduceOp.SUM))
+
+
+def horovod() -> None:
+    """Allreduce, broadcast and allgather as scripts written to Horovod call them."""
+    import workers.horovod as hvd
+
+    hvd.init()
+    rank = torch.tensor([float(hvd.rank())])
+    _say(f"allreduce: {_numbers(hvd.allreduce(rank, name='sum', op=hvd.Sum))}")
+    _say(f"broadcast: {_numbers(hvd.broadcast(rank + 1, root_rank=0, name='first'))}")
+    _say(f"allgather: {_numbers(hvd.allgather(rank, name='all'))}")
+
+
+PATTERNS: dict[str, Callable[[], None]] = {
+    "point-to-point": point_to_point,
+    "non-blocking": non_blocking,
+    "broadcast": broadcast,
+    "scatter": scatter,
+    "gather": gather,
+    "reduce": reduce,
+    "allreduce": allreduce,
+    "horovod": horovod,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the patterns that are named, or all.
+
+    Args:
+        argv: The command line; None: the process's own.
+    """
+    parser = argparse.ArgumentParser(prog="mpi_patterns", description="Patterns of communication.")
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help=f"{', '.join(PATTERNS)} [all]")
+    chosen = parser.parse_args(argv).patterns or list(PATTERNS)
+    unknown = [name for name in chosen if name not in PATTERNS]
+    if unknown:
+        parser.error(f"there is no pattern {unknown[0]!r}; there are {', '.join(PATTERNS)}")
+    workers.init()
+    for name in chosen:
+        if workers.rank() == 0:
+            print(f"{name}:", flush=True)
+        PATTERNS[name]()
+        workers.barrier(name)
+
+
+def _has(tensor: Tensor) -> None:
+    _say(f"has data {_numbers(tensor)}")
+
+
+def _say(what: str) -> None:
+    print(f"Rank {workers.rank()} {what}", flush=True)
+
+
+def _numbers(tensor: Tensor) -> str:
+    values = tensor.tolist()
+    return str(values[0] if len(values) == 1 else values)
+
+
+if __name__ == "__main__":
+    main()
