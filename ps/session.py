@@ -46,6 +46,9 @@ _T = TypeVar("_T")
 CONNECT_SECONDS = 10.0
 """How long a worker looks for its server: launchers start both at once."""
 
+HURRY_SECONDS = 0.1
+"""How often a worker tells and hears while a ring agrees on the step to stop after."""
+
 SILENT_SECONDS = 4.0
 """How long the server may be silent before the worker calls it gone."""
 
@@ -98,7 +101,12 @@ class Session:
         self.waiting = Waiting()
         """Entered by the training thread for as long as it waits for others."""
         self.stopping = False
-        """This worker was asked to stop and cannot leave alone; `communicator.draining` will tell when."""
+        """This worker was asked to stop, and all stop with it; `communicator.draining` will tell when."""
+        self.draining = False
+        """The server asks a ring to stop."""
+        self.stop_after = 0
+        """The step after which a ring stops; 0: none that this worker knows of."""
+        self._stop_agreed = threading.Event()
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
@@ -207,10 +215,22 @@ class Session:
         self._failed.wait(patience)
         return self.failure
 
+    def stop_ring(self, after: int) -> None:
+        """Lets all members of a ring stop after a step that none can have completed; waits until all know.
+
+        Raises:
+            HubringError: This worker cannot go on anyway.
+        """
+        self.stop_after = self.stop_after or after
+        while not self._stop_agreed.wait(HURRY_SECONDS):
+            if self.failure is not None:
+                raise self.failure
+
     def _keep_alive(self) -> None:
         interval = min(1.0, self._lease / 5)
         heard = time.monotonic()
-        while not self._left.wait(interval):
+        # While a ring agrees on its end, some of it waits.
+        while not self._left.wait(HURRY_SECONDS if self.stop_after else interval):
             try:
                 reply = self._stub.Heartbeat(self._beat(), timeout=SILENT_SECONDS)
             except grpc.RpcError as error:
@@ -240,6 +260,7 @@ class Session:
             waiting=self.waiting.seconds,
             stopping=self.stopping,
             shard_ended=self._companion.ended if self._companion else "",
+            stop_after=self.stop_after,
         )
 
     def _tell_wait(self, slowest: str) -> None:
@@ -252,6 +273,10 @@ class Session:
         """Takes the news in; False when this worker cannot go on."""
         for line in reply.news:
             log.warning("%s", line)
+        self.draining = reply.draining
+        self.stop_after = reply.stop_after or self.stop_after
+        if reply.stop_agreed:
+            self._stop_agreed.set()
         if reply.fenced:
             self._fail(Fenced(reply.failed))
         elif reply.failed:

@@ -45,15 +45,17 @@ FLOORS = {
     """,
     "training": """
         workers.device workers.courier workers.pinning workers.staging
-        workers.layout workers.bucketing workers.communicator workers.launch workers.record
+        workers.layout workers.bucketing workers.communicator workers.launchers* workers.launch
+        workers.own_device workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
         workers.slicing workers.placing workers.ps_communicator
-        workers.context workers.collectives workers.sampler
+        workers.context workers.collectives workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.wrapping workers.optimizer
-        workers.api workers workers.examples* workers.run workers.compare* workers.bench* workers.cli
+        workers.api workers workers.examples* workers.run workers.crew workers.explain
+        workers.compare* workers.bench* workers.cli
     """,
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]

@@ -21,10 +21,10 @@ from ps.errors import HubringError, Preempted, RingBroken, ServerUnreachable, Us
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
+from workers.context import PREEMPTED
 
 log = logging.getLogger(__name__)
 
-PREEMPTED = 75
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -159,8 +159,12 @@ def _code(end: SystemExit) -> int:
 
 
 def _heed_signals() -> None:
-    """The first signal ends the worker after its step; the second one at once."""
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED}
+    """The first signal ends the worker after its step; the second one at once.
+
+    A scheduler's second one asks for what the first did, often through the launcher as well, which
+    passes on what everybody got: then only Ctrl-C counts.
+    """
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED, signal.SIGUSR1: PREEMPTED}
 
     def heed(number: int, frame: FrameType | None) -> None:
         worker = context.started()
@@ -168,15 +172,24 @@ def _heed_signals() -> None:
         if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        if forked and number == signal.SIGUSR1:
+            return
+        if worker is not None and worker.stop_code is not None and _repeats(worker, number):
+            return
         if worker is None or not worker.trainers or worker.stop_code is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             raise Preempted("stopped on request, at once", PREEMPTED)
-        worker.stop_code = codes[signal.Signals(number)]
+        worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
         if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
-            together = worker.session is not None and worker.session.serves
-            what = "all workers leave after a common step" if together else "leaving after this step"
+            what = "all workers leave after a common step" if worker.stops_all else "leaving after this step"
             log.warning("%s: %s; once more quits", signal.Signals(number).name, what)
 
     for number in codes:
         signal.signal(number, heed)
+
+
+def _repeats(worker: context.Context, number: int) -> bool:
+    return number == signal.SIGUSR1 or (
+        number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
+    )
