@@ -138,8 +138,8 @@ class Context:
         """This worker was asked to stop: alone it does so here, with others after a common step."""
         if self.session is None or not self.stops_all:
             self._stop("stopped on request after this step")
-        else:
-            self.session.stopping = True  # the hub lets all stop after a common step
+        elif not self.session.stopping:
+            self.session.stop_hub()
 
     def _heed_ring(self, step: int) -> None:
         """Members of a ring complete the same steps: who is asked to stop says after which, and waits."""

@@ -1,11 +1,10 @@
 """Kubernetes and Compose: one worker a container, and what a container can know of its own number.
 
-    Indexed Job, JobSet of one   JOB_COMPLETION_INDEX
-    StatefulSet, other pods      the hostname's suffix, as in `train-3`, where nothing else says the rank
-
-A number of up to four digits is no accident: random suffixes of pods have five characters. How many
-pods there are stands in no variable, so the server says it. A Compose replica's number stands in a
-label outside the container alone, so the hub assigns its rank.
+A pod of an indexed Job, or of a JobSet of one such, has JOB_COMPLETION_INDEX. Where nothing else says the
+rank, a pod's hostname does if it ends in a number, as a StatefulSet's `train-3`: one of up to four digits
+is no accident, since random suffixes have five characters. How many pods there are stands in no variable,
+so the server says it. A Compose replica's number stands in a label outside the container alone, so the
+hub assigns its rank.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Open MPI, and others whose daemons speak PMIx.
 
-Open MPI   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; PMIX_RANK must agree
-PMIx       PMIX_RANK alone: the number of processes is asked for through the library, and stands in
-           no variable. A namespace that begins with `slurm.` is srun's, which says more itself.
+Open MPI says OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, and PMIX_RANK must agree. Of PMIx
+alone PMIX_RANK is all there is: the number of processes is asked for through the library, and stands in no
+variable. A namespace that begins with `slurm.` is srun's, which says more itself.
 """
 
 from __future__ import annotations

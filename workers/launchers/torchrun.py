@@ -1,9 +1,8 @@
 """torchrun, the launchers of ours that spell things as it does, and bare variables.
 
-torchrun        TORCHELASTIC_RUN_ID betrays it
-ours            HUBRING_LAUNCHER names it: `ps-worker --gpus N`, or `ps-run`, which says the same
-                in Horovod's words too; HOROVOD_* that anybody else has set say nothing to us
-bare            RANK and the like, set by hand or by an operator such as Kubeflow's
+TORCHELASTIC_RUN_ID betrays torchrun. HUBRING_LAUNCHER names one of ours: `ps-worker --gpus N`, or `ps-run`,
+which may say the same in Horovod's words too; HOROVOD_* that anybody else has set say nothing to us. Bare
+RANK and the like are set by hand, or by an operator such as Kubeflow's.
 """
 
 from __future__ import annotations
