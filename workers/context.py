@@ -241,7 +241,7 @@ def init() -> Context:
         place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
     placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
     if placement.restart:
-        log.info("%s has started this job again, for the %d. time", placement.launcher, placement.restart)
+        log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
     _current = (
         _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
