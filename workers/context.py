@@ -37,8 +37,6 @@ from workers.ring_group import ring_store
 
 log = logging.getLogger(__name__)
 
-PREEMPTED = 75
-
 
 class Trainer(Protocol):
     """What the context wants to know of an optimizer that trains a model here."""
@@ -155,7 +153,9 @@ class Context:
         self.synchronize()
         if self.saves is not None:
             self.saves.save_together()
-        raise Preempted(text, self.stop_code or PREEMPTED)
+        elif self.communicator.steps_on == "worker" and self.communicator.rank == 0:
+            log.warning("nothing is saved, as nobody gave --checkpoint-dir: started again, it begins anew")
+        raise Preempted(text, self.stop_code or Preempted.exit_code)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics, and lets the hub know of the loss."""

@@ -19,14 +19,13 @@ from types import FrameType
 from typing import IO, Any
 
 from ps.config import WorkerConfig, environment
-from ps.errors import ConfigError
+from ps.errors import ConfigError, Preempted
 from ps.settings import flag
 from workers.launch import Placement, detect
 from workers.launchers.torchrun import OURS
 
 log = logging.getLogger(__name__)
 
-PREEMPTED = 75
 LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
@@ -85,15 +84,16 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
         log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
-    command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), *words]
-    own = {name for name in environment() if name.startswith("PS_") and name[3:].lower() in _OWN_FLAGS}
+    command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), "--", *words]
+    own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
-    crew = [_Member(command, {**given, **place}) for place in variables]
+    crew: list[_Member] = []
     _pass_on_signals(crew)
+    for place in variables:
+        crew.append(_Member(command, {**given, **place}))
     codes = [member.wait() for member in crew]
-    code = next((code for code in codes if code not in (0, PREEMPTED)), max(codes))
-    results = [member.result for member in crew]
-    print(json.dumps({"workers": results, "exit_code": code}), flush=True)
+    code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
+    print(json.dumps({"workers": [member.result for member in crew], "exit_code": code}), flush=True)
     return code
 
 
@@ -156,6 +156,8 @@ def _say(line: bytes) -> None:
 
 
 def _pass_on_signals(crew: Sequence[_Member]) -> None:
+    """For those that are started later, too."""
+
     def pass_on(number: int, frame: FrameType | None) -> None:
         for member in crew:
             member.signal(number)

@@ -21,7 +21,6 @@ from ps.errors import HubringError, Preempted, RingBroken, ServerUnreachable, Us
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
-from workers.context import PREEMPTED
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +163,8 @@ def _heed_signals() -> None:
     A scheduler's second one asks for what the first did, often through the launcher as well, which
     passes on what everybody got: then only Ctrl-C counts.
     """
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED, signal.SIGUSR1: PREEMPTED}
+    asked = Preempted.exit_code
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
 
     def heed(number: int, frame: FrameType | None) -> None:
         worker = context.started()
@@ -179,17 +179,19 @@ def _heed_signals() -> None:
         if worker is None or not worker.trainers or worker.stop_code is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            raise Preempted("stopped on request, at once", PREEMPTED)
+            raise Preempted("stopped on request, at once")
         worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
         if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
             what = "all workers leave after a common step" if worker.stops_all else "leaving after this step"
-            log.warning("%s: %s; once more quits", signal.Signals(number).name, what)
+            quits = "Ctrl-C" if _repeats(worker, number) else "once more"
+            log.warning("%s: %s; %s quits", signal.Signals(number).name, what, quits)
 
     for number in codes:
         signal.signal(number, heed)
 
 
 def _repeats(worker: context.Context, number: int) -> bool:
+    """Whether another such signal is no second wish."""
     return number == signal.SIGUSR1 or (
         number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
     )

@@ -24,7 +24,8 @@ srun --overlap -N1 -n1 --output=server.out --error=server.err {python} -m ps.cli
   --once --slice-bytes 128 --checkpoint-dir saved --address-file address &
 until [ -s address ]; do sleep 0.1; done
 srun --overlap --output=worker-%t.out --error=worker-%t.err \\
-  {python} -m workers.cli --server "$(cat address)" {flags} --save-parameters final.safetensors {script} 60 16 {hold}
+  {python} -m workers.cli --server "$(cat address)" {flags} --save-parameters final.safetensors \\
+  {script} 60 16 {hold}
 wait
 """
 
