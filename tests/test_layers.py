@@ -46,7 +46,7 @@ FLOORS = {
     "training": """
         workers.device workers.courier workers.pinning workers.staging
         workers.layout workers.bucketing workers.communicator workers.launchers* workers.launch
-        workers.own_device workers.record
+        workers.own_device workers.record workers.trainer workers.kept
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning

@@ -16,7 +16,7 @@ from tests.system.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--tag-output"]
+MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
 mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
 )

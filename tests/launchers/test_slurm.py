@@ -26,8 +26,14 @@ until [ -s address ]; do sleep 0.1; done
 srun --overlap --output=worker-%t.out --error=worker-%t.err \\
   {python} -m workers.cli --server "$(cat address)" {flags} --save-parameters final.safetensors \\
   {script} 60 16 {hold}
-wait
+code=$?; wait
+[ $code != 75 ] || scontrol requeue $SLURM_JOB_ID
 """
+WAYS = {
+    "requeue": (["scontrol", "requeue"], "SIGTERM"),
+    "notice": (["scancel", "--signal=USR1"], "SIGUSR1"),  # as --signal=USR1@SECONDS sends it
+}
+RING = "--topology ring --checkpoint-dir saved"
 
 
 def test_srun_tells_every_task_its_place(slurm: Slurm, tmp_path: Path) -> None:
@@ -99,16 +105,18 @@ class Job:
         return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.[eo]*")))
 
 
-@pytest.mark.parametrize("flags", ["", "--topology ring --checkpoint-dir saved"], ids=["hub", "ring"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("flags", ["", RING], ids=["hub", "ring"])
 def test_a_requeued_job_goes_on_at_the_same_step_to_the_same_bytes(
-    slurm: Slurm, tmp_path: Path, flags: str
+    slurm: Slurm, tmp_path: Path, flags: str, way: str
 ) -> None:
+    command, signal = WAYS[way]
     whole = Job(slurm, tmp_path / "whole", flags).done()
     go = tmp_path / "go"
     job = Job(slurm, tmp_path / "parted", flags, "hold", str(go), "20")
     job.until("worker-*.err", "holding at 20")
-    slurm.ask("scontrol", "requeue", job.number)
-    job.until("worker-*.err", "SIGTERM: all workers leave after a common step")
+    slurm.ask(*command, job.number)
+    job.until("worker-*.err", f"{signal}: all workers leave after a common step")
     go.touch()
     slurm.until(lambda: slurm.state(job.number) == "PENDING", f"requeue of\n{job.said()}")
     stopped = job.results()
