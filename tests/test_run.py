@@ -192,7 +192,7 @@ import workers
 from workers import context
 workers.init()
 class Session:
-    step = 0; mode = "bsp"; serves = False
+    step = 0; mode = "bsp"; serves = False; stop_after = 0
     def leave(self, reason, text): print(reason.name, text, flush=True)
     def close(self): pass
 context.current().session = Session()

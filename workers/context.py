@@ -260,7 +260,8 @@ def _leave_at_exit() -> None:
     if worker is None or worker.pid != os.getpid():
         return
     error = getattr(sys, "last_value", None)  # what Python has just printed as the reason for the end
-    if isinstance(error, KeyboardInterrupt) or worker.communicator.draining:
+    stopped = worker.communicator.draining or (worker.session is not None and worker.session.stop_after > 0)
+    if isinstance(error, KeyboardInterrupt) or stopped:
         shutdown(Reason.PREEMPTED)
     elif error is None:
         shutdown()

@@ -417,7 +417,10 @@ def _place(
 def _checkpoints(here: context.Context) -> Checkpoints | None:
     """What keeps this job's state where no hub does; made for the first optimizer."""
     directory = here.config.checkpoint_dir
-    if directory is None or here.communicator.steps_on == "server":
+    if directory is None:
+        return None
+    if here.communicator.steps_on == "server":
+        log.info("this job's checkpoints are the hub's: ps-server start --checkpoint-dir says where")
         return None
     if here.saves is None:
         here.saves = Checkpoints(directory, here.config.checkpoint_every, here.communicator, here.job)
