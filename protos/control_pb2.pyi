@@ -226,6 +226,7 @@ class HeartbeatRequest(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     SHARD_ENDED_FIELD_NUMBER: _builtins.int
+    STOP_AFTER_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     step: _builtins.int
@@ -234,9 +235,11 @@ class HeartbeatRequest(_message.Message):
     waiting: _builtins.float
     """seconds for which it has been held up by now"""
     stopping: _builtins.bool
-    """it was asked to stop, and serves a shard: all stop with it"""
+    """it was asked to stop, and all stop with it"""
     shard_ended: _builtins.str
     """how its shard ended; empty while that runs"""
+    stop_after: _builtins.int
+    """ring: the step after which it stops; 0: it knows of none"""
     def __init__(
         self,
         *,
@@ -247,10 +250,11 @@ class HeartbeatRequest(_message.Message):
         waiting: _builtins.float = ...,
         stopping: _builtins.bool = ...,
         shard_ended: _builtins.str = ...,
+        stop_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "shard_ended", b"shard_ended", "step", b"step", "stopping", b"stopping", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "loss", b"loss", "rank", b"rank", "shard_ended", b"shard_ended", "step", b"step", "stop_after", b"stop_after", "stopping", b"stopping", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -265,6 +269,9 @@ class HeartbeatReply(_message.Message):
     EXIT_CODE_FIELD_NUMBER: _builtins.int
     NEWS_FIELD_NUMBER: _builtins.int
     SLOWEST_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    STOP_AFTER_FIELD_NUMBER: _builtins.int
+    STOP_AGREED_FIELD_NUMBER: _builtins.int
     fenced: _builtins.bool
     """the lease ran out: this incarnation has lost its place"""
     failed: _builtins.str
@@ -273,6 +280,12 @@ class HeartbeatReply(_message.Message):
     """goes with failed"""
     slowest: _builtins.str
     """for whom the others wait; empty where that is nobody"""
+    draining: _builtins.bool
+    """ring: the server asks all to stop"""
+    stop_after: _builtins.int
+    """ring: the step after which all stop; 0: none"""
+    stop_agreed: _builtins.bool
+    """ring: every member knows it"""
     @_builtins.property
     def news(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """membership changes since this worker's last beat"""
@@ -285,10 +298,13 @@ class HeartbeatReply(_message.Message):
         exit_code: _builtins.int = ...,
         news: _abc.Iterable[_builtins.str] | None = ...,
         slowest: _builtins.str = ...,
+        draining: _builtins.bool = ...,
+        stop_after: _builtins.int = ...,
+        stop_agreed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "news", b"news", "slowest", b"slowest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "exit_code", b"exit_code", "failed", b"failed", "fenced", b"fenced", "news", b"news", "slowest", b"slowest", "stop_after", b"stop_after", "stop_agreed", b"stop_agreed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,7 +22,7 @@ from msgspec.structs import fields
 
 from ps import codecs
 from ps.errors import ConfigError
-from ps.settings import flag, settle
+from ps.settings import flag, origins, settle
 
 Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 takes a free one")]
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
@@ -160,6 +160,19 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """This worker's rank among those on its host; None: as the launcher says, else 0."""
     as_horovod: bool = False
     """Make `import horovod.torch` in the script mean `workers.horovod`."""
+    nodes: Count | None = None
+    """With `gpus`: how many hosts there are; None: as the launcher says, else 1."""
+    gpus: Count | None = None
+    """Start so many workers on this host instead of being one: one a GPU, or as many processes on the CPU."""
+    nr: Whole | None = None
+    """With `gpus`: which of the hosts this is; None: as the launcher says, else 0."""
+    checkpoint_dir: Path | None = None
+    """Where rank 0 keeps what no hub does: the model and optimizer of workers that step themselves."""
+    checkpoint_every: Seconds = 60.0
+    """Seconds from one such checkpoint to the next."""
+    on_preempt: Literal["auto", "all", "leave"] = "auto"
+    """SIGTERM: all workers stop after a common step, or this one leaves; auto: all where the launcher stops
+    all of them. SIGUSR1 always stops all."""
     job: Literal["digits", "char-lm"] = "digits"
     """Built-in job to train where no script is given."""
     record: Path | None = None
@@ -184,6 +197,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             raise _only_with("--backend nccl", "--topology ring", "--topology hub")
         if self.compress is not None:
             self._check_compress(self.compress)
+        self._check_nodes()
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ConfigError(
                 f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "
@@ -196,6 +210,27 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.world_size is not None and self.world_size > 1:
             raise ConfigError(
                 f"--world-size {self.world_size} needs --server HOST:PORT: without it a worker is alone"
+            )
+
+    def _check_nodes(self) -> None:
+        if self.gpus is None:
+            for name in ("nodes", "nr"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(
+                        f"{flag(name)} {getattr(self, name)} needs --gpus: how many workers this host starts"
+                    )
+            return
+        for name in ("rank", "world_size", "local_rank"):
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{flag(name)} {getattr(self, name)} is for one worker, and --gpus {self.gpus} starts"
+                    f" {self.gpus}, whose ranks follow from --nodes, --gpus and --nr: drop one of the two"
+                )
+        if self.nr is not None and self.nodes is not None and self.nr >= self.nodes:
+            raise ConfigError(f"--nr {self.nr} of --nodes {self.nodes}: nodes go from 0 to {self.nodes - 1}")
+        if self.server is None and self.gpus * (self.nodes or 1) > 1:
+            raise ConfigError(
+                f"--gpus {self.gpus} needs --server HOST:PORT, where workers meet: ps-server start prints it"
             )
 
     def _check_compress(self, name: str) -> None:
@@ -240,6 +275,15 @@ def load_worker(
 ) -> WorkerConfig:
     """Settles a worker's settings; arguments and errors as of `load_server`."""
     return WorkerConfig(**settle("worker", _TABLES, flags, config_file, _given(environment)))
+
+
+def worker_origins(
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Where each of a worker's settings comes from that is no default; arguments and errors as above."""
+    return origins("worker", _TABLES, flags, config_file, _given(environment))
 
 
 def environment() -> dict[str, str]:

@@ -73,14 +73,19 @@ class Control(ControlServicer):
                 self._coordinator.shard_ended(_sender(request), request.shard_ended)
             if request.stopping:
                 await self._coordinator.stop_with(_sender(request))
+            agreed = self._coordinator.job.stop(_sender(request), request.stop_after)
         except Fenced as error:
             return pb.HeartbeatReply(fenced=True, failed=str(error), exit_code=error.exit_code)
-        failure = self._coordinator.job.failure
+        job = self._coordinator.job
+        failure = job.failure
         return pb.HeartbeatReply(
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
             news=news,
-            slowest=self._coordinator.job.slowest(),
+            slowest=job.slowest(),
+            draining=job.draining and job.topology == "ring",
+            stop_after=job.stop_after,
+            stop_agreed=agreed,
         )
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveReply:

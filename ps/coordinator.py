@@ -298,8 +298,8 @@ class Coordinator:
             await self._ending.drain()
 
     async def stop_with(self, sender: Sender) -> None:
-        """A worker that was asked to stop takes its shard along: all stop after the same step."""
-        if self.job.colocated and not self.job.draining:
+        """A worker was asked to stop and cannot or shall not leave alone: all stop after the same step."""
+        if not self.job.draining:
             assert self.job.membership is not None
             log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
             await self._ending.drain()

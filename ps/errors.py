@@ -77,6 +77,8 @@ class Preempted(SystemExit):
     128+n is for a signal that a person sent.
     """
 
-    def __init__(self, text: str, code: int = 75) -> None:
+    exit_code = 75
+
+    def __init__(self, text: str, code: int = exit_code) -> None:
         super().__init__(code)
         self.text = text

@@ -72,6 +72,11 @@ class Outcome:
     def ok(self) -> bool:
         return bool(self.finished) and not self.broke
 
+    @property
+    def was_preempted(self) -> bool:
+        """Whether it stopped because it was asked to, and for no other reason."""
+        return bool(self.preempted) and not (self.finished or self.failed or self.broke)
+
 
 class Job:
     """The state of one job.
@@ -106,6 +111,9 @@ class Job:
         self._first_incarnation = first_incarnation
         self._news: defaultdict[int, list[str]] = defaultdict(list)
         self.membership: Membership | None = None
+        self.stop_after = 0
+        """Of a ring: the step after which all stop; 0: none was proposed."""
+        self._heard_stop: set[int] = set()
 
     def admit(self, joiner: Joiner, now: float) -> Member:
         """Gives a place, the same one to the same token.
@@ -197,6 +205,19 @@ class Job:
         self.membership.beat(sender, now)
         self.progress[sender.rank] = Progress(step, loss, now, waiting)
         return self._news.pop(sender.rank, [])
+
+    def stop(self, sender: Sender, after: int) -> bool:
+        """Takes down after which step a ring's member stops; returns whether all know of it.
+
+        The first one to propose decides. It has not begun the step before that, and without it nobody
+        completes that one: so whoever hears of it meanwhile can still stop there.
+        """
+        if after and not self.stop_after:
+            log.warning("rank %d was asked to stop: all stop after step %d", sender.rank, after)
+            self.stop_after, self.draining = after, True
+        if after and after == self.stop_after:
+            self._heard_stop.add(sender.rank)
+        return bool(self.stop_after) and all(one.rank in self._heard_stop for one in self.members)
 
     def expire(self, now: float) -> list[Member]:
         """Drops the workers whose lease ran out, and tells the others."""

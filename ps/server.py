@@ -155,10 +155,12 @@ class Server:
 
     def _heed_signals(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number, coordinator)
 
     def _on_signal(self, number: signal.Signals, coordinator: Coordinator) -> None:
+        if self._signals and number != signal.SIGINT and number != self._signal:
+            return  # SLURM's notice first, then its SIGTERM: they ask for the same
         self._signals += 1
         self._signal = number
         if self._signals > 1:
@@ -216,12 +218,12 @@ class Server:
     def _exit_code(self, coordinator: Coordinator) -> int:
         if coordinator.failure is not None:
             return coordinator.failure.exit_code
-        if self._signal is signal.SIGTERM and self._signals == 1:
+        if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:
             return 75
         if self._signal is not None:
             return 128 + self._signal
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
-            return 1
+            return 75 if coordinator.outcome.was_preempted else 1
         return 0
 
 
@@ -234,7 +236,7 @@ async def join(config: ServerConfig) -> int:
     shards = ShardProcesses(config.shards, config.join or "", config)
     quit_ = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(number, quit_.set)
     await shards.start()
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)

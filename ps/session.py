@@ -46,6 +46,9 @@ _T = TypeVar("_T")
 CONNECT_SECONDS = 10.0
 """How long a worker looks for its server: launchers start both at once."""
 
+HURRY_SECONDS = 0.1
+"""How often a worker tells and hears while all agree on the step to stop after."""
+
 SILENT_SECONDS = 4.0
 """How long the server may be silent before the worker calls it gone."""
 
@@ -98,7 +101,13 @@ class Session:
         self.waiting = Waiting()
         """Entered by the training thread for as long as it waits for others."""
         self.stopping = False
-        """This worker was asked to stop and cannot leave alone; `communicator.draining` will tell when."""
+        """This worker was asked to stop, and all stop with it; `communicator.draining` will tell when."""
+        self.draining = False
+        """The server asks a ring to stop."""
+        self.stop_after = 0
+        """The step after which a ring stops; 0: none that this worker knows of."""
+        self._stop_agreed = threading.Event()
+        self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
@@ -207,12 +216,37 @@ class Session:
         self._failed.wait(patience)
         return self.failure
 
+    def stop_ring(self, after: int) -> None:
+        """Lets all members of a ring stop after a step that none can have completed; waits until all know.
+
+        Raises:
+            HubringError: This worker cannot go on anyway.
+        """
+        self.stop_after = self.stop_after or after
+        self._await(self._stop_agreed)
+
+    def stop_hub(self) -> None:
+        """Lets all workers of a hub stop after a common step: the next one, where all wait for this worker.
+
+        Raises:
+            HubringError: This worker cannot go on anyway.
+        """
+        self.stopping = True
+        self._await(self._stop_heard)
+
+    def _await(self, event: threading.Event) -> None:
+        while not event.wait(HURRY_SECONDS):
+            if self.failure is not None:
+                raise self.failure
+
     def _keep_alive(self) -> None:
         interval = min(1.0, self._lease / 5)
         heard = time.monotonic()
-        while not self._left.wait(interval):
+        # Some wait while all agree on their end.
+        while not self._left.wait(HURRY_SECONDS if self.stop_after or self.stopping else interval):
+            beat = self._beat()
             try:
-                reply = self._stub.Heartbeat(self._beat(), timeout=SILENT_SECONDS)
+                reply = self._stub.Heartbeat(beat, timeout=SILENT_SECONDS)
             except grpc.RpcError as error:
                 silent = time.monotonic() - heard
                 if silent > SILENT_SECONDS and not self._left.is_set():
@@ -226,6 +260,8 @@ class Session:
                     return
             else:
                 heard = time.monotonic()
+                if beat.stopping:
+                    self._stop_heard.set()
                 if not self._digest(reply):
                     return
                 self._tell_wait(reply.slowest)
@@ -240,6 +276,7 @@ class Session:
             waiting=self.waiting.seconds,
             stopping=self.stopping,
             shard_ended=self._companion.ended if self._companion else "",
+            stop_after=self.stop_after,
         )
 
     def _tell_wait(self, slowest: str) -> None:
@@ -252,6 +289,12 @@ class Session:
         """Takes the news in; False when this worker cannot go on."""
         for line in reply.news:
             log.warning("%s", line)
+        if reply.draining and not self.draining:
+            log.warning("all workers are asked to stop")
+            self.draining = True
+        self.stop_after = reply.stop_after or self.stop_after
+        if reply.stop_agreed:
+            self._stop_agreed.set()
         if reply.fenced:
             self._fail(Fenced(reply.failed))
         elif reply.failed:

@@ -36,17 +36,40 @@ def settle(
     Raises:
         ConfigError: Names the place, the value, what was allowed and the mend.
     """
+    types = {field.name: field.type for field in fields(tables[table])}
+    places = _weakest_first(table, tables, flags, config_file, variables)
+    return {name: place.value(name, types[name]) for place in places for name in place.given}
+
+
+def origins(
+    table: str,
+    tables: Tables,
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    variables: Mapping[str, str],
+) -> dict[str, str]:
+    """Field name to where its value comes from, as spelt there; arguments and errors as of `settle`."""
+    places = _weakest_first(table, tables, flags, config_file, variables)
+    return {name: place.spell(name) for place in places for name in place.given}
+
+
+def _weakest_first(
+    table: str,
+    tables: Tables,
+    flags: Mapping[str, object],
+    config_file: Path | None,
+    variables: Mapping[str, str],
+) -> tuple[_Place, ...]:
     told = _own_variables(variables, tables)
     path = config_file or (Path(told["config"]) if "config" in told else None)
-    types = {field.name: field.type for field in fields(tables[table])}
-    weakest_first = (
+    names = {field.name for field in fields(tables[table])}
+    return (
         _Place(
             _read_table(path, table, tables) if path else {}, f"{{name}} = {{value!r}} in {path} [{table}]"
         ),
-        _Place({name: text for name, text in told.items() if name in types}, _VARIABLE, typed=False),
+        _Place({name: text for name, text in told.items() if name in names}, _VARIABLE, typed=False),
         _Place({name: value for name, value in flags.items() if value is not None}, "{flag} {value}"),
     )
-    return {name: place.value(name, types[name]) for place in weakest_first for name in place.given}
 
 
 def flag(name: str) -> str:
@@ -70,8 +93,12 @@ class _Place:
         try:
             return msgspec.convert(given, kind, strict=self.typed, dec_hook=_to_path)
         except msgspec.ValidationError as cause:
-            spelt = self.spelling.format(name=name, NAME=name.upper(), flag=flag(name), value=given)
-            raise ConfigError(f"{spelt}: expected {_allowed(kind)}") from cause
+            raise ConfigError(f"{self.spell(name)}: expected {_allowed(kind)}") from cause
+
+    def spell(self, name: str) -> str:
+        """A setting as it stands here."""
+        value = self.given[name]
+        return self.spelling.format(name=name, NAME=name.upper(), flag=flag(name), value=value)
 
 
 def _to_path(kind: type, value: object) -> object:

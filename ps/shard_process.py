@@ -142,6 +142,7 @@ if __name__ == "__main__":
     # A terminal or a scheduler signals the whole group; the coordinator drains, and tells us when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         main(sys.argv[1])
     except HubringError as error:

@@ -146,3 +146,30 @@ def test_nobody_hears_of_those_who_leave_when_all_are_asked_to() -> None:
     running.leave(second, Reason.PREEMPTED, "", 9)
     assert running.leave(first, Reason.PREEMPTED, "", 9) == []
     assert running.outcome.preempted == [1, 0]
+
+
+def test_a_ring_stops_once_every_member_knows_after_which_step() -> None:
+    begun, (first, second) = full(topology="ring")
+    assert not begun.stop(first, 0)
+    assert not begun.stop(first, 8)
+    assert (begun.stop_after, begun.draining) == (8, True)
+    assert not begun.stop(second, 0)
+    assert begun.stop(second, 8)
+
+
+def test_the_first_to_say_when_a_ring_stops_decides() -> None:
+    begun, (first, second) = full(topology="ring")
+    begun.stop(second, 8)
+    assert not begun.stop(first, 9)
+    assert begun.stop_after == 8
+    assert begun.stop(first, 8)
+
+
+def test_members_of_a_ring_that_stops_leave_without_breaking_it() -> None:
+    begun, (first, second) = full(keep_going=False, topology="ring")
+    for member in (first, second):
+        begun.stop(member, 8)
+    for member in (first, second):
+        assert begun.leave(member, Reason.PREEMPTED, "", 8) == []
+    assert begun.failure is None
+    assert begun.outcome.was_preempted

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ps.errors import ConfigError
-from workers.launch import Placement, detect
+from workers.launch import Placement, absent, detect, set_aside
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -140,3 +140,93 @@ def test_a_local_rank_beyond_the_hosts_workers_is_refused() -> None:
 def test_a_tasks_per_node_that_makes_no_sense_is_refused(layout: str) -> None:
     with pytest.raises(ConfigError, match="SLURM_STEP_TASKS_PER_NODE"):
         detect({**SRUN, "SLURM_STEP_TASKS_PER_NODE": layout})
+
+
+INDEXED = {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+OURS = {
+    "HUBRING_LAUNCHER": "ps-run",
+    "RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "4",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1"}, (1, None, 0, 1, 1, "pmix")),
+        (INDEXED, (2, None, 0, 1, 2, "kubernetes")),
+        (OURS, (1, 4, 1, 4, 0, "ps-run")),
+        ({**OURS, "HUBRING_LAUNCHER": "ps-worker", "HOROVOD_RANK": "7"}, (1, 4, 1, 4, 0, "ps-worker")),
+    ],
+)
+def test_more_launchers_are_read(environment: dict[str, str], expected: tuple[object, ...]) -> None:
+    assert place(detect(environment)) == expected
+
+
+def test_pmix_of_srun_must_agree_with_srun() -> None:
+    told = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.1.0"}
+    assert place(detect({**told, "PMIX_RANK": "6"})) == place(detect(SRUN))
+    with pytest.raises(ConfigError, match=r"SLURM_PROCID=6 and PMIX_RANK=5"):
+        detect({**told, "PMIX_RANK": "5"})
+
+
+def test_pmix_in_an_srun_step_counts_alone() -> None:
+    assert detect({**SRUN, "PMIX_RANK": "1", "PMIX_NAMESPACE": "prterun-1"}).rank == 1
+
+
+def test_horovods_variables_of_others_say_nothing() -> None:
+    assert detect({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2"}) == Placement()
+
+
+def test_the_shell_of_salloc_is_no_srun_task() -> None:
+    assert detect({**SRUN, "SLURM_STEP_ID": str(0xFFFFFFFA)}) == Placement()
+
+
+def test_a_restart_is_noticed() -> None:
+    assert detect({**SRUN, "SLURM_RESTART_COUNT": "2"}).restart == 2
+    assert detect({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}).restart == 1
+
+
+@pytest.mark.parametrize(
+    ("hostname", "rank"),
+    [
+        ("train-3", 3),
+        ("train-3.train.default.svc", 3),
+        ("train-03", None),
+        ("train-24567", None),
+        ("train", None),
+    ],
+)
+def test_a_pods_hostname_says_its_number_if_it_is_one(hostname: str, rank: int | None) -> None:
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert detect(pod, hostname=hostname).rank == rank
+    assert detect({}, hostname=hostname).rank is None
+
+
+def test_a_pods_hostname_says_nothing_where_somebody_else_says_the_rank() -> None:
+    """Kubeflow's rank 1 is called job-worker-0."""
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "RANK": "1", "WORLD_SIZE": "2"}
+    assert detect(pod, hostname="job-worker-0").rank == 1
+    assert detect(INDEXED, hostname="job-0-7").rank == 2
+
+
+def test_an_index_that_contradicts_a_flag_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--rank 1 and JOB_COMPLETION_INDEX=2"):
+        detect(INDEXED, rank=1)
+
+
+def test_what_an_outer_launcher_says_is_set_aside_and_told() -> None:
+    assert "SLURM_PROCID=6" in set_aside({**SRUN, **TORCHRUN})
+    assert set_aside(SRUN) == ()
+
+
+def test_all_that_was_looked_at_and_is_not_there_is_told() -> None:
+    gone = absent(TORCHRUN)
+    assert "torchrun" in gone  # its restart count
+    assert gone["torchrun"] == ("TORCHELASTIC_RESTART_COUNT",)
+    assert "SLURM_PROCID" in gone["slurm"]
+    assert "OMPI_COMM_WORLD_RANK" in gone["openmpi"]

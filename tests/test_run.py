@@ -37,7 +37,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(context, "_result", {})
     monkeypatch.setattr(context, "_prepared", None)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    }
 
     def start(script: str, *arguments: str, **settings: Any) -> Outcome:
         file = tmp_path / "script.py"
@@ -113,12 +115,38 @@ def test_parameters_that_cannot_be_saved_are_a_failure(run: Callable[..., Outcom
 
 
 def test_the_first_signal_ends_training_after_its_step(run: Callable[..., Outcome]) -> None:
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 75)):
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)):
         outcome = run(
             TRAIN + f"import signal\nsignal.raise_signal({int(number)})\n"
             "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\nraise AssertionError('went on')\n"
         )
         assert (outcome.code, outcome.result["steps"]) == (code, 2)
+
+
+ONE_MORE = "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
+
+
+def test_a_scheduler_that_repeats_itself_asks_once(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launchers pass on what everybody got already."""
+    twice = "import signal\nfor name in {}: signal.raise_signal(getattr(signal, name))\n"
+    assert run(TRAIN + twice.format(("SIGUSR1", "SIGUSR1", "SIGTERM")) + ONE_MORE).result["steps"] == 2
+    for name, value in {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert run(TRAIN + twice.format(("SIGTERM", "SIGTERM")) + ONE_MORE).result["steps"] == 2
+    assert run(TRAIN + twice.format(("SIGTERM", "SIGINT")) + ONE_MORE).result["steps"] == 1
+
+
+def test_a_lone_worker_that_was_stopped_goes_on_at_its_step(
+    run: Callable[..., Outcome], tmp_path: Path
+) -> None:
+    stopped = run(
+        TRAIN + f"import signal\nsignal.raise_signal(signal.SIGTERM)\n{ONE_MORE}", checkpoint_dir=tmp_path
+    )
+    assert (stopped.code, stopped.result["steps"]) == (75, 2)
+    again = run(TRAIN + "assert optimizer.completed_steps == 3\n", checkpoint_dir=tmp_path)
+    assert (again.code, again.result["steps"]) == (0, 3)
 
 
 def test_what_fails_after_a_signal_is_the_stop_that_was_asked_for(run: Callable[..., Outcome]) -> None:
@@ -164,7 +192,7 @@ import workers
 from workers import context
 workers.init()
 class Session:
-    step = 0; mode = "bsp"; serves = False
+    step = 0; mode = "bsp"; serves = False; stop_after = 0
     def leave(self, reason, text): print(reason.name, text, flush=True)
     def close(self): pass
 context.current().session = Session()

@@ -45,10 +45,27 @@ def run(
     as_horovod: Annotated[
         bool | None, typer.Option("--as-horovod", help="the script's horovod.torch is this project's")
     ] = None,
+    nodes: Annotated[int | None, typer.Option(help="with --gpus: hosts [as the launcher, else 1]")] = None,
+    gpus: Annotated[
+        int | None, typer.Option(help="start so many workers here: one a GPU, or processes on the CPU")
+    ] = None,
+    nr: Annotated[
+        int | None, typer.Option(help="with --gpus: which host this is [as the launcher says, else 0]")
+    ] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
     record: Annotated[Path | None, typer.Option(help="write every report here, JSON lines")] = None,
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the last parameters here")
+    ] = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="ring, --aggregate or alone: rank 0 saves here and resumes from here")
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(help="seconds between such checkpoints [60]")
+    ] = None,
+    on_preempt: Annotated[
+        str | None,
+        typer.Option(help="SIGTERM: all stop, this one may leave, or auto: as the launcher [auto]"),
     ] = None,
     bucket_bytes: Annotated[int | None, typer.Option(help="gradient exchanged together [tuned]")] = None,
     timeout: Annotated[
@@ -62,6 +79,8 @@ def run(
     Arguments for a job that ships stand behind --, as in: ps-worker --job digits -- --epochs 3
 
     ps-worker bench times the exchange alone: see ps-worker bench --help
+
+    ps-worker env --explain says which rank this would be, and why
     """
     flags = dict(locals())
     config_file, words = flags.pop("config"), flags.pop("command") or []
@@ -74,6 +93,10 @@ def main() -> None:
         from workers.bench import cli
 
         cli.main(sys.argv[2:])
+    if sys.argv[1:2] == ["env"]:
+        from workers import explain
+
+        explain.main(sys.argv[2:])
     terminal.run(app, "ps-worker")
 
 
@@ -81,11 +104,14 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
     from ps import logs
     from ps.config import load_worker
     from ps.errors import HubringError
+    from workers import crew
     from workers.run import Outcome, train
 
     try:
         config = load_worker(flags, config_file)
         place = logs.configure(config.log_format)
+        if crew.wanted(config):
+            return crew.run(config, flags, config_file, words)
         outcome = train(config, place, JOBS[config.job], config.job, words)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception_only
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from msgspec.structs import replace
@@ -30,26 +31,13 @@ from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
 from workers.launch import Placement, detect
 from workers.local_communicator import LocalCommunicator
+from workers.own_device import choose
 from workers.ps_communicator import PSCommunicator
 from workers.record import Record
 from workers.ring_group import ring_store
+from workers.trainer import Saves, Trainer
 
 log = logging.getLogger(__name__)
-
-
-class Trainer(Protocol):
-    """What the context wants to know of an optimizer that trains a model here."""
-
-    @property
-    def exchange_seconds(self) -> float:
-        """Time that exchanges took from training so far."""
-
-    @property
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Every trained parameter by name."""
-
-    def synchronize(self) -> None:
-        """Waits until the parameters are those of the last step."""
 
 
 @dataclass(slots=True)
@@ -63,10 +51,15 @@ class Context:
     session: Session | None
     record: Record
     place: logs.Place
+    job: str = ""
+    """Name of the script or built-in job."""
     completed_steps: int = 0
     stop_code: int | None = None
     """Set by a signal handler: leave after this step, with this exit code."""
+    notice: bool = False
+    """The signal was a scheduler's notice, which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
+    saves: Saves | None = None
     pid: int = field(default_factory=os.getpid)
     """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
@@ -90,13 +83,46 @@ class Context:
         if self.session is not None:
             self.session.step = step
         if self.communicator.draining:
-            raise Preempted("the hub asked all workers to stop after this step", self.stop_code or 75)
-        if self.stop_code is None:
-            return
-        if self.session is None or not self.session.serves:
-            raise Preempted("stopped on request after this step", self.stop_code)
-        # The others cannot go on without this worker's shard: the hub lets all stop after a common step.
-        self.session.stopping = True
+            self._stop("the hub asked all workers to stop after this step")
+        if self.communicator.topology == "ring":
+            self._heed_ring(step)
+        elif self.stop_code is not None:
+            self._heed()
+        if self.saves is not None and self.saves.due:
+            self.synchronize()
+            self.saves.save_in_passing()
+
+    @property
+    def stops_all(self) -> bool:
+        """Whether the others stop when this worker is asked to: they must, where it brought a shard."""
+        policy = self.config.on_preempt
+        together = policy == "all" or (policy == "auto" and self.placement.ends_together)
+        return self.session is not None and (self.notice or together or self.session.serves)
+
+    def _heed(self) -> None:
+        """This worker was asked to stop: alone it does so here, with others after a common step."""
+        if self.session is None or not self.stops_all:
+            self._stop("stopped on request after this step")
+        elif not self.session.stopping:
+            self.session.stop_hub()
+
+    def _heed_ring(self, step: int) -> None:
+        """Members of a ring complete the same steps: who is asked to stop says after which, and waits."""
+        session = self.session
+        assert session is not None
+        if (self.stop_code is not None or session.draining) and not session.stop_after:
+            ahead = max((trainer.ahead for trainer in self.trainers), default=0)
+            session.stop_ring(step + 1 + ahead)
+        if session.stop_after and step >= session.stop_after:
+            self._stop("all workers stop after this step")
+
+    def _stop(self, text: str) -> None:
+        self.synchronize()
+        if self.saves is not None:
+            self.saves.save_together()
+        elif self.communicator.steps_on == "worker" and self.communicator.rank == 0:
+            log.warning("nothing is saved, as nobody gave --checkpoint-dir: started again, it begins anew")
+        raise Preempted(text, self.stop_code or Preempted.exit_code)
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics, and lets the hub know of the loss."""
@@ -188,11 +214,14 @@ def init(*, aggregate: bool = False) -> Context:
         place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
     if aggregate and config.topology == "hub":
         config = replace(config, aggregate=True)
-    placement = detect(environment(), config.rank, config.world_size, config.local_rank)
+    placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
+    if placement.restart:
+        log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
     _current = (
         _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
     )
+    _current.job = job
     atexit.register(_leave_at_exit)
     return _current
 
@@ -207,6 +236,8 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     try:
         if reason is Reason.FINISHED:
             context.synchronize()
+        if reason is Reason.FINISHED and context.saves is not None:
+            context.saves.save()
         if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
             _save(context.config.save_parameters, context.trainers)
     except BaseException as error:
@@ -238,7 +269,8 @@ def _leave_at_exit() -> None:
     if worker is None or worker.pid != os.getpid():
         return
     error = getattr(sys, "last_value", None)  # what Python has just printed as the reason for the end
-    if isinstance(error, KeyboardInterrupt) or worker.communicator.draining:
+    stopped = worker.communicator.draining or (worker.session is not None and worker.session.stop_after > 0)
+    if isinstance(error, KeyboardInterrupt) or stopped:
         shutdown(Reason.PREEMPTED)
     elif error is None:
         shutdown()
@@ -361,18 +393,9 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 
 def _device(config: WorkerConfig, placement: Placement) -> torch.device:
-    """NCCL wants a GPU per process: the one of its local rank."""
-    if config.backend != "nccl":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("--backend nccl needs a CUDA device, and torch finds none here: use --backend gloo")
-    if placement.local_rank >= torch.cuda.device_count():
-        raise ConfigError(
-            f"local rank {placement.local_rank} has no GPU of its own: torch finds"
-            f" {torch.cuda.device_count()} here; start at most that many workers on this host"
-        )
-    device = torch.device("cuda", placement.local_rank)
-    torch.cuda.set_device(device)
+    device = torch.device(choose(config.backend, placement, environment()).device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

@@ -1,23 +1,26 @@
 """Which rank am I? Read from the flags and from whatever started this process.
 
-    torchrun   RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK
-    Open MPI   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE
-    SLURM      SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_NODEID, of a step (srun) alone:
-               in a batch script they speak of the script itself
-
-The law: sources agree or the worker does not start. One exception: a launcher
-that runs inside another, which its own variables betray, counts alone: torchrun
+What each launcher says is for its own file to know (`workers.launchers`). The
+law: sources agree or the worker does not start. One exception: a launcher that
+runs inside another, which its own variables betray, counts alone: torchrun
 under srun or mpirun, and mpirun in a SLURM job, whose daemons are srun's tasks.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from ps.errors import ConfigError
+from workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
+from workers.launchers.mpi import OPEN_MPI, PMIX
+from workers.launchers.reading import Environment, Family, Reading
+from workers.launchers.slurm import SLURM
+from workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
+
+FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, PMIX, SLURM, KUBERNETES, COMPOSE)
+"""The innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,10 @@ class Placement:
         local_rank: Among the workers on this host, as far as is known: 0 otherwise.
         local_size: How many workers this host has, as far as is known: 1 otherwise.
         node_rank: Which of the hosts this is.
-        launcher: `torchrun`, `openmpi`, `slurm`, `environment` for bare RANK variables, or `shell`.
-        sources: What was read, as `NAME=value`.
+        nodes: How many hosts there are; None where nobody says.
+        restart: How often the launcher has started this job again.
+        launcher: A family's name, `ps-worker` or `ps-run`, `environment` for bare RANK variables, or `shell`.
+        readings: What was read.
     """
 
     rank: int | None = None
@@ -39,40 +44,28 @@ class Placement:
     local_rank: int = 0
     local_size: int = 1
     node_rank: int = 0
+    nodes: int | None = None
+    restart: int = 0
     launcher: str = "shell"
-    sources: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """What was read, as `NAME=value`."""
+        return tuple(reading.source for reading in self.readings)
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """One number and where it stood."""
-
-    field: str
-    value: int
-    source: str
-
-
-_TORCH = {
-    "rank": "RANK",
-    "size": "WORLD_SIZE",
-    "local_rank": "LOCAL_RANK",
-    "local_size": "LOCAL_WORLD_SIZE",
-    "node_rank": "GROUP_RANK",
-}
-_OPEN_MPI = {
-    "rank": "OMPI_COMM_WORLD_RANK",
-    "size": "OMPI_COMM_WORLD_SIZE",
-    "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
-_SLURM = {"rank": "SLURM_PROCID", "local_rank": "SLURM_LOCALID", "node_rank": "SLURM_NODEID"}
+    @property
+    def ends_together(self) -> bool:
+        """Whether its launcher stops all of its workers when it stops one: a pre-emption is the job's."""
+        return self.launcher in ("torchrun", "openmpi", "pmix", "slurm", "ps-worker", "ps-run")
 
 
 def detect(
-    environment: Mapping[str, str],
+    environment: Environment,
     rank: int | None = None,
     world_size: int | None = None,
     local_rank: int | None = None,
+    hostname: str = "",
 ) -> Placement:
     """Finds this worker's place.
 
@@ -81,85 +74,68 @@ def detect(
         rank: From `--rank`; None where it was not given.
         world_size: From `--world-size`.
         local_rank: From `--local-rank`.
+        hostname: This host's, which in a pod may end in its number.
 
     Raises:
         ConfigError: Two sources disagree, or a number cannot be; names source and value.
     """
     launcher, readings = _launcher(environment)
-    flags = {"rank": ("--rank", rank), "size": ("--world-size", world_size)}
-    flags["local_rank"] = ("--local-rank", local_rank)
-    given = [
-        _Reading(field, value, f"{flag} {value}")
-        for field, (flag, value) in flags.items()
+    readings = [*_given(rank, world_size, local_rank), *readings]
+    if not any(reading.field == "rank" for reading in readings):
+        number = ordinal(environment, hostname)
+        if number is not None:
+            launcher, readings = KUBERNETES.name, [*readings, number]
+    _check_agreement(readings)
+    _check_ranges(readings)
+    return _placement(launcher, readings)
+
+
+def set_aside(environment: Environment) -> tuple[str, ...]:
+    """What outer launchers say, which counts for nothing beside the innermost one."""
+    outer = [family for family in FAMILIES if family.started(environment)][1:]
+    said = [reading.source for family in outer for reading in family.read(environment)]
+    return tuple(source for source in dict.fromkeys(said) if source not in detect(environment).sources)
+
+
+def absent(environment: Environment) -> Mapping[str, tuple[str, ...]]:
+    """What was looked at and is not there, by family."""
+    return {
+        family.name: tuple(name for name in family.names if name not in environment)
+        for family in FAMILIES
+        if any(name not in environment for name in family.names)
+    }
+
+
+def _given(rank: int | None, world_size: int | None, local_rank: int | None) -> list[Reading]:
+    flags = (("rank", "--rank", rank), ("size", "--world-size", world_size))
+    return [
+        Reading(field, value, f"{flag} {value}")
+        for field, flag, value in (*flags, ("local_rank", "--local-rank", local_rank))
         if value is not None
     ]
-    readings = [*given, *readings]
-    _check_agreement(readings)
-    placement = _placement(launcher, readings)
-    _check_ranges(readings)
-    return placement
 
 
-def _launcher(environment: Mapping[str, str]) -> tuple[str, list[_Reading]]:
-    """The launcher's name and what it says; the innermost one's alone."""
-    torch = _read(environment, _TORCH)
-    if "TORCHELASTIC_RUN_ID" in environment:
-        return "torchrun", torch
-    if "OMPI_COMM_WORLD_RANK" in environment:
-        return "openmpi", [*torch, *_read(environment, _OPEN_MPI)]
-    if "SLURM_STEP_ID" in environment:
-        return "slurm", [*torch, *_read_slurm(environment)]
-    return ("environment" if torch else "shell"), torch
+def _launcher(environment: Environment) -> tuple[str, list[Reading]]:
+    """The launcher's name and what it says; the innermost one's alone, beside bare variables."""
+    for family in FAMILIES:
+        if family.started(environment):
+            name = environment[OURS] if family is OWN else family.name
+            said = family.read(environment)
+            return name, said if family in (OWN, TORCHRUN) else [*bare(environment), *said]
+    found = bare(environment)
+    return ("environment" if found else "shell"), found
 
 
-def _read(environment: Mapping[str, str], names: Mapping[str, str]) -> list[_Reading]:
-    return [
-        _Reading(field, _number(name, environment[name]), f"{name}={environment[name]}")
-        for field, name in names.items()
-        if name in environment
-    ]
-
-
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
-        raise ConfigError(f"{name}={text!r} is no whole number of 0 or more; unset it or correct it")
-    return int(text)
-
-
-def _read_slurm(environment: Mapping[str, str]) -> list[_Reading]:
-    tasks = next((name for name in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if name in environment), None)
-    readings = _read(environment, _SLURM if tasks is None else {**_SLURM, "size": tasks})
-    layout = environment.get("SLURM_STEP_TASKS_PER_NODE")
-    node = next((reading.value for reading in readings if reading.field == "node_rank"), None)
-    if layout is None or node is None:
-        return readings
-    local_size = _tasks_on(node, layout)
-    return [*readings, _Reading("local_size", local_size, f"SLURM_STEP_TASKS_PER_NODE={layout}")]
-
-
-def _tasks_on(node: int, layout: str) -> int:
-    """Reads SLURM's `4(x2),3`: four tasks on each of two nodes, three on the next."""
-    counts: list[int] = []
-    for part in layout.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
-        if match is None:
-            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE={layout!r} is not of the form 4(x2),3")
-        counts += [int(match[1])] * int(match[2] or 1)
-    if node >= len(counts):
-        raise ConfigError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE={layout} has no such node")
-    return counts[node]
-
-
-def _check_agreement(readings: list[_Reading]) -> None:
+def _check_agreement(readings: Sequence[Reading]) -> None:
     for one, other in combinations(readings, 2):
         if one.field == other.field and one.value != other.value:
             raise ConfigError(
-                f"two sources disagree on the {_spell(one.field)}: {one.source} and {other.source}; "
+                f"two sources disagree on the {spell(one.field)}: {one.source} and {other.source}; "
                 "unset one of them"
             )
 
 
-def _placement(launcher: str, readings: list[_Reading]) -> Placement:
+def _placement(launcher: str, readings: Sequence[Reading]) -> Placement:
     found = {reading.field: reading.value for reading in readings}
     rank, local_size = found.get("rank"), found.get("local_size", 1)
     return Placement(
@@ -169,29 +145,32 @@ def _placement(launcher: str, readings: list[_Reading]) -> Placement:
         local_size=local_size,
         # Open MPI does not say; it, like the others by default, fills one host after the other.
         node_rank=found.get("node_rank", (rank or 0) // max(1, local_size)),
+        nodes=found.get("nodes"),
+        restart=found.get("restart", 0),
         launcher=launcher,
-        sources=tuple(reading.source for reading in readings),
+        readings=tuple(readings),
     )
 
 
-def _check_ranges(readings: list[_Reading]) -> None:
+def _check_ranges(readings: Sequence[Reading]) -> None:
     for field, limit in (("rank", "size"), ("local_rank", "local_size")):
         low = _find(readings, field)
         high = _find(readings, limit)
         if high is not None and high.value < 1:
-            raise ConfigError(f"the {_spell(limit)} is {high.value} ({high.source}); it must be at least 1")
+            raise ConfigError(f"the {spell(limit)} is {high.value} ({high.source}); it must be at least 1")
         if low is not None and low.value < 0:
-            raise ConfigError(f"the {_spell(field)} is {low.value} ({low.source}); it must be at least 0")
+            raise ConfigError(f"the {spell(field)} is {low.value} ({low.source}); it must be at least 0")
         if low is not None and high is not None and low.value >= high.value:
             raise ConfigError(
-                f"the {_spell(field)} is {low.value} ({low.source}), but the {_spell(limit)} is "
+                f"the {spell(field)} is {low.value} ({low.source}), but the {spell(limit)} is "
                 f"{high.value} ({high.source}); it must be 0 to {high.value - 1}"
             )
 
 
-def _find(readings: list[_Reading], field: str) -> _Reading | None:
+def _find(readings: Sequence[Reading], field: str) -> Reading | None:
     return next((reading for reading in readings if reading.field == field), None)
 
 
-def _spell(field: str) -> str:
+def spell(field: str) -> str:
+    """A field in words."""
     return {"size": "world size", "local_size": "number of local workers"}.get(field, field.replace("_", " "))

@@ -30,6 +30,7 @@ from ps.types import Hyper
 from workers import context, scaling
 from workers.backward import BackwardPasses
 from workers.bucketing import Bucket, make_buckets
+from workers.checkpoints import Checkpoints
 from workers.collectives import allreduce, broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
@@ -138,7 +139,9 @@ class DistributedOptimizer(OptimizerWrapper):
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
         self._timeout = communicator.timeout if timeout is None else timeout
-        self.completed_steps = self._start_from_rank_0(model)
+        self.ahead = int(cross_barrier)
+        self._model = model
+        self.completed_steps = self._start_from_rank_0(place.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
         self._watch = ChangeWatch(self._buckets, self._hyper)
         self._passes = BackwardPasses(
@@ -163,6 +166,11 @@ class DistributedOptimizer(OptimizerWrapper):
             for bucket in self._buckets
             for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True)
         }
+
+    @property
+    def kept(self) -> dict[str, torch.Tensor]:
+        """All that a checkpoint holds of the model by name: parameters, buffers, frozen parameters."""
+        return {name: tensor.detach() for name, tensor in [*self.named_parameters.items(), *self._rest()]}
 
     @property
     def exchange_seconds(self) -> float:
@@ -304,16 +312,24 @@ class DistributedOptimizer(OptimizerWrapper):
                 " while they are trainable, and freeze them afterwards"
             )
 
-    def _start_from_rank_0(self, model: torch.nn.Module | None) -> int:
+    def _start_from_rank_0(self, checkpoints: Checkpoints | None) -> int:
         """Brings everybody to one beginning; returns the completed steps to go on from."""
+        if checkpoints is not None:
+            checkpoints.adopt(self)
         with self._communicator.waiting:
             start = self._communicator.attach(self._buckets)
-        if model is not None and not self._communicator.late:
-            exchanged = self._exchanged()
-            frozen = [parameter.data for parameter in model.parameters() if parameter not in exchanged]
-            rest = [*model.buffers(), *frozen]
+        if not self._communicator.late:
+            rest = [tensor.data for _, tensor in self._rest()]
             broadcast_into(rest, self._communicator, "model.rest", self._timeout)
-        return start.step
+        return start.step if checkpoints is None else checkpoints.share(self)
+
+    def _rest(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's buffers and frozen parameters, which are not exchanged."""
+        if self._model is None:
+            return []
+        exchanged = self._exchanged()
+        frozen = [(name, one) for name, one in self._model.named_parameters() if one not in exchanged]
+        return [*self._model.named_buffers(), *frozen]
 
     def _hyper(self, bucket: Bucket) -> Hyper:
         if not self._steps_on_server:
@@ -447,6 +463,7 @@ class _Place(NamedTuple):
     bucket_bytes: int | None
     after_step: Callable[[int], None]
     adopt: Callable[[DistributedOptimizer], None]
+    checkpoints: Checkpoints | None = None
 
 
 def _place(
@@ -457,7 +474,22 @@ def _place(
         return _Place(communicator, bucket_bytes, after_step or _ignore, _ignore)
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
-    return _Place(here.communicator, bucket_bytes, after_step or here.step_completed, here.adopt)
+    step_completed = after_step or here.step_completed
+    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, _checkpoints(here))
+
+
+def _checkpoints(here: context.Context) -> Checkpoints | None:
+    """What keeps this job's state where no hub does; made for the first optimizer."""
+    directory = here.config.checkpoint_dir
+    if directory is None:
+        return None
+    if here.communicator.steps_on == "server":
+        log.info("this job's checkpoints are the hub's: ps-server start --checkpoint-dir says where")
+        return None
+    if here.saves is None:
+        here.saves = Checkpoints(directory, here.config.checkpoint_every, here.communicator, here.job)
+    assert isinstance(here.saves, Checkpoints)
+    return here.saves
 
 
 def _asks_for_loss(optimizer: Optimizer) -> bool:

@@ -26,7 +26,6 @@ from workers.launch import detect
 
 log = logging.getLogger(__name__)
 
-PREEMPTED = 75
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -164,8 +163,13 @@ def _code(end: SystemExit) -> int:
 
 
 def _heed_signals() -> None:
-    """The first signal ends the worker after its step; the second one at once."""
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: PREEMPTED}
+    """The first signal ends the worker after its step; the second one at once.
+
+    A scheduler's second one asks for what the first did, often through the launcher as well, which
+    passes on what everybody got: then only Ctrl-C counts.
+    """
+    asked = Preempted.exit_code
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
 
     def heed(number: int, frame: FrameType | None) -> None:
         worker = context.started()
@@ -173,15 +177,26 @@ def _heed_signals() -> None:
         if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
+        if forked and number == signal.SIGUSR1:
+            return
+        if worker is not None and worker.stop_code is not None and _repeats(worker, number):
+            return
         if worker is None or not worker.trainers or worker.stop_code is not None:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
-            raise Preempted("stopped on request, at once", PREEMPTED)
-        worker.stop_code = codes[signal.Signals(number)]
+            raise Preempted("stopped on request, at once")
+        worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
         if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
-            together = worker.session is not None and worker.session.serves
-            what = "all workers leave after a common step" if together else "leaving after this step"
-            log.warning("%s: %s; once more quits", signal.Signals(number).name, what)
+            what = "all workers leave after a common step" if worker.stops_all else "leaving after this step"
+            quits = "Ctrl-C" if _repeats(worker, number) else "once more"
+            log.warning("%s: %s; %s quits", signal.Signals(number).name, what, quits)
 
     for number in codes:
         signal.signal(number, heed)
+
+
+def _repeats(worker: context.Context, number: int) -> bool:
+    """Whether another such signal is no second wish."""
+    return number == signal.SIGUSR1 or (
+        number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
+    )

@@ -83,11 +83,14 @@ class Cluster:
 
     def run(self, name: str, module: str, *arguments: str, within: Sequence[str] = ()) -> Program:
         """Starts a module; `within` goes before the command, as what runs it on another host."""
+        return self.start(name, [*within, sys.executable, "-m", module, *arguments])
+
+    def start(self, name: str, command: Sequence[str]) -> Program:
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [*within, sys.executable, "-m", module, *arguments],
+                command,
                 stdout=stdout,
                 stderr=stderr,
                 stdin=subprocess.DEVNULL,

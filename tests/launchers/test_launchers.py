@@ -1,0 +1,94 @@
+"""The same worker command under torchrun, mpirun and `ps-worker --gpus`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
+mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
+)
+
+
+def worker(*arguments: str) -> list[str]:
+    """The command that is the same under every launcher."""
+    return [sys.executable, "-m", "workers.cli", *arguments]
+
+
+def told(output: str) -> list[dict[str, Any]]:
+    """The results among the lines, by rank."""
+    objects = [line[line.index('{"rank"') :] for line in output.splitlines() if '{"rank"' in line]
+    return sorted((json.loads(line) for line in objects), key=lambda one: one["rank"])
+
+
+def torchrun(count: int) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--no-python"]
+
+
+def as_root() -> list[str]:
+    return ["--allow-run-as-root"] if os.geteuid() == 0 else []
+
+
+def start(cluster: Cluster, launcher: list[str], *arguments: str) -> Program:
+    return cluster.start("launcher", [*launcher, *worker(*arguments)])
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("kind", ["torchrun", pytest.param("mpirun", marks=mpirun)])
+def test_a_launcher_gives_the_ranks(cluster: Cluster, kind: str, topology: str) -> None:
+    launcher = torchrun(2) if kind == "torchrun" else [*MPIRUN, *as_root()]
+    server, address = cluster.server("--once")
+    program = start(cluster, launcher, "--server", address, "--topology", topology, SMALL, "10")
+    assert program.wait() == 0, program.said()
+    results = told(program.out.read_text())
+    assert [(one["rank"], one["size"], one["steps"]) for one in results] == [(0, 2, 10), (1, 2, 10)]
+    assert server.done()["finished"] == [0, 1]
+
+
+def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
+    server, address = cluster.server("--once")
+    common = ["--server", address, "--nodes", "2", "--gpus", "2"]
+    nodes = [
+        cluster.run(f"node{nr}", "workers.cli", *common, "--nr", str(nr), SMALL, "10") for nr in range(2)
+    ]
+    told = [one for node in nodes for one in node.done()["workers"]]
+    assert [(one["rank"], one["size"], one["steps"]) for one in told] == [(rank, 4, 10) for rank in range(4)]
+    assert server.done()["finished"] == [0, 1, 2, 3]
+    assert "so many worker processes on the CPU" in nodes[0].said() or Path("/dev/nvidia0").exists()
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("kind", ["gpus", pytest.param("mpirun", marks=mpirun)])
+def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
+    cluster: Cluster, tmp_path: Path, kind: str, topology: str
+) -> None:
+    server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
+    launcher = [*MPIRUN, *as_root()] if kind == "mpirun" else []
+    go = tmp_path / "go"
+    flags = ["--server", address, "--topology", topology, *(["--gpus", "2"] if kind == "gpus" else [])]
+    keeps = ["--checkpoint-dir", str(tmp_path / "saved")] if topology == "ring" else []
+    program = start(cluster, launcher, *flags, *keeps, SMALL, "60", "16", "hold", str(go), "20")
+    program.until(lambda: _said(program).count("holding at 20") == 2, "both at step 20")
+    program.process.send_signal(signal.SIGUSR1)
+    program.until(lambda: _said(program).count("SIGUSR1: all workers") == 2, "notice of both")
+    go.touch()
+    assert program.wait() == 75, program.said()
+    summary = server.done(75)
+    assert (summary["preempted"], 20 < summary["steps"] < 60) == ([0, 1], True)
+    assert "checkpoint of step" in server.said() + program.said()
+
+
+def _said(program: Program) -> str:
+    return program.err.read_text() + program.out.read_text()

@@ -1,0 +1,136 @@
+"""What rank 0 keeps where workers step themselves, and how all ranks get it back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ps.errors import ConfigError
+from tests.contract.test_communicators import RingRanks
+from workers.checkpoints import Checkpoints
+from workers.communicator import Communicator
+from workers.local_communicator import LocalCommunicator
+
+
+class Trained:
+    """A model and its optimizer, as `DistributedOptimizer` shows them."""
+
+    def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.Adam, width: int = 3) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+        self.wrapped = kind(self.model.parameters(), lr=0.1)
+        self.completed_steps = 0
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return {name: one.detach() for name, one in named}
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(self.completed_steps))
+
+            def closure(inputs: Tensor = inputs) -> Tensor:
+                self.wrapped.zero_grad()
+                loss = self.model(inputs).square().mean()
+                loss.backward()
+                return loss
+
+            self.wrapped.step(closure)
+            self.completed_steps += 1
+
+
+def checkpoints(folder: Path, communicator: Communicator | None = None, every: float = 1e6) -> Checkpoints:
+    return Checkpoints(folder, every, communicator or LocalCommunicator(), "train.py")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Trained:
+    trained = Trained()
+    keeps = checkpoints(tmp_path)
+    keeps.adopt(trained)
+    trained.train(5)
+    keeps.save()
+    return trained
+
+
+def test_a_resumed_run_takes_the_steps_of_the_one_before_bit_by_bit(tmp_path: Path, saved: Trained) -> None:
+    resumed = Trained()
+    keeps = checkpoints(tmp_path)
+    keeps.adopt(resumed)
+    resumed.completed_steps = keeps.share(resumed)
+    assert resumed.completed_steps == 5
+    for trained in (saved, resumed):
+        trained.train(3)
+    assert resumed.kept.keys() == saved.kept.keys()
+    assert all(torch.equal(resumed.kept[name], saved.kept[name]) for name in saved.kept)
+
+
+def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, saved: Trained) -> None:
+    def resume(communicator: Communicator) -> tuple[int, dict[int, dict[str, Tensor]]]:
+        resumed = Trained()
+        keeps = checkpoints(tmp_path if communicator.rank == 0 else tmp_path / "nowhere", communicator)
+        keeps.adopt(resumed)
+        return keeps.share(resumed), resumed.wrapped.state_dict()["state"]
+
+    expected = saved.wrapped.state_dict()["state"]
+    for step, state in RingRanks().run(resume):
+        assert step == 5
+        assert state.keys() == expected.keys()
+        for index, values in expected.items():
+            assert all(torch.equal(state[index][name], value) for name, value in values.items())
+
+
+def test_without_a_checkpoint_training_begins(tmp_path: Path) -> None:
+    trained = Trained()
+    keeps = checkpoints(tmp_path)
+    keeps.adopt(trained)
+    assert keeps.share(trained) == 0
+
+
+def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: Path) -> None:
+    trained, keeps = Trained(), checkpoints(tmp_path)
+    keeps.adopt(trained)
+    for _ in range(2):
+        trained.train(2)
+        keeps.save()
+    newest = sorted((tmp_path / "workers").glob("*-step-4/*.safetensors"))[-1]
+    content = bytearray(newest.read_bytes())
+    content[-1] ^= 1
+    newest.write_bytes(content)
+    again, other = checkpoints(tmp_path), Trained()
+    again.adopt(other)
+    assert again.share(other) == 2
+
+
+def test_another_model_is_refused_with_the_first_difference(tmp_path: Path, saved: Trained) -> None:
+    words = r"has float32\[3, 4\] as '0.weight', where this one has float32\[2, 4\]"
+    with pytest.raises(ConfigError, match=words):
+        checkpoints(tmp_path).adopt(Trained(width=2))
+
+
+def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
+    trained, keeps = Trained(torch.optim.LBFGS), checkpoints(tmp_path)
+    keeps.adopt(trained)
+    trained.train(1)
+    with pytest.raises(ConfigError, match="LBFGS keeps a list"):
+        keeps.save()
+    assert list((tmp_path / "workers").glob("*")) == []
+
+
+def test_what_fails_in_passing_is_told_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = Trained()
+    keeps = checkpoints(tmp_path, every=1e-9)
+    keeps.adopt(trained)
+    trained.train(1)
+    assert keeps.due
+    (tmp_path / "workers").write_text("in the way")
+    with caplog.at_level("ERROR"):
+        keeps.save_in_passing()
+    assert "no checkpoint: cannot write" in caplog.text

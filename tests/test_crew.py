@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.config import load_worker
+from ps.errors import ConfigError
+from workers.crew import _again, places
+from workers.launch import Placement, detect
+
+
+def crew(outer: Placement | None = None, **flags: Any) -> list[Placement]:
+    config = load_worker({"server": "hub:1", **flags}, environment={})
+    return [detect(place) for place in places(config, outer or Placement())]
+
+
+def test_ranks_are_those_of_pytorchs_tutorials() -> None:
+    found = crew(nodes=2, gpus=4, nr=1)
+    assert [(one.rank, one.size, one.local_rank, one.local_size) for one in found] == [
+        (4 + local, 8, local, 4) for local in range(4)
+    ]
+    assert {(one.node_rank, one.launcher) for one in found} == {(1, "ps-worker")}
+
+
+def test_one_host_is_the_default() -> None:
+    assert [(one.rank, one.size) for one in crew(gpus=2)] == [(0, 2), (1, 2)]
+
+
+def test_a_launcher_that_starts_one_a_host_says_which() -> None:
+    outer = Placement(rank=1, size=2, launcher="slurm")
+    assert [(one.rank, one.size) for one in crew(outer, gpus=2)] == [(2, 4), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("outer", "flags", "words"),
+    [
+        (Placement(local_size=4, launcher="slurm"), {}, "slurm started 4 commands on this host"),
+        (Placement(rank=1, size=2, launcher="slurm"), {"nr": 0}, "--nr 0, and slurm says 1"),
+        (Placement(rank=1, size=2, launcher="slurm"), {"nodes": 3}, "--nodes 3, and slurm says 2"),
+        (Placement(), {"nr": 1}, "--nr 1 of 1 node"),
+    ],
+)
+def test_what_contradicts_the_launcher_is_refused(
+    outer: Placement, flags: dict[str, int], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        crew(outer, gpus=2, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"nodes": 2}, "--nodes 2 needs --gpus"),
+        ({"gpus": 2, "rank": 1}, "--rank 1 is for one worker"),
+        ({"gpus": 2, "nodes": 2, "nr": 2}, "nodes go from 0 to 1"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused(flags: dict[str, int], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        crew(**flags)
+
+
+def test_workers_without_a_server_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus 2 needs --server"):
+        load_worker({"gpus": 2}, environment={})
+
+
+def test_workers_get_the_command_line_less_what_is_the_crews() -> None:
+    flags = {"server": "hub:1", "aggregate": True, "nodes": 2, "gpus": 4, "nr": 0, "compress": None}
+    assert _again(flags, Path("a.toml")) == ["--config", "a.toml", "--server", "hub:1", "--aggregate"]

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ps.errors import ConfigError
+from workers.launch import Placement
+from workers.own_device import choose
+
+
+def has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_each_local_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 4)
+    names = [choose("nccl", Placement(local_rank=rank, local_size=4), {}).device for rank in range(4)]
+    assert names == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+
+
+def test_a_gpu_that_the_launcher_gave_is_this_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 1)
+    choice = choose("nccl", Placement(local_rank=3, local_size=4), {"CUDA_VISIBLE_DEVICES": "3"})
+    assert choice.device == "cuda:0"
+    assert "CUDA_VISIBLE_DEVICES=3" in choice.why
+
+
+def test_more_workers_than_gpus_are_refused_with_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 2)
+    with pytest.raises(ConfigError, match=r"local rank 2.*finds 2 here \(CUDA_VISIBLE_DEVICES=4,5\)"):
+        choose("nccl", Placement(local_rank=2, local_size=3), {"CUDA_VISIBLE_DEVICES": "4,5"})
+    with pytest.raises(ConfigError, match="local rank 2"):
+        choose("nccl", Placement(local_rank=2, local_size=3), {})
+
+
+def test_nccl_without_a_gpu_is_refused_and_gloo_takes_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    has(monkeypatch, 0)
+    with pytest.raises(ConfigError, match="use --backend gloo"):
+        choose("nccl", Placement(), {})
+    assert choose("gloo", Placement(local_rank=5), {}).device == "cpu"

@@ -1,0 +1,166 @@
+"""The workers that one command starts on its host: `ps-worker --nodes N --gpus G --nr R`.
+
+Ranks go as in PyTorch's tutorials: worker i of node r is rank r G + i of N G. Where a launcher started
+this command, once a node, it says N and r.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from ps.config import WorkerConfig, environment
+from ps.errors import ConfigError, Preempted
+from ps.settings import flag
+from workers.launch import Placement, detect
+from workers.launchers.torchrun import OURS
+
+log = logging.getLogger(__name__)
+
+LAUNCHER = "ps-worker"
+_OWN_FLAGS = ("nodes", "gpus", "nr")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def wanted(config: WorkerConfig) -> bool:
+    """Whether this process is to start workers, rather than to be one of those that were started."""
+    return config.gpus is not None and environment().get(OURS) != LAUNCHER
+
+
+def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
+    """The variables that tell each worker of this node its place.
+
+    Args:
+        config: Its `gpus`, `nodes` and `nr`.
+        outer: Where a launcher put this very command.
+
+    Raises:
+        ConfigError: The launcher started several on this host, or says another node than the flags.
+    """
+    if outer.local_size > 1:
+        raise ConfigError(
+            f"{outer.launcher} started {outer.local_size} commands on this host, and each would start"
+            f" --gpus {config.gpus} workers: let it start one a host, or leave --gpus out"
+        )
+    gpus = config.gpus or 1
+    nodes = _agreed("nodes", config.nodes, outer.size, outer.launcher) or 1
+    node = _agreed("nr", config.nr, outer.rank, outer.launcher) or 0
+    if node >= nodes:
+        raise ConfigError(f"--nr {node} of {nodes} node(s): nodes go from 0 to {nodes - 1}; give --nodes")
+    return [
+        {
+            OURS: LAUNCHER,
+            "RANK": str(node * gpus + local),
+            "WORLD_SIZE": str(nodes * gpus),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(gpus),
+            "GROUP_RANK": str(node),
+        }
+        for local in range(gpus)
+    ]
+
+
+def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | None, words: list[str]) -> int:
+    """Runs this node's workers to their end; the last line tells the result of each.
+
+    Args:
+        config: The settings.
+        flags: What the command line gave; None where it gave nothing.
+        config_file: From `--config`.
+        words: The script and its arguments.
+
+    Returns:
+        The exit code: 0 if all ended well, 75 if all who did not were pre-empted, else the first failure's.
+    """
+    variables = places(config, detect(environment()))
+    if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
+        log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
+    command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), "--", *words]
+    own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
+    given = {name: value for name, value in environment().items() if name not in own}
+    crew: list[_Member] = []
+    _pass_on_signals(crew)
+    for place in variables:
+        crew.append(_Member(command, {**given, **place}))
+    codes = [member.wait() for member in crew]
+    code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
+    print(json.dumps({"workers": [member.result for member in crew], "exit_code": code}), flush=True)
+    return code
+
+
+def _agreed(name: str, given: int | None, said: int | None, launcher: str) -> int | None:
+    if given is not None and said is not None and given != said:
+        raise ConfigError(
+            f"two sources disagree on the node: {flag(name)} {given}, and {launcher} says {said}; drop one"
+        )
+    return said if given is None else given
+
+
+def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
+    """The command line once more, less what is this process's own."""
+    given = {name: value for name, value in flags.items() if value is not None and name not in _OWN_FLAGS}
+    words = [] if config_file is None else ["--config", str(config_file)]
+    for name, value in given.items():
+        words += [flag(name)] if value is True else [flag(name), str(value)]
+    return words
+
+
+class _Member:
+    """One worker; its standard output goes on to ours, but for the last line, which is its result."""
+
+    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        self.result: dict[str, Any] = {}
+        self._process = subprocess.Popen(
+            command,
+            env=variables,
+            stdout=subprocess.PIPE,
+            process_group=0,  # a Ctrl-C in the terminal is ours to pass on, once
+        )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
+        self._reader.start()
+
+    def wait(self) -> int:
+        """Its exit code; 128+n if signal n ended it."""
+        code = self._process.wait()
+        self._reader.join()
+        return code if code >= 0 else 128 - code
+
+    def signal(self, number: int) -> None:
+        """Passes a signal on, if it still runs."""
+        self._process.send_signal(number)
+
+    def _read(self, output: IO[bytes]) -> None:
+        held = b""
+        for line in output:
+            _say(held)
+            held = line
+        try:
+            self.result = json.loads(held)
+        except ValueError:  # it was killed, or never came so far
+            _say(held)
+
+
+def _say(line: bytes) -> None:
+    sys.stdout.buffer.write(line)
+    sys.stdout.buffer.flush()
+
+
+def _pass_on_signals(crew: Sequence[_Member]) -> None:
+    """For those that are started later, too."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        for member in crew:
+            member.signal(number)
+
+    for number in _SIGNALS:
+        signal.signal(number, pass_on)

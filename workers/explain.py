@@ -1,0 +1,145 @@
+"""`ps-worker env`: where this process stands, and where each value comes from.
+
+Starts nothing and asks nobody: what only a server could say is left to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps import terminal
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One value; None where it is the server's to say."""
+
+    value: int | str | None
+    source: str
+
+
+@app.command()
+def env(
+    explain: Annotated[bool, typer.Option("--explain", help="say where each value comes from")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of lines")] = False,
+    server: Annotated[str | None, typer.Option(help="as of ps-worker, like all that follow")] = None,
+    topology: Annotated[str | None, typer.Option()] = None,
+    backend: Annotated[str | None, typer.Option()] = None,
+    rank: Annotated[int | None, typer.Option()] = None,
+    world_size: Annotated[int | None, typer.Option()] = None,
+    local_rank: Annotated[int | None, typer.Option()] = None,
+    config: Annotated[Path | None, typer.Option()] = None,
+) -> None:
+    """Print this worker's place: rank, sizes, launcher, server, device and threads."""
+    flags = dict(locals())
+    config_file = flags.pop("config")
+    for own in ("explain", "as_json"):
+        flags.pop(own)
+    raise SystemExit(_run(flags, config_file, explain, as_json))
+
+
+def main(argv: list[str]) -> None:
+    """Runs `ps-worker env` with these arguments."""
+    terminal.run(app, "ps-worker env", argv)
+
+
+def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, as_json: bool) -> int:
+    import sys
+
+    from ps.errors import HubringError
+
+    try:
+        report = gather(flags, config_file)
+    except HubringError as error:
+        print(f"ps-worker: {error}", file=sys.stderr)
+        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+        return error.exit_code
+    print(json.dumps(report) if as_json else "\n".join(lines(report, explain)))
+    return 0
+
+
+def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict[str, Any]:
+    """All values with their sources, what was set aside, and what was not there.
+
+    Args:
+        flags: Field name to what the command line gave; None where it gave nothing.
+        config_file: TOML file; None: the one that PS_CONFIG names, if any.
+
+    Raises:
+        ConfigError: Sources disagree, or a value cannot be.
+    """
+    from ps.config import environment, load_worker, worker_origins
+    from workers.launch import FAMILIES, absent, detect, set_aside
+    from workers.own_device import choose
+
+    config, origins = load_worker(flags, config_file), worker_origins(flags, config_file)
+    variables = environment()
+    here = detect(variables, config.rank, config.world_size, config.local_rank, socket.gethostname())
+    said = {reading.field: reading.source for reading in reversed(here.readings)}
+    said.update({field: origins[name] for field, name in _SETTINGS.items() if name in origins})
+    choice = choose(config.backend, here, variables)
+    values = {
+        "rank": Value(here.rank, said.get("rank", "nobody says: the server assigns it")),
+        "world size": Value(here.size, said.get("size", "nobody says: the server knows (--workers), else 1")),
+        "local rank": Value(here.local_rank, said.get("local_rank", "nobody says: default")),
+        "local size": Value(here.local_size, said.get("local_size", "nobody says: default")),
+        "node rank": Value(here.node_rank, said.get("node_rank", "rank divided by local size")),
+        "restart": Value(here.restart, said.get("restart", "nobody says: default")),
+        "launcher": Value(here.launcher, _betrayed(variables, here.launcher)),
+        "server": Value(config.server, origins.get("server", "nobody says: this worker trains alone")),
+        "device": Value(choice.device, choice.why),
+        "threads": Value(*_threads(variables, here.local_size)),
+    }
+    return {
+        **{name: asdict(value) for name, value in values.items()},
+        "set aside": list(set_aside(variables)),
+        "absent": {family: list(names) for family, names in absent(variables).items()},
+        "notes": [family.note for family in FAMILIES if family.note],
+    }
+
+
+def lines(report: Mapping[str, Any], explain: bool) -> list[str]:
+    """The report for people."""
+    values = {name: part for name, part in report.items() if isinstance(part, dict) and "source" in part}
+    shown = {name: "-" if part["value"] is None else str(part["value"]) for name, part in values.items()}
+    if not explain:
+        return [f"{name:<11} {value}" for name, value in shown.items()]
+    width = max(map(len, shown.values()))
+    told = [f"{name:<11} {shown[name]:<{width}}  {part['source']}" for name, part in values.items()]
+    told += [f"set aside   {source}  (an outer launcher's)" for source in report["set aside"]]
+    told += [f"not there   {family}: {', '.join(names)}" for family, names in report["absent"].items()]
+    return [*told, *(f"note        {note}" for note in report["notes"])]
+
+
+_SETTINGS = {"rank": "rank", "size": "world_size", "local_rank": "local_rank"}
+
+
+def _betrayed(variables: Mapping[str, str], launcher: str) -> str:
+    from workers.launch import FAMILIES
+
+    for family in FAMILIES:
+        if family.started(variables):
+            name = next(name for name in family.names if name in variables)
+            return f"{name}={variables[name]}"
+    found = {"environment": "RANK or the like, of no launcher known", "kubernetes": "the hostname of a pod"}
+    return found.get(launcher, "no launcher's variables are there")
+
+
+def _threads(variables: Mapping[str, str], local_size: int) -> tuple[int, str]:
+    """As `workers.context` will share the cores; the server counts the workers on a host, which we cannot."""
+    if "OMP_NUM_THREADS" in variables:
+        import torch
+
+        return torch.get_num_threads(), f"OMP_NUM_THREADS={variables['OMP_NUM_THREADS']}"
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores // local_size), f"{cores} core(s) for {local_size} local worker(s)"

@@ -1,0 +1,53 @@
+"""Open MPI, and others whose daemons speak PMIx.
+
+Open MPI says OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, and PMIX_RANK must agree. Of PMIx
+alone PMIX_RANK is all there is: the number of processes is asked for through the library, and stands in no
+variable. A namespace that begins with `slurm.` is srun's, which says more itself.
+"""
+
+from __future__ import annotations
+
+from workers.launchers.reading import Environment, Family, Reading, read
+
+_OPEN_MPI = {
+    "rank": "OMPI_COMM_WORLD_RANK",
+    "size": "OMPI_COMM_WORLD_SIZE",
+    "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+_PMIX = {"rank": "PMIX_RANK"}
+
+
+def _open_mpi(environment: Environment) -> list[Reading]:
+    return [*read(environment, _OPEN_MPI), *read(environment, _PMIX)]
+
+
+def speaks_pmix(environment: Environment) -> bool:
+    """Whether a PMIx daemon other than SLURM's started this process."""
+    return "PMIX_RANK" in environment and not of_slurm(environment)
+
+
+def of_slurm(environment: Environment) -> bool:
+    """Whether what is said in PMIx's variables was said by srun."""
+    namespace = environment.get("PMIX_NAMESPACE", "")
+    return namespace.startswith("slurm.") or (not namespace and "SLURM_STEP_ID" in environment)
+
+
+def pmix(environment: Environment) -> list[Reading]:
+    """What a PMIx daemon says."""
+    return read(environment, _PMIX)
+
+
+OPEN_MPI = Family(
+    "openmpi",
+    tuple(_OPEN_MPI.values()),
+    lambda environment: "OMPI_COMM_WORLD_RANK" in environment,
+    _open_mpi,
+)
+PMIX = Family(
+    "pmix",
+    ("PMIX_RANK", "PMIX_NAMESPACE"),
+    speaks_pmix,
+    pmix,
+    "PMIx puts the rank alone into a variable: give --world-size, or ps-server start --workers",
+)
