@@ -19,11 +19,13 @@ class Trainer:
         named_parameters: Every trained parameter by name.
         waited: Tells the seconds for which exchanges have kept training waiting.
         steps: How many were completed.
+        ahead: By how many steps others may be ahead: none, as a step waits for all.
     """
 
     named_parameters: dict[str, torch.Tensor]
     waited: Callable[[], float]
     steps: int = 0
+    ahead: int = 0
     _place: context.Context | None = None
 
     def __post_init__(self) -> None:
