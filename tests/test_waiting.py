@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 
+from ps.messages import Call
 from ps.timing import FakeTime
+from ps.types import Hyper
 from ps.waiting import Waiting, sentence
+from ps.work import Work
 from tests.fake_hub import FakeHub, FakeRank
-from workers.bucketing import make_buckets
+from workers.bucketing import Bucket, make_buckets
 from workers.collectives import barrier
-from workers.communicator import CollectiveWork
+from workers.communicator import CollectiveWork, Then
 from workers.exchange import Exchange
 
 
@@ -49,16 +54,22 @@ def test_the_sentence_names_who_is_waited_for() -> None:
     assert "nobody else is behind" in sentence(10.0, 120, "")
 
 
-class Slow(CollectiveWork):
+W = TypeVar("W", bound="Slow")
+
+
+class Slow(Work):
     """Takes three seconds of a fake clock, and sees how long its waiter is known to wait."""
 
-    def __init__(self, waiting: Waiting, time: FakeTime) -> None:
-        super().__init__("something slow")
-        self.waiting, self.time, self.seen = waiting, time, 0.0
+    rank: SlowRank
+    seen = 0.0
 
     def wait(self, timeout: float | None = None) -> None:
-        self.time.advance(3.0)
-        self.seen = self.waiting.seconds
+        self.rank.time.advance(3.0)
+        self.seen = self.rank.waiting.seconds
+
+
+class SlowCollective(CollectiveWork, Slow):
+    """A collective that is slow to wait for."""
 
 
 class SlowRank(FakeRank):
@@ -72,11 +83,16 @@ class SlowRank(FakeRank):
         self.waiting = Waiting(self.time)
         self.works: list[Slow] = []
 
-    def slow(self, *_: object, **__: object) -> Slow:
-        self.works.append(Slow(self.waiting, self.time))
-        return self.works[-1]
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Slow:
+        return self.slowly(Slow("something slow"))
 
-    push_pull = collective = slow
+    def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> SlowCollective:
+        return self.slowly(SlowCollective(call, then or list, self))
+
+    def slowly(self, work: W) -> W:
+        work.rank = self
+        self.works.append(work)
+        return work
 
 
 def test_whoever_waits_in_a_collective_is_known_to_wait() -> None:

@@ -46,6 +46,7 @@ def test_a_run_that_dies_leaves_a_file_that_can_be_read(on_two: Everybody, tmp_p
     def act() -> str:
         hvd.start_timeline(str(file))
         hvd.allreduce(torch.ones(2), name="loss")
+        hvd.barrier()  # by then the line about the first is written
         so_far = file.read_text() if hvd.rank() == 0 else ""
         hvd.stop_timeline()
         return so_far
