@@ -53,8 +53,8 @@ class Slurm:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         config = folder / "slurm.conf"
-        host, user = socket.gethostname().partition(".")[0], Path("/proc/self").owner()
-        config.write_text(CONFIG.format(host=host, user=user, folder=folder))
+        host, self._user = socket.gethostname().partition(".")[0], Path("/proc/self").owner()
+        config.write_text(CONFIG.format(host=host, user=self._user, folder=folder))
         self.environment = {**os.environ, "SLURM_CONF": str(config), "OMP_NUM_THREADS": "1"}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
@@ -81,7 +81,9 @@ class Slurm:
     def stop(self) -> None:
         """Ends what still runs, then the daemons, the first one last."""
         if len(self._daemons) > 1:
-            subprocess.run(["scancel", "--user=root", "--signal=KILL"], env=self.environment, timeout=30)
+            subprocess.run(
+                ["scancel", f"--user={self._user}", "--signal=KILL"], env=self.environment, timeout=30
+            )
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in reversed(self._daemons):
