@@ -201,11 +201,6 @@ def test_file_imports_only_from_below(name: str) -> None:
     assert not wrong
 
 
-def test_no_file_hides_a_name_that_scripts_use() -> None:
-    """An import of `workers.device` would put the file in the place of the function of that name."""
-    assert [name for name in workers.__all__ if f"workers.{name}" in FILES] == []
-
-
 def test_client_and_server_never_reach_each_other() -> None:
     assert {name: both for name in present(CLIENT) if (both := reached(name) & SERVER)} == {}
     assert {name: both for name in present(SERVER) if (both := reached(name) & CLIENT)} == {}
