@@ -230,3 +230,8 @@ def test_only_wire_knows_what_messages_mean() -> None:
     wires = present(FLOORS["wires"].split())
     knowing = {name for name in wires for found in imports(name) if found.target == "ps.messages"}
     assert knowing == {"ps.transport.wire"}
+
+
+def test_no_file_hides_a_name_that_scripts_use() -> None:
+    """Importing `workers.NAME` would put the module in the place of `workers.NAME()`."""
+    assert not {path.stem for path in (ROOT / "workers").iterdir()} & set(workers.__all__)

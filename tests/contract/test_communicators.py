@@ -523,6 +523,7 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
             optimizer.zero_grad()
             model(torch.ones(2, 3)).square().mean().backward()
             optimizer.step()
+        barrier(communicator=communicator)  # the ring's thread has let go of the operations before it
         gc.collect()
         used = {load for convoy in optimizer._exchange._convoys for load in convoy.loads}
         assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
@@ -531,6 +532,7 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
     def action(communicator: Communicator) -> bool:
         assert isinstance(communicator, AllreduceCommunicator)
         gone = train(communicator)
+        barrier(communicator=communicator)
         gc.collect()
         return gone() is None and not communicator._means
 
