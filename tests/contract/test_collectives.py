@@ -196,6 +196,7 @@ def test_the_forms_that_end_in_an_underscore_write_where_they_read(crew: Crew) -
     crew.run(action)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numel", [3, LARGE])
 @pytest.mark.parametrize("op", list(ReduceOp))
 def test_a_group_of_tensors_is_reduced_as_one_by_one(crew: Crew, op: ReduceOp, numel: int) -> None:
@@ -363,6 +364,7 @@ def test_the_root_of_a_scatter_may_give_each_another_shape_and_dtype(crew: Crew)
     ]
 
 
+@pytest.mark.slow
 def test_sums_of_all_splits_are_what_alltoall_moves(three: Crew) -> None:
     table = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3)
 
@@ -751,6 +753,7 @@ def test_a_group_that_cannot_be_is_refused(three: Crew, ranks: list[int]) -> Non
 # Join
 
 
+@pytest.mark.slow
 def test_a_rank_without_data_joins_and_the_others_go_on(crew: Crew) -> None:
     """Rank r has r + 1 batches."""
     size = crew.size
