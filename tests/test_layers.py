@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import pytest
 
+import workers
+
 ROOT = Path(__file__).parent.parent
 
 # From the ground up. A name may stand here before its file does; a file that stands nowhere fails.
@@ -29,7 +31,8 @@ FLOORS = {
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle ps.transport.wire
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host
+        ps.transport.bundle ps.transport.wire
         ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox ps.transport.backlog
         ps.transport.bell ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
@@ -45,7 +48,7 @@ FLOORS = {
         ps.coordinator ps.control ps.server ps.cli
     """,
     "training": """
-        workers.device workers.courier workers.pinning workers.staging
+        workers.accelerator workers.courier workers.pinning workers.staging
         workers.layout workers.bucketing workers.group workers.communicator workers.launch workers.record
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.agenda workers.team workers.transfers
@@ -226,3 +229,8 @@ def test_only_wire_knows_what_messages_mean() -> None:
     wires = present(FLOORS["wires"].split())
     knowing = {name for name in wires for found in imports(name) if found.target == "ps.messages"}
     assert knowing == {"ps.transport.wire"}
+
+
+def test_no_file_hides_a_name_that_scripts_use() -> None:
+    """Importing `workers.NAME` would put the module in the place of `workers.NAME()`."""
+    assert not {path.stem for path in (ROOT / "workers").iterdir()} & set(workers.__all__)

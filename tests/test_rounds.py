@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from ps.collective import layout_of
@@ -271,3 +273,39 @@ def test_a_retried_join_counts_once_and_is_answered_twice() -> None:
     book = RoundBook()
     assert play([join(0), join(0), join(1)], book) == {}
     assert [ticket for ticket, _ in book.contribute(join(2), 2, LIVE)] == [0, 0, 1, 2]
+
+
+# Any schedule
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_whatever_is_repeated_and_in_whatever_order_each_call_counts_once(data: st.DataObject) -> None:
+    """Ranks make the same calls, each in an order of its own, and repeat any that is not yet settled."""
+    names = data.draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=6))
+    own = {rank: data.draw(st.permutations(names)) for rank in LIVE}
+    book, sent, answers = RoundBook(), dict.fromkeys(LIVE, 0), dict[tuple[int, int], set[float]]()
+
+    def settled(rank: int) -> int:
+        return next((number for number in range(sent[rank]) if (rank, number + 1) not in answers), sent[rank])
+
+    def send(rank: int, number: int) -> None:
+        name = own[rank][number - 1]
+        turn = list(own[rank][:number]).count(name)
+        value = torch.tensor(float(10**rank * turn))
+        request = part(rank, value, name=name, sequence=number, settled=min(settled(rank), number - 1))
+        for (to, its), reply in book.contribute(request, (rank, number), LIVE):  # type: ignore[misc]
+            answers.setdefault((to, its), set()).add(result_of(reply).item())
+
+    while any(sent[rank] < len(names) for rank in LIVE):
+        rank = data.draw(st.sampled_from([rank for rank in LIVE if sent[rank] < len(names)]))
+        sent[rank] += 1
+        send(rank, sent[rank])
+        waiting = range(settled(rank) + 1, sent[rank] + 1)
+        for number in data.draw(st.lists(st.sampled_from(waiting), max_size=2)) if waiting else []:
+            send(rank, number)
+    for (rank, number), values in answers.items():
+        name = own[rank][number - 1]
+        assert values == {111.0 * list(own[rank][:number]).count(name)}
+    assert len(answers) == 3 * len(names)
+    assert not book._open

@@ -27,8 +27,8 @@ from ps.transport.ipc import CudaMemory, gpu_name
 from ps.transport.registry import Line
 from ps.types import Hyper, Slice
 from ps.work import Work
+from workers.accelerator import Device
 from workers.bucketing import Bucket
-from workers.device import Device
 from workers.pinning import Allocate
 from workers.staging import Lands, ThroughHost
 

@@ -24,8 +24,8 @@ from torch import Tensor
 from ps.errors import ConfigError
 from ps.placement import Mark
 from ps.work import Work
+from workers.accelerator import CudaDevice, Device
 from workers.courier import Courier
-from workers.device import CudaDevice, Device
 from workers.pinning import Allocate, pinned
 
 Start = Callable[[], Work]

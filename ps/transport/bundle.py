@@ -34,7 +34,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 def size_of(sizes: Iterable[int]) -> int:
     """Bytes of a payload that holds tensors of so many each."""
-    return _places(sizes)[-1].stop
+    return int(_places(sizes)[-1].stop)
 
 
 def bundle(tensors: Sequence[Tensor]) -> memoryview:

@@ -56,7 +56,7 @@ def test_a_resumed_job_cuts_as_the_one_before_found_best(cluster: Cluster, tmp_p
     said = []
     for steps in ("3", "5"):
         server, address = cluster.server("--once", "--checkpoint-dir", str(saved), name=f"to-{steps}")
-        worker = cluster.worker(address, SMALL, steps, wide)
+        worker = cluster.worker(address, "--transport", "zmq", SMALL, steps, wide)
         assert worker.done()["steps"] == int(steps)
         server.done()
         said.append("gradients travel in slices of at most" in worker.said())
