@@ -87,7 +87,7 @@ class Plan:
                 team.start()
             for team in teams:
                 team.meet()
-            turns = self._rounds(teams, shapes.find(case.shape))
+            turns = self._rounds(teams, shapes.find(case.shape).steps)
             _end(teams, processes)
         entries = [self._entry(team, case, own) for team, own in zip(teams, turns, strict=True)]
         return trained(entries, shapes.SAMPLES[case.shape]) if shapes.find(case.shape).trained else entries
@@ -116,10 +116,10 @@ class Plan:
         )
         return Team(row, job, self.shards, processes, self.timeout)
 
-    def _rounds(self, teams: Sequence[Team], shape: Shape) -> list[list[Turn]]:
+    def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
         """Every team's turns but the first, which tells how many steps the others have."""
-        warm = [team.turn(max(self.steps or shape.steps, shape.warm)) for team in teams]
-        lengths = [self.steps or fitting(turn, shape.steps) for turn in warm]
+        warm = [team.turn(self.steps or steps) for team in teams]
+        lengths = [self.steps or fitting(turn, steps) for turn in warm]
         turns: list[list[Turn]] = [[] for _ in teams]
         for number in range(1, 1 + self.rounds):
             for place in range(len(teams)):

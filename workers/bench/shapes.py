@@ -23,8 +23,6 @@ class Shape(NamedTuple):
         steps: Taken in one turn: as many as last about as long as those of the others.
         trained: Whole training steps are taken, not only the exchange.
         coded: The wires that have compressed rows are compared with and without.
-        warm: Steps of the first turn, which does not count, where these are more: our rows find out
-            by then how much to hand over together.
     """
 
     about: str
@@ -32,7 +30,6 @@ class Shape(NamedTuple):
     steps: int = 3
     trained: bool = False
     coded: bool = False
-    warm: int = 0
 
 
 MLP = (1024, 4096, 1000)
@@ -81,7 +78,7 @@ SHAPES = {
     "thousand-flat": Shape("one tensor of as many bytes", lambda _: [(25_000_000,)]),
     "lone": Shape("one tensor of 4 KB: latency", lambda _: [(1024,)], steps=200),
     "digits": Shape("end to end: the built-in job", lambda _: digits(), steps=30, trained=True),
-    "mlp": Shape("end to end: a perceptron of 25 million parameters", lambda _: mlp(), trained=True, warm=30),
+    "mlp": Shape("end to end: a perceptron of 25 million parameters", lambda _: mlp(), trained=True),
 }
 
 

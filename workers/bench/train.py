@@ -107,12 +107,16 @@ class DdpTraining(Training):
 
 
 class HubringTraining(Training):
-    """Our rows, whatever the topology; how much to hand over together they find out in the first turn."""
+    """Our rows, whatever the topology.
+
+    The size of a bucket is given, as DDP's is: finding it out would take as many steps as the bench has.
+    """
 
     def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
         workers.init()
         local = optimizer_of(job.optimizer, self._net.parameters(), _GENTLY)
-        return workers.DistributedOptimizer(local, self._net), self._net
+        wrapped = workers.DistributedOptimizer(local, self._net, bucket_bytes=job.bucket_bytes)
+        return wrapped, self._net
 
 
 class Reference:
