@@ -150,7 +150,7 @@ def _run(action: Any) -> None:
     except HubringError as error:
         print(f"ps-server: {error}", file=sys.stderr)
         code, result = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
-    print(json.dumps(result), flush=True)
+    terminal.last_line(result)
     raise SystemExit(code)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import typer
 from typer.exceptions import TyperException
+
+from ps.errors import HubringError
 
 
 def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> None:
@@ -22,6 +26,45 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> None:
         code = app(argv, prog_name=name, standalone_mode=False)
     except TyperException as error:
         print(f"{name}: {error.format_message()}; see {name} --help", file=sys.stderr)
-        print(json.dumps({"error": error.format_message(), "exit_code": 2}))
+        last_line({"error": error.format_message(), "exit_code": 2})
         code = 2
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
+    """Runs what makes a program's result and prints that as the last line, or why there is none.
+
+    Args:
+        name: What the user calls the program.
+        act: Returns the result, with its `exit_code`.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        result = act()
+    except HubringError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        result = {"error": str(error), "exit_code": error.exit_code}
+    except KeyboardInterrupt:
+        result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
+    except SystemExit as stopped:
+        result = {"error": "told to stop", "exit_code": stopped.code}
+    last_line(result)
+    code: int = result["exit_code"]
+    return code
+
+
+def last_line(result: Mapping[str, Any]) -> None:
+    """Prints a program's result, in one write: workers of one launcher may share their output."""
+    sys.stdout.write(json.dumps(result) + "\n")
+    sys.stdout.flush()
+
+
+def unwind_on_sigterm() -> None:
+    """Makes SIGTERM an exception, so that every child is stopped on the way out."""
+
+    def unwind(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, unwind)

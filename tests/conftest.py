@@ -9,12 +9,35 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.system.cluster import Cluster
+
+SYSTEM_SECONDS = 600.0
+"""For a test of whole programs, so that on a busy machine its own deadlines come first and tell more."""
 
 GRACE = 20.0
 """Seconds in which a process that was told to end may do so; a busy machine takes its time."""
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if {"system", "launchers"} & {folder.name for folder in item.path.parents}:
+            item.add_marker(pytest.mark.timeout(SYSTEM_SECONDS))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Starts our programs, and ends all that the test left."""
+    from tests.system.cluster import Cluster  # which looks here for the processes below us
+
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,7 +5,6 @@ Only typer is imported here, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -122,7 +121,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
     result: dict[str, Any] = {**outcome.result, "exit_code": outcome.code}
     if outcome.error:
         result["error"] = outcome.error
-    print(json.dumps(result), flush=True)
+    terminal.last_line(result)
     if outcome.stuck:
         # A broken ring leaves threads inside torch that no call can free.
         sys.stderr.flush()

@@ -18,11 +18,12 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
+from ps import terminal
 from ps.config import WorkerConfig, environment
 from ps.errors import ConfigError, Preempted
 from ps.settings import flag
 from workers.launch import Placement, detect
-from workers.launchers.torchrun import OURS
+from workers.launchers.torchrun import OURS, told
 
 log = logging.getLogger(__name__)
 
@@ -57,14 +58,7 @@ def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
     if node >= nodes:
         raise ConfigError(f"--nr {node} of {nodes} node(s): nodes go from 0 to {nodes - 1}; give --nodes")
     return [
-        {
-            OURS: LAUNCHER,
-            "RANK": str(node * gpus + local),
-            "WORLD_SIZE": str(nodes * gpus),
-            "LOCAL_RANK": str(local),
-            "LOCAL_WORLD_SIZE": str(gpus),
-            "GROUP_RANK": str(node),
-        }
+        {OURS: LAUNCHER, **told(node * gpus + local, nodes * gpus, local, gpus, node)}
         for local in range(gpus)
     ]
 
@@ -93,7 +87,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         crew.append(_Member(command, {**given, **place}))
     codes = [member.wait() for member in crew]
     code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
-    print(json.dumps({"workers": [member.result for member in crew], "exit_code": code}), flush=True)
+    terminal.last_line({"workers": [member.result for member in crew], "exit_code": code})
     return code
 
 

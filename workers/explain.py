@@ -62,7 +62,7 @@ def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, a
         report = gather(flags, config_file)
     except HubringError as error:
         print(f"ps-worker: {error}", file=sys.stderr)
-        print(json.dumps({"error": str(error), "exit_code": error.exit_code}))
+        terminal.last_line({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
     print(json.dumps(report) if as_json else "\n".join(lines(report, explain)))
     return 0

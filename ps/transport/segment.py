@@ -16,7 +16,7 @@ import weakref
 from typing import NamedTuple
 
 from ps.transport.memory import address
-from ps.transport.pages import rounded
+from ps.transport.pages import rounded, write
 
 SEGMENT_BYTES = 256 << 20
 """Address space of one segment; its pages come into being when they are first touched."""
@@ -120,8 +120,7 @@ def enclose(payload: memoryview) -> int:
     """A descriptor of a new sealed segment that holds a copy of `payload`; the caller closes it."""
     descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        while payload.nbytes:
-            payload = payload[os.write(descriptor, payload) :]
+        write(descriptor, payload, 0)
         seal(descriptor)
     except OSError:
         os.close(descriptor)

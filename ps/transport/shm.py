@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ps.errors import ConnectionLost, ServerUnreachable, UsageError
-from ps.transport import pages
 from ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from ps.transport.doorbell import Doorbell, Packet, peer_user
 from ps.transport.memory import copy, land
@@ -96,7 +95,6 @@ class ShmConnection:
         self._arena = arena
         self._windows = windows
         self._address = address
-        self._shows = True
         self._tags = itertools.count()
         self._pending: dict[int, _Pending] = {}
         self._files: dict[int, _File] = {}
@@ -119,7 +117,7 @@ class ShmConnection:
         pending = self._pending[tag] = _Pending(message.payload, into)
         payload = self._place(pending)
         pending.home = self._introductions.place(into)
-        kind = Kind.WINDOWED if self._shows and self._windows.fit(pending.home) else Kind.REQUEST
+        kind = Kind.WINDOWED if self._windows.fit(pending.home) else Kind.REQUEST
         self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
 
     def _place(self, pending: _Pending) -> Place:
@@ -195,19 +193,10 @@ class ShmConnection:
             file = self._files.get(place.segment)
             if file is None or place.offset + place.length > file.nbytes:
                 raise ValueError(f"{place} lies in no segment that was passed on")
-            self._show(pending.home, pending.into[: place.length], file, place)
+            self._windows.show(pending.home, self, file.descriptor, place)
         else:
             self._windows.own(pending.home)
         return Message(header, pending.into[: place.length], landed=True)
-
-    def _show(self, window: Place, memory: memoryview, file: _File, place: Place) -> None:
-        """Shows what lies at `place`; where the kernel will not have that, copies it, now and from now on."""
-        try:
-            self._windows.show(window, self, file.descriptor, place)
-        except OSError as error:
-            log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
-            self._shows = False
-            pages.read(file.descriptor, memory, place.offset)
 
     def _loss(self, cause: Exception) -> ConnectionLost:
         return ConnectionLost(f"{self._address} is gone ({cause}); dial again")

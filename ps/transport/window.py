@@ -9,8 +9,12 @@ the copied pages are found and dropped.
 
 from __future__ import annotations
 
+import logging
+
 from ps.transport import pages
 from ps.transport.segment import Arena, Place
+
+log = logging.getLogger(__name__)
 
 
 class Windows:
@@ -23,6 +27,7 @@ class Windows:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._pages = pages.own_pages()
+        self._refused = False
         self._shown: dict[Place, tuple[object, Place]] = {}
         """By window: whose memory is there, and where in it."""
 
@@ -39,7 +44,9 @@ class Windows:
     def fit(self, place: Place) -> bool:
         """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
         segment = self._arena.segment(place.segment)
-        if self._pages is None or segment is None or segment.windows is None or place.offset % pages.PAGE:
+        if self._refused or self._pages is None or segment is None or segment.windows is None:
+            return False
+        if place.offset % pages.PAGE:
             return False
         end = place.offset + place.length
         return end % pages.PAGE == 0 or end in segment.windows
@@ -47,20 +54,26 @@ class Windows:
     def show(self, window: Place, owner: object, descriptor: int, place: Place) -> None:
         """Shows what lies at `place` of `owner`'s open file; what this process wrote there is lost.
 
+        Where the kernel will not have that, it is copied, and no place fits from then on.
+
         Raises:
             ValueError: Nothing can be shown there.
-            OSError: The kernel refuses.
         """
         segment = self._arena.segment(window.segment)
         if self._pages is None or segment is None:
             raise ValueError(f"{window} is no window of ours")
         start, nbytes = segment.start + window.offset, pages.rounded(place.length)
-        if self._shown.get(window) == (owner, place):
-            for first, end in self._pages.copied(start, start + nbytes):
-                pages.forget(first, end)
-        else:
-            pages.show(start, nbytes, descriptor, place.offset, private=True)
-            self._shown[window] = owner, place
+        try:
+            if self._shown.get(window) == (owner, place):
+                for first, end in self._pages.copied(start, start + nbytes):
+                    pages.forget(first, end)
+            else:
+                pages.show(start, nbytes, descriptor, place.offset, private=True)
+                self._shown[window] = owner, place
+        except OSError as error:
+            log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
+            self._refused = True
+            pages.read(descriptor, pages.memory(start, place.length), place.offset)
 
     def own(self, window: Place) -> None:
         """Makes a window show this process's own memory, which others may write into."""

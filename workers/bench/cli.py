@@ -6,7 +6,6 @@ Only typer is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -69,26 +68,14 @@ def bench(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry of `ps-worker bench` and `python -m workers.bench`."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    terminal.unwind_on_sigterm()
     terminal.run(app, "ps-worker bench", argv)
 
 
 def _run(options: dict[str, Any]) -> int:
     """Measures; the last line is the result, or the error."""
-    from ps.errors import HubringError
-
-    try:
-        result = _show(**options) if options["summary"] else _measure(**options)
-    except HubringError as error:
-        print(f"ps-worker bench: {error}", file=sys.stderr)
-        result = {"error": str(error), "exit_code": error.exit_code}
-    except KeyboardInterrupt:
-        result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
-    except SystemExit as stopped:
-        result = {"error": "told to stop", "exit_code": stopped.code}
-    print(json.dumps(result), flush=True)
-    code: int = result["exit_code"]
-    return code
+    act = _show if options["summary"] else _measure
+    return terminal.conclude("ps-worker bench", lambda: act(**options))
 
 
 def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
@@ -187,11 +174,6 @@ def cases_of(text: str | None) -> list[Case]:
             case _:
                 raise UsageError(f"--cases: {word!r} is not RANKS:SHAPE:OPTIMIZER, as in 2:resnet50:adam")
     return cases
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    """Unwinds, so that every child is stopped on the way out."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

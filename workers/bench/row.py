@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Literal
 
-from ps.errors import UsageError
+from workers.compare.choice import chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +121,5 @@ ROWS = {
 
 
 def select(names: Iterable[str]) -> list[Row]:
-    """The rows of these names, in this order.
-
-    Raises:
-        UsageError: No row has that name, or one is named twice.
-    """
-    chosen: dict[str, Row] = {}
-    for name in names:
-        if name not in ROWS:
-            raise UsageError(f"--rows: there is no row {name!r}; there are {', '.join(ROWS)}")
-        if name in chosen:
-            raise UsageError(f"--rows names {name} twice")
-        chosen[name] = ROWS[name]
-    return list(chosen.values())
+    """The rows of these names, in this order; raises as `chosen`."""
+    return chosen(names, ROWS)

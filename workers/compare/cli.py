@@ -5,9 +5,7 @@ Only typer is imported here, so that `--help` answers at once.
 
 from __future__ import annotations
 
-import json
 import shlex
-import signal
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -63,26 +61,13 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-compare`."""
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    terminal.unwind_on_sigterm()
     terminal.run(app, "ps-compare")
 
 
 def _run(options: dict[str, Any]) -> int:
     """Compares; the last line is the result, or the error."""
-    from ps.errors import HubringError
-
-    try:
-        result = _compare(_comparison(**options))
-    except HubringError as error:
-        print(f"ps-compare: {error}", file=sys.stderr)
-        result = {"error": str(error), "exit_code": error.exit_code}
-    except KeyboardInterrupt:
-        result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
-    except SystemExit as stopped:
-        result = {"error": "told to stop", "exit_code": stopped.code}
-    print(json.dumps(result), flush=True)
-    code: int = result["exit_code"]
-    return code
+    return terminal.conclude("ps-compare", lambda: _compare(_comparison(**options)))
 
 
 def _comparison(
@@ -132,11 +117,6 @@ def _compare(comparison: Comparison) -> dict[str, Any]:
         "verdict": results["verdict"],
         "exit_code": 0 if results["gate"]["passed"] else 1,
     }
-
-
-def _on_sigterm(number: int, frame: object) -> None:
-    """Unwinds, so that every child is stopped on the way out."""
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ps.errors import UsageError
+from workers.compare.choice import chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,7 @@ def select(names: Iterable[str]) -> list[Row]:
     Raises:
         UsageError: No row has that name, one is named twice, or none is named.
     """
-    chosen: dict[str, Row] = {}
-    for name in names:
-        if name not in ROWS:
-            raise UsageError(f"--rows: there is no row {name!r}; there are {', '.join(ROWS)}")
-        if name in chosen:
-            raise UsageError(f"--rows names {name} twice")
-        chosen[name] = ROWS[name]
-    if not chosen:
+    rows = chosen(names, ROWS)
+    if not rows:
         raise UsageError(f"--rows names no row; there are {', '.join(ROWS)}")
-    return list(chosen.values())
+    return rows

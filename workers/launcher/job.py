@@ -15,6 +15,7 @@ from ps.errors import UsageError
 from workers.launcher import host
 from workers.launcher.server import Server
 from workers.launcher.team import Team
+from workers.launchers.torchrun import told
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +81,7 @@ class LocalJob:
         return [*command, "--aggregate"] if self.aggregate else command
 
     def _variables(self, rank: int, size: int) -> dict[str, str]:
-        told = {
-            "RANK": rank,
-            "WORLD_SIZE": size,
-            "LOCAL_RANK": rank,
-            "LOCAL_WORLD_SIZE": size,
-            "GROUP_RANK": 0,
-        }
-        variables = {**environment(), **{name: str(value) for name, value in told.items()}}
+        variables = {**environment(), **told(rank, size, rank, size, 0)}
         variables["PYTHONUNBUFFERED"] = "1"  # or the last lines before a crash are lost
         if self.timeline_filename:
             variables["HOROVOD_TIMELINE"] = self.timeline_filename

@@ -27,6 +27,12 @@ HOROVOD = {
 }
 
 
+def told(rank: int, size: int, local_rank: int, local_size: int, node_rank: int) -> dict[str, str]:
+    """The variables that tell a worker its place, as torchrun would."""
+    place = {"rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size}
+    return {VARIABLES[name]: str(value) for name, value in {**place, "node_rank": node_rank}.items()}
+
+
 def bare(environment: Environment) -> list[Reading]:
     """What variables of torch's names say, whoever set them."""
     return read(environment, VARIABLES)
