@@ -123,8 +123,8 @@ def test_a_requeued_job_goes_on_at_the_same_step_to_the_same_bytes(
     assert {one["exit_code"] for one in stopped} == {75}
     (step,) = {one["steps"] for one in stopped}
     assert 20 < step < 60
-    # SLURM lets the old credential run out first, which takes two minutes.
-    slurm.ask("scontrol", "update", f"jobid={job.number}", "starttime=now")
+    # SLURM lets the old credential run out first, for two minutes; one of a later second replaces it too.
+    slurm.ask("scontrol", "update", f"jobid={job.number}", "starttime=now+3")
     parted = job.done()
     said = job.said()
     assert f"checkpoint of step {step} in" in said
