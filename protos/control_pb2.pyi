@@ -1044,6 +1044,26 @@ class ShardStats(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class HeldNsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SHARD_FIELD_NUMBER: _builtins.int
     BYTES_IN_FIELD_NUMBER: _builtins.int
     BYTES_OUT_FIELD_NUMBER: _builtins.int
@@ -1054,6 +1074,11 @@ class ShardStats(_message.Message):
     NEWEST_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     PARTIAL_FIELD_NUMBER: _builtins.int
+    QUEUED_NS_FIELD_NUMBER: _builtins.int
+    HANDLED_NS_FIELD_NUMBER: _builtins.int
+    HELD_NS_FIELD_NUMBER: _builtins.int
+    CPU_NS_FIELD_NUMBER: _builtins.int
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1064,11 +1089,23 @@ class ShardStats(_message.Message):
     oldest: _builtins.int
     """lowest and highest version of any key"""
     newest: _builtins.int
+    queued_ns: _builtins.int
+    """requests waited for others that came with them"""
+    handled_ns: _builtins.int
+    """reading, updating and answering"""
+    cpu_ns: _builtins.int
+    """of the shard's process since it was started"""
+    peak_bytes: _builtins.int
+    """the most memory that it held"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
     def partial(self) -> _containers.RepeatedCompositeFieldContainer[Global___Contributors]:
         """rounds that closed without all first members"""
+
+    @_builtins.property
+    def held_ns(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """by rank: answers held back until the mode let them go"""
 
     def __init__(
         self,
@@ -1083,10 +1120,15 @@ class ShardStats(_message.Message):
         newest: _builtins.int = ...,
         staleness: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         partial: _abc.Iterable[Global___Contributors] | None = ...,
+        queued_ns: _builtins.int = ...,
+        handled_ns: _builtins.int = ...,
+        held_ns: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        cpu_ns: _builtins.int = ...,
+        peak_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "dropped", b"dropped", "duplicates", b"duplicates", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "pushes", b"pushes", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

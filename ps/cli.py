@@ -53,6 +53,7 @@ def start(
     address_file: Annotated[Path | None, typer.Option(help="write HOST:PORT here once listening")] = None,
     device: Annotated[str | None, typer.Option(help="where shards step: cpu, cuda or cuda:N [cpu]")] = None,
     slice_bytes: Annotated[int | None, typer.Option(help="largest piece that travels [tuned]")] = None,
+    trace: Annotated[Path | None, typer.Option(help="folder: what shards do when, for Perfetto")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
 ) -> None:

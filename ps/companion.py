@@ -34,11 +34,12 @@ class Companion:
         host: Address to listen on.
         worker: This worker's incarnation: the coordinator takes the shard as its.
         log_format: How the shard's log looks.
+        trace: Folder for a trace of what it does; empty: none.
     """
 
-    def __init__(self, control: str, host: str, worker: int, log_format: LogFormat) -> None:
+    def __init__(self, control: str, host: str, worker: int, log_format: LogFormat, trace: str = "") -> None:
         self._process = subprocess.Popen(
-            command(Settings(control, host, log_format, worker)),
+            command(Settings(control, host, log_format, worker, trace=trace)),
             stdin=subprocess.PIPE,
             process_group=0,  # a Ctrl-C in the terminal is the worker's to handle
         )

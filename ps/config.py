@@ -77,6 +77,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     checkpoint, else the workers find out by trying, before training begins."""
     device: DeviceName = "cpu"
     """Where this host's shards keep parameters and step them: cpu, cuda or cuda:N."""
+    trace: Path | None = None
+    """Folder for a trace of what this host's shards do, which Perfetto loads; None writes none."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 
@@ -129,7 +131,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
 
 
-_SHARD_HOST = {"join", "host", "shards", "device", "insecure", "log_format"}
+_SHARD_HOST = {"join", "host", "shards", "device", "insecure", "trace", "log_format"}
 """What a host that only adds shards may be told; all else belongs to the coordinator."""
 
 
@@ -177,6 +179,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """Built-in job to train where no script is given."""
     record: Path | None = None
     """File to which every step is written, one JSON object a line."""
+    trace: Path | None = None
+    """Folder for a trace of this worker's steps and exchanges, which Perfetto loads; None writes none."""
     save_parameters: Path | None = None
     """File to which the built-in job's last parameters are written."""
     bucket_bytes: Bytes | None = None

@@ -47,7 +47,9 @@ class ShardProcesses:
     """The shard processes of this host; none outlives this process."""
 
     def __init__(self, count: int, control: str, config: ServerConfig) -> None:
-        self._command = command(Settings(control, config.host, config.log_format, device=config.device))
+        trace = str(config.trace or "")
+        settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
+        self._command = command(settings)
         self._count = count
         self._processes: list[asyncio.subprocess.Process] = []
 

@@ -77,6 +77,7 @@ class Session:
         world_size: None where the server says it.
         start_timeout: Seconds to wait for the others.
         log_format: How the log of such a shard looks.
+        trace: Folder for a trace of what such a shard does; empty: none.
 
     Raises:
         ServerUnreachable: Nothing answers at `address` within 10 seconds.
@@ -93,6 +94,7 @@ class Session:
         world_size: int | None = None,
         start_timeout: float = 300.0,
         log_format: LogFormat = "text",
+        trace: str = "",
     ) -> None:
         self.address = address
         self.host = socket.gethostname()
@@ -114,6 +116,7 @@ class Session:
         self._left = threading.Event()
         self._companion: Companion | None = None
         self._log_format = log_format
+        self._trace = trace
         self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
         request = pb.JoinRequest(
@@ -162,7 +165,7 @@ class Session:
     def _bring_shard(self, reply: pb.JoinReply) -> None:
         dialled, _ = split(self.address)
         host = place(dialled, reply.server_host, reply.insecure)
-        self._companion = Companion(self.address, host, reply.incarnation, self._log_format)
+        self._companion = Companion(self.address, host, reply.incarnation, self._log_format, self._trace)
         log.info("the hub keeps its shards beside its workers: serving one on %s", host)
 
     def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import select
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,8 +25,10 @@ from ps.consistency import Consistency
 from ps.errors import HubringError
 from ps.home import Home
 from ps.lookout import Lookout
-from ps.messages import Code, Delivery, Refusal
+from ps.messages import Code, Contribute, Delivery, Refusal, Request
+from ps.service import Service
 from ps.store import KVStore
+from ps.trace import Trace
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
@@ -38,11 +41,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The way back of one reply."""
+    """The way back of one reply.
+
+    Attributes:
+        listener: Who brought the request.
+        reply_to: Whom it brought it from.
+        request: Its number there.
+        rank: Whose request it is.
+        since: When it was taken up, by `time.monotonic_ns`.
+    """
 
     listener: Listener
     reply_to: ReturnPath
     request: int
+    rank: int
+    since: int
 
     def __hash__(self) -> int:
         return id(self)
@@ -55,6 +68,7 @@ class ShardLoop:
         consistency: The policy of every store that this shard will hold.
         listeners: Where workers reach it; closed when `run` returns.
         home: Where each store keeps its parameters; None: in memory of this process alone.
+        trace: Where what the shard does is noted; None: nowhere.
     """
 
     def __init__(
@@ -62,10 +76,15 @@ class ShardLoop:
         consistency: Consistency,
         listeners: list[Listener],
         home: Home | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self._make_store = partial(KVStore, consistency, home)
         self.store = self._make_store()
         self.traffic = Traffic()
+        self.service = Service()
+        self._trace = trace
+        self._now = 0
+        """When the loop began what it is at."""
         self.after_turn: Callable[[], None] | None = None
         """Called in the loop whenever the store has changed; for whoever waits for a snapshot."""
         self._listeners = listeners
@@ -91,8 +110,9 @@ class ShardLoop:
                     self._obey()
                 for listener in self._listeners:
                     if listener.waitable in ready:
-                        for envelope in listener.receive():
-                            self._serve(listener, envelope)
+                        envelopes, arrived = listener.receive(), time.monotonic_ns()
+                        for envelope in envelopes:
+                            self._serve(listener, envelope, arrived)
                 for listener in self._listeners:
                     listener.flush()
                 if self.after_turn is not None:
@@ -102,6 +122,8 @@ class ShardLoop:
             self._obey()
             for listener in self._listeners:
                 listener.close()
+            if self._trace is not None:
+                self._trace.close()
 
     def stop(self) -> None:
         """Ends the loop; from any thread."""
@@ -131,16 +153,20 @@ class ShardLoop:
         """Forgets the job; in the loop's thread."""
         self.store = self._make_store()
         self.traffic.clear()
+        self.service.clear()
 
     def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
         """As the store's, and counts the traffic from here on; in the loop's thread."""
         self.store.assign(slices, buckets)
         self.traffic.clear()
+        self.service.clear()
 
     def send(self, deliveries: list[Delivery]) -> None:
         """Sends what the store wants sent; in the loop's thread."""
         for ticket, reply in deliveries:
             assert isinstance(ticket, Ticket)
+            if ticket.since < self._now:
+                self.service.held[ticket.rank] += self._now - ticket.since
             message = wire.encode_reply(reply, ticket.request)
             if message.payload is not None:
                 self.traffic.bytes_sent += message.payload.nbytes
@@ -150,9 +176,20 @@ class ShardLoop:
         """Takes all commands; after the loop's end whoever gives one does this too, so that none is left."""
         with contextlib.suppress(IndexError):
             while True:
-                self._commands.popleft()()
+                command, self._now = self._commands.popleft(), time.monotonic_ns()
+                command()
 
-    def _serve(self, listener: Listener, envelope: Envelope) -> None:
+    def _serve(self, listener: Listener, envelope: Envelope, arrived: int) -> None:
+        began = self._now = time.monotonic_ns()
+        request = self._answer(listener, envelope)
+        ended = time.monotonic_ns()
+        self.service.queued += began - arrived
+        self.service.handled += ended - began
+        if self._trace is not None and request is not None:
+            self._trace.span("serves", _title(request), began, ended)
+
+    def _answer(self, listener: Listener, envelope: Envelope) -> Request | None:
+        """Answers whom it can; returns what was asked, if that could be read."""
         message = envelope.message
         if message.payload is not None:
             self.traffic.bytes_received += message.payload.nbytes
@@ -161,14 +198,21 @@ class ShardLoop:
         except wire.MalformedMessage as error:
             log.warning("refused a message: %s", error)
             if error.request is not None:  # else there is no number to answer to
-                self.send([Delivery(Ticket(listener, envelope.reply_to, error.request), _bad(error))])
-            return
-        ticket = Ticket(listener, envelope.reply_to, number)
+                nobody = Ticket(listener, envelope.reply_to, error.request, -1, self._now)
+                self.send([Delivery(nobody, _bad(error))])
+            return None
+        ticket = Ticket(listener, envelope.reply_to, number, request.sender.rank, self._now)
         try:
             deliveries = self.store.handle(request, ticket)
         except HubringError as error:
             deliveries = [Delivery(ticket, _bad(error))]
         self.send(deliveries)
+        return request
+
+
+def _title(request: Request) -> str:
+    what = request.call.name if isinstance(request, Contribute) else f"key {request.key}"
+    return f"{type(request).__name__.lower()} {what} of w{request.sender.rank}"
 
 
 def _bad(error: HubringError) -> Refusal:

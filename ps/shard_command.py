@@ -20,6 +20,7 @@ class Settings(msgspec.Struct, frozen=True):
         worker: Incarnation of the worker that brings it; 0 where `ps-server` started it.
         parent: The process without which the shard ends.
         device: Where it keeps its parameters: cpu, cuda or cuda:N.
+        trace: Folder for a trace of what it does; empty: none.
     """
 
     control: str
@@ -28,6 +29,7 @@ class Settings(msgspec.Struct, frozen=True):
     worker: int = 0
     parent: int = msgspec.field(default_factory=os.getpid)
     device: str = "cpu"
+    trace: str = ""
 
 
 def command(settings: Settings) -> list[str]:

@@ -25,6 +25,7 @@ from ps.plans import bucket_from_proto, slice_from_proto
 from ps.shard import ShardLoop
 from ps.store import Snapshot
 from ps.types import Member, View
+from ps.usage import usage
 
 _T = TypeVar("_T")
 
@@ -133,6 +134,10 @@ class ShardControl(ShardControlServicer):
                 pb.Contributors(key=run.key, first=run.first, last=run.last, ranks=run.ranks)
                 for run in stats.partial
             ],
+            queued_ns=loop.service.queued,
+            handled_ns=loop.service.handled,
+            held_ns=loop.service.held,
+            **usage()._asdict(),
         )
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:

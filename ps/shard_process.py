@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import grpc
 import msgspec
@@ -26,6 +27,7 @@ from ps.home import Home, HostHome
 from ps.shard import ShardLoop
 from ps.shard_command import Settings
 from ps.shard_control import ShardControl
+from ps.trace import Trace
 from ps.transport.channel import open_channel
 from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
@@ -121,7 +123,8 @@ def main(argument: str) -> None:
         addresses |= room.addresses
     registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
-    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), home)
+    trace = Trace(Path(settings.trace), place.role) if settings.trace else None
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), home, trace)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

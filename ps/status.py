@@ -52,6 +52,11 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "bytes_out": stats.bytes_out,
         "oldest_version": stats.oldest,
         "newest_version": stats.newest,
+        "queued_seconds": stats.queued_ns / 1e9,
+        "handled_seconds": stats.handled_ns / 1e9,
+        "held_seconds": {str(rank): nanoseconds / 1e9 for rank, nanoseconds in sorted(stats.held_ns.items())},
+        "cpu_seconds": stats.cpu_ns / 1e9,
+        "peak_bytes": stats.peak_bytes,
         "staleness": {str(value): count for value, count in sorted(stats.staleness.items())},
         "partial_rounds": [
             {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from ps.transport.base import Connection, Message
 from ps.transport.inproc import InprocTransport
 from ps.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
 from ps.work import Work
+
+T = TypeVar("T")
 
 SOON = 10.0
 NUMEL = 6
@@ -37,6 +41,14 @@ class Hub:
 
     def tell(self, action: object) -> None:
         self.loop.command(action).result(SOON)  # type: ignore[arg-type]
+
+    def ask(self, question: Callable[[ShardLoop], T]) -> T:
+        return self.loop.command(lambda: question(self.loop)).result(SOON)
+
+    def until(self, condition: Callable[[ShardLoop], bool]) -> None:
+        deadline = time.monotonic() + SOON
+        while not self.ask(condition):
+            assert time.monotonic() < deadline, "it did not come to that"
 
     def client(self, rank: int, wrap: object = lambda connection: connection) -> KVClient:
         address = self.listener.address
@@ -91,6 +103,23 @@ def test_two_workers_get_the_mean_of_their_gradients(hubs: list[Hub]) -> None:
     assert all(torch.equal(value, torch.full((NUMEL,), 1.5)) for value in values)
     for client in clients:
         client.close()
+
+
+def test_a_shard_counts_for_whom_it_held_answers_back(hubs: list[Hub]) -> None:
+    hub = start(hubs, BSP(), 2)
+    early, late = (hub.client(rank) for rank in range(2))
+    values = [begin(client) for client in (early, late)]
+    first = push(early, torch.zeros(NUMEL), values[0])
+    hub.until(lambda loop: loop.store.stats().pushes == 1)
+    second = push(late, torch.zeros(NUMEL), values[1])
+    for work in (first, second):
+        work.wait(SOON)
+    service = hub.ask(lambda loop: loop.service)
+    assert service.held.keys() == {0}
+    assert service.held[0] > 0
+    assert service.handled > 0
+    early.close()
+    late.close()
 
 
 def test_a_refused_worker_learns_why(hubs: list[Hub]) -> None:

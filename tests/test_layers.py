@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "wire format": "protos protos.*",
     "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.codecs
-        ps.settings ps.config ps.logs ps.terminal
+        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage ps.trace
+        ps.codecs ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.reduction ps.collective
@@ -53,7 +53,7 @@ FLOORS = {
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.agenda workers.team workers.transfers
         workers.coder workers.powersgd workers.ring_mean
-        workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
+        workers.allreduce_communicator workers.convoy workers.flight workers.exchange workers.tuning
         workers.slicing workers.placing workers.roll workers.ps_communicator
         workers.context workers.sparse workers.collectives workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper

@@ -53,6 +53,7 @@ def run(
     ] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
     record: Annotated[Path | None, typer.Option(help="write every report here, JSON lines")] = None,
+    trace: Annotated[Path | None, typer.Option(help="folder: what happens when, for Perfetto")] = None,
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the last parameters here")
     ] = None,

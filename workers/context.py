@@ -25,10 +25,13 @@ from ps.config import WorkerConfig, address, environment, load_worker
 from ps.errors import ConfigError, HubringError, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
+from ps.trace import Trace
 from ps.transport import registry
 from ps.transport.host import reachable
+from ps.usage import usage
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
+from workers.flight import FlightRecorder
 from workers.launch import Placement, detect
 from workers.local_communicator import LocalCommunicator
 from workers.own_device import choose
@@ -51,6 +54,8 @@ class Context:
     session: Session | None
     record: Record
     place: logs.Place
+    cpu_before: int = 0
+    """What the process had used before training began, in nanoseconds."""
     job: str = ""
     """Name of the script or built-in job."""
     completed_steps: int = 0
@@ -60,6 +65,7 @@ class Context:
     """The signal was a scheduler's notice, which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
     saves: Saves | None = None
+    recorder: FlightRecorder | None = None
     pid: int = field(default_factory=os.getpid)
     """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
@@ -67,6 +73,7 @@ class Context:
         """Called by an optimizer whose model is in place: training begins."""
         self.trainers.append(trainer)
         self.record.begin()
+        self.cpu_before = usage().cpu_ns
 
     def synchronize(self) -> None:
         """Waits for what the last steps left under way, and raises what it failed with."""
@@ -80,6 +87,8 @@ class Context:
             Preempted: The hub drains, or a signal asked this worker to stop.
         """
         self.completed_steps = self.record.step = self.place.step = step
+        if self.recorder is not None:
+            self.recorder.stepped(step)
         if self.session is not None:
             self.session.step = step
         if self.communicator.draining:
@@ -135,6 +144,7 @@ class Context:
         """How it went so far, for the program's last line."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
+        used = usage()
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -147,9 +157,15 @@ class Context:
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
                 "exposed_seconds": round(sum(trainer.exchange_seconds for trainer in self.trainers), 6),
+                "hidden_seconds": None if self.recorder is None else round(self.recorder.hidden_seconds, 6),
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),
+                "staleness": {str(value): count for value, count in sorted(traffic.staleness.items())},
+            },
+            "usage": {
+                "cpu_seconds": round((used.cpu_ns - self.cpu_before) / 1e9, 6),
+                "peak_bytes": used.peak_bytes,
             },
         }
 
@@ -222,6 +238,8 @@ def init(*, aggregate: bool = False) -> Context:
         _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
     )
     _current.job = job
+    if config.trace is not None:
+        _current.recorder = FlightRecorder(Trace(config.trace, f"worker {_current.communicator.rank}"))
     atexit.register(_leave_at_exit)
     return _current
 
@@ -246,6 +264,8 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     finally:
         _result = context.result()
         context.record.close()
+        if context.recorder is not None:
+            context.recorder.close()
         _give_back(context, reason, text)
 
 
@@ -320,6 +340,7 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
         world_size=placement.size,
         start_timeout=config.timeout,
         log_format=config.log_format,
+        trace=str(config.trace or ""),
     )
     place.role = f"w{session.sender.rank}"
     _share_cores(session.neighbours)

@@ -23,6 +23,7 @@ from ps.work import Work
 from workers.bucketing import Bucket
 from workers.communicator import Communicator
 from workers.convoy import Convoy, convoys
+from workers.flight import FlightRecorder
 
 
 class Handed(NamedTuple):
@@ -48,8 +49,10 @@ class Exchange:
         buckets: list[Bucket],
         hyper: Callable[[Bucket], Hyper],
         timeout: float | None,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.seconds = 0.0
+        self._recorder = recorder
         self._communicator = communicator
         self._buckets = buckets
         self._hyper = hyper
@@ -178,16 +181,19 @@ class Exchange:
     def _hand_over(self, convoy: Convoy) -> None:
         for bucket in convoy.buckets:
             self.settle(bucket)  # counts its own seconds
-        began = time.monotonic()
+        began = time.monotonic_ns()
         for bucket in convoy.buckets:
             bucket.check_values()
             bucket.collect()
         self._handed_over += 1
         works = [self._communicator.push_pull(load, self._hyper(load)) for load in convoy.loads]
+        if self._recorder is not None:
+            for load, work in zip(convoy.loads, works, strict=True):
+                self._recorder.handed(load.spec.index, work, began)
         shared = works * len(convoy.buckets) if len(works) == 1 else works
         pairs = zip(convoy.buckets, shared, strict=True)
         self._under_way += [Handed(bucket, work, bucket.changes) for bucket, work in pairs]
-        self.seconds += time.monotonic() - began
+        self.seconds += (time.monotonic_ns() - began) / 1e9
 
     def _begin_waiting(self) -> None:
         """One deadline for the whole step."""
@@ -195,7 +201,7 @@ class Exchange:
 
     def _wait(self, under_way: Iterable[Handed]) -> None:
         """Waits for some; one's copy to its device runs while the next is waited for."""
-        began = time.monotonic()
+        began = time.monotonic_ns()
         with self._communicator.waiting:
             for bucket, work, _ in under_way:
                 now = time.monotonic()
@@ -204,7 +210,10 @@ class Exchange:
                 if self._communicator.steps_on == "server":
                     # As a step in this process would: autograd then refuses what it saved of them before.
                     increment_version(bucket.parameters)
-        self.seconds += time.monotonic() - began
+        ended = time.monotonic_ns()
+        self.seconds += (ended - began) / 1e9
+        if self._recorder is not None:
+            self._recorder.waited(began, ended)
 
 
 def _check_untouched(handed: Handed) -> None:

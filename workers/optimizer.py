@@ -34,6 +34,7 @@ from workers.checkpoints import Checkpoints
 from workers.collectives import allreduce, broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
+from workers.flight import FlightRecorder
 from workers.forward import ForwardGuard
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
@@ -142,7 +143,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.ahead = int(cross_barrier)
         self._model = model
         self.completed_steps = self._start_from_rank_0(place.checkpoints)
-        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
+        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
         self._passes = BackwardPasses(
             self._buckets,
@@ -464,6 +465,7 @@ class _Place(NamedTuple):
     after_step: Callable[[int], None]
     adopt: Callable[[DistributedOptimizer], None]
     checkpoints: Checkpoints | None = None
+    recorder: FlightRecorder | None = None
 
 
 def _place(
@@ -475,7 +477,8 @@ def _place(
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     step_completed = after_step or here.step_completed
-    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, _checkpoints(here))
+    checkpoints = _checkpoints(here)
+    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, checkpoints, here.recorder)
 
 
 def _checkpoints(here: context.Context) -> Checkpoints | None:
