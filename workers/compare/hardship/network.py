@@ -14,6 +14,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from ps.errors import HubringError, UsageError
@@ -99,8 +100,13 @@ def why_not(link: Link | None = None) -> str:
     """
     if os.geteuid() != 0:
         return "network namespaces need root"
+    return _tried(link or Link(rate=1e9))
+
+
+@cache
+def _tried(link: Link) -> str:
     try:
-        with network(1, link or Link(rate=1e9)):
+        with network(1, link):
             return ""
     except HubringError as error:
         return f"no network namespaces with such links here: {error}"
@@ -140,7 +146,11 @@ def _sweep() -> None:
     for name in [entry.name for entry in made.iterdir()] if made.is_dir() else []:
         found = _NAMES.fullmatch(name)
         if found and not Path(f"/proc/{found[1]}").exists():
-            _call("ip", "netns", "delete", name)
+            try:
+                _call("ip", "netns", "delete", name)
+            except NetworkFailed:
+                if (made / name).exists():  # else another program has swept here at the same time
+                    raise
 
 
 def _call(*command: str) -> str:
