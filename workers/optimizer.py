@@ -36,6 +36,7 @@ from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.flight import FlightRecorder
 from workers.forward import ForwardGuard
+from workers.hardship import Hardship
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
 from workers.tuning import Tuner
@@ -145,6 +146,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self.completed_steps = self._start_from_rank_0(place.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
+        if place.hardship is not None:  # its hooks stand before those that hand over
+            place.hardship.watch(exchanged, self)
         self._passes = BackwardPasses(
             self._buckets,
             backward_passes_per_step,
@@ -466,6 +469,7 @@ class _Place(NamedTuple):
     adopt: Callable[[DistributedOptimizer], None]
     checkpoints: Checkpoints | None = None
     recorder: FlightRecorder | None = None
+    hardship: Hardship | None = None
 
 
 def _place(
@@ -477,8 +481,15 @@ def _place(
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     step_completed = after_step or here.step_completed
-    checkpoints = _checkpoints(here)
-    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, checkpoints, here.recorder)
+    return _Place(
+        here.communicator,
+        bucket_bytes,
+        step_completed,
+        here.adopt,
+        _checkpoints(here),
+        here.recorder,
+        None if here.trainers else here.hardship,  # a step of several optimizers is one step
+    )
 
 
 def _checkpoints(here: context.Context) -> Checkpoints | None:
