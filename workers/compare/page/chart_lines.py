@@ -1,0 +1,158 @@
+"""Line charts: one line a row, with a band or whiskers where seeds differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
+from workers.compare.page.element import Html, element, percent, together
+from workers.compare.page.mark import Mark
+
+LABEL_PIXELS = 17
+"""How far two labels at the right end are kept apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """One point: where, and between what the seeds leave it."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+
+    @staticmethod
+    def at(x: float, y: float) -> Spot:
+        """A point without a spread."""
+        return Spot(x, y, y, y)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What is drawn of one row.
+
+    Attributes:
+        mark: How.
+        label: At its end.
+        spots: Through which it goes, by rising x.
+        symbols: Whether each spot gets the row's symbol.
+        joined: Whether a line goes through them.
+        predicted: Drawn thin and without a symbol, for nobody measured it.
+    """
+
+    mark: Mark
+    label: str
+    spots: Sequence[Spot]
+    symbols: bool = False
+    joined: bool = True
+    predicted: bool = False
+
+
+def lines(
+    name: str, drawn: Sequence[Line], x: Axis, y: Axis, rules: Iterable[Html] = (), height: int = HEIGHT
+) -> Html:
+    """The drawing.
+
+    Args:
+        name: Of its figure.
+        drawn: What to draw, the last on top.
+        x: The axis below.
+        y: The axis at the left.
+        rules: From `level` and `upright`.
+        height: In pixels.
+    """
+    full = [each for each in drawn if each.spots]
+    return canvas(
+        name,
+        axes(x, y, height),
+        *rules,
+        stretched(_band(each, x, y) for each in full if not each.predicted),
+        stretched(_stroke(each, x, y) for each in full if each.joined),
+        *(_symbols(each, x, y) for each in full if each.symbols and not each.predicted),
+        _labels([each for each in full if each.label], y, height),
+        height=height,
+        kind="lines",
+    )
+
+
+def level(value: float, y: Axis, words: str) -> Html:
+    """A line across at a value, with its name."""
+    at = percent(1 - y.scale.place(value))
+    line = element("line", x1=0, x2="100%", y1=at, y2=at)
+    return element("g", line, element("text", words, x=4, y=at, dy=-5), class_="rule")
+
+
+def upright(value: float, x: Axis, words: str, row: int = 0) -> Html:
+    """A line upwards at a value, with its name at the top; `row` moves that down, where two come close."""
+    share = x.scale.place(value)
+    at, end = percent(share), share > 0.6
+    line = element("line", x1=at, x2=at, y1=0, y2="100%")
+    label = element("text", words, x=at, y=12 + 16 * row, dx=-6 if end else 6, class_="end" if end else None)
+    return element("g", line, label, class_="rule")
+
+
+def _band(line: Line, x: Axis, y: Axis) -> Html | None:
+    """Between the lowest and the highest that the seeds allow; nothing where they agree."""
+    if all(spot.low == spot.high for spot in line.spots) or not line.joined:
+        return None
+    upper = [(x.scale.place(spot.x), y.scale.place(spot.high)) for spot in line.spots]
+    lower = [(x.scale.place(spot.x), y.scale.place(spot.low)) for spot in reversed(line.spots)]
+    return element("path", d=path([*upper, *lower], close=True), class_=f"band {line.mark.accent}")
+
+
+def _stroke(line: Line, x: Axis, y: Axis) -> Html:
+    places = [(x.scale.place(spot.x), y.scale.place(spot.y)) for spot in line.spots]
+    return element(
+        "path",
+        d=path(places),
+        class_=f"stroke {line.mark.accent}{' predicted' if line.predicted else ''}",
+        stroke_dasharray=line.mark.dash or None,
+    )
+
+
+def _symbols(line: Line, x: Axis, y: Axis) -> Html:
+    return together(_symbol(line, spot, x, y) for spot in line.spots)
+
+
+def _symbol(line: Line, spot: Spot, x: Axis, y: Axis) -> Html:
+    at, up = percent(x.scale.place(spot.x)), percent(1 - y.scale.place(spot.y))
+    whisker = None
+    if spot.low != spot.high and not line.joined:
+        ends = [percent(1 - y.scale.place(value)) for value in (spot.low, spot.high)]
+        whisker = element("line", x1=at, x2=at, y1=ends[0], y2=ends[1], class_=f"whisker {line.mark.accent}")
+    words = f"{line.label}: {spot.y:.4g} at {spot.x:.4g}".removeprefix(": ")
+    return together(whisker, line.mark.symbol(at, up, words))
+
+
+def _labels(drawn: Sequence[Line], y: Axis, height: int) -> Html:
+    """The rows' names at the ends of their lines, moved apart; narrow pages hide them and show the key."""
+    named = [each for each in drawn if not each.predicted]
+    named.sort(key=lambda each: -each.spots[-1].y)
+    ends = [(1 - y.scale.place(each.spots[-1].y)) * height for each in named]
+    apart = max((_height(each) for each in named), default=0)
+    places = spread(ends, apart, height)
+    return element("g", *map(_label, places, named), class_="labels")
+
+
+def spread(wanted: Sequence[float], apart: float, end: float) -> list[float]:
+    """Rising places as near to those wanted as may be: at least `apart` from each other, none beyond the end."""
+    placed = list(wanted)
+    for index in range(1, len(placed)):
+        placed[index] = max(placed[index], placed[index - 1] + apart)
+    limit = end
+    for index in reversed(range(len(placed))):
+        placed[index] = min(placed[index], limit)
+        limit = placed[index] - apart
+    return placed
+
+
+def _height(line: Line) -> int:
+    return LABEL_PIXELS if "(" not in line.label else LABEL_PIXELS + 13
+
+
+def _label(at: float, line: Line) -> Html:
+    """A row's name; below it, where something of it was emulated, that word: the key says what."""
+    row, _, slept = line.label.partition(" (")
+    below = element("tspan", slept.partition(" ")[0], x="100%", dx=10, dy=14, class_="below") if slept else None
+    return element("text", row, below, x="100%", dx=10, y=at, dy="0.32em", class_=line.mark.accent)

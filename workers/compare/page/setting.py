@@ -1,0 +1,119 @@
+"""Settings in words, and which rows a reader wants to see beside each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from workers.compare.figures import digits
+from workers.compare.findings import Entry, Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A setting with its rows, and with those that it makes no difference to.
+
+    A ring has no servers and a process alone no links, so they are run once for all settings that differ
+    in nothing else.
+    """
+
+    setting: str
+    title: str
+    entries: Sequence[Entry]
+
+
+def panels(findings: Findings) -> list[Panel]:
+    """One for every setting, except for those whose rows all stand beside others already."""
+    borrowed = {key: _borrowed(findings, key) for key in findings.setting_keys}
+    lent = {id(entry) for entries in borrowed.values() for entry in entries}
+    shown = [key for key in borrowed if any(id(entry) not in lent for entry in findings.under(key))]
+    order = {row: place for place, row in enumerate(findings.row_names)}
+    return [
+        Panel(
+            key,
+            words(findings.setting(key), key),
+            sorted([*findings.under(key), *borrowed[key]], key=lambda entry: order[entry.row]),
+        )
+        for key in shown
+    ]
+
+
+def _borrowed(findings: Findings, key: str) -> list[Entry]:
+    there = {entry.row for entry in findings.under(key)}
+    fitting: dict[str, Entry] = {}
+    for entry in findings.rows:
+        if entry.row not in there and _unaffected(entry, key):
+            fitting[entry.row] = max(fitting.get(entry.row, entry), entry, key=lambda each: len(each.setting))
+    return list(fitting.values())
+
+
+def _unaffected(entry: Entry, key: str) -> bool:
+    """Whether this run would be the same under the other setting."""
+    mine, theirs = without_servers(entry.setting).split(), without_servers(key).split()
+    if entry.row == "local":
+        return mine[:1] == theirs[:1] and set(mine) <= set(theirs)
+    return mine == theirs and not entry.row.startswith("hub-")
+
+
+def without_servers(setting: str) -> str:
+    """The key of a setting without its number of servers: what a ring sees of it."""
+    return re.sub(r"(^| )k\d+(?= |$)", "", setting).strip()
+
+
+def words(setting: Mapping[str, Any], key: str) -> str:
+    """A setting as a sentence's part; its key where the results say nothing of it."""
+    if "workers" not in setting:
+        return key
+    parts = [_count(setting["workers"], "worker"), _count(setting.get("servers", 1), "server")]
+    told = {"link": _link, "straggler": _straggler, "fault": _fault, "compute": _compute}
+    parts += [tell(setting[name]) for name, tell in told.items() if setting.get(name) is not None]
+    return ", ".join(parts)
+
+
+def emulation(entry: Entry, setting: Mapping[str, Any]) -> str | None:
+    """In words, what of a row's time was slept instead of computed; None where nothing was."""
+    parts = {"compute": "compute", "straggler": "stragglers"}
+    slept = [word for name, word in parts.items() if setting.get(name) is not None]
+    return f"emulated {' and '.join(slept)}".strip() if entry.emulated else None
+
+
+def name(entry: Entry, findings: Findings) -> str:
+    """A row's name, with what is emulated of it."""
+    slept = emulation(entry, findings.setting(entry.setting))
+    return f"{entry.row} ({slept})" if slept else entry.row
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _link(link: Mapping[str, Any]) -> str:
+    rate, latency, jitter = link.get("rate"), link.get("latency"), link.get("jitter")
+    parts = ["links"] + ([] if rate is None else [f"of {_rate(rate)}"])
+    parts += [f"with {_ms(latency)} latency"] if latency else []
+    parts += [f"± {_ms(jitter)}"] if jitter else []
+    return " ".join(parts)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate / 1e9:g} Gbit/s" if rate >= 1e9 else f"{rate / 1e6:g} Mbit/s"
+
+
+def _straggler(straggler: Mapping[str, Any]) -> str:
+    kind = {"pareto": "heavy-tailed", "host": "one slow host,", "constant": "constant"}[straggler["kind"]]
+    ranks = ", ".join(map(str, straggler.get("ranks") or ())) or "all"
+    return f"stragglers: {kind} {_ms(straggler['seconds'])} a step, ranks {ranks}"
+
+
+def _fault(fault: Mapping[str, Any]) -> str:
+    return f"worker {fault['rank']} killed before step {fault['step']}"
+
+
+def _compute(seconds: float) -> str:
+    return f"{_ms(seconds)} of emulated compute a step"
+
+
+def _ms(seconds: float) -> str:
+    return f"{digits(1e3 * seconds).rstrip('0').rstrip('.') if seconds else 0} ms"
