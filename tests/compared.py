@@ -92,7 +92,9 @@ def entry(row: str, setting: Setting, speed: float, seeds: int = 3) -> dict[str,
         "seeds": list(range(seeds)),
         "withheld": "hub-aggregate differs from local by 0.031 in head.weight" if shut else None,
         "numbers": {
-            name: None if value is None else around(random, value, 0 if shut or name in exact else 0.02, seeds)
+            name: None
+            if value is None
+            else around(random, value, 0 if shut or name in exact else 0.02, seeds)
             for name, value in known.items()
         },
         "staleness": _staleness(random, 0.35 if row == "hub-asp" else 0.6) if late else {},
@@ -122,9 +124,7 @@ def _curve(row: str, setting: Setting, speed: float, seed: int) -> dict[str, Any
         "setting": setting.key,
         "row": row,
         "seed": seed,
-        "loss": [
-            {"seconds": n / speed, "samples": n, "value": v} for n, v in zip(seen, losses, strict=True)
-        ],
+        "loss": [{"seconds": n / speed, "samples": n, "value": v} for n, v in zip(seen, losses, strict=True)],
         "metric": [
             {"seconds": n / speed, "samples": n, "value": v} for n, v in zip(ends, accuracies, strict=True)
         ],
@@ -132,7 +132,7 @@ def _curve(row: str, setting: Setting, speed: float, seed: int) -> dict[str, Any
 
 
 def full() -> dict[str, Any]:
-    """Everything that can be there: links, servers, stragglers, a peer, a withheld row, predictions, nulls."""
+    """Everything that can be there: links, servers, stragglers, a peer, a withheld row, nulls."""
     ran = [(row, setting) for setting in SETTINGS for row, key in SPEEDS if key == setting.key]
     speeds = [(row, setting, SPEEDS[row, setting.key]) for row, setting in ran]
     results = {
@@ -173,7 +173,12 @@ def full() -> dict[str, Any]:
         "predictions": _predictions(speeds),
         "score": {"mean_error": 0.083, "settings": 5},
         "crossover": [
-            {"setting": "n4 1000mbit 0.5ms", "measured": 3.2, "predicted": 2.8, "formula": "k > n^2/(2(n-1))"},
+            {
+                "setting": "n4 1000mbit 0.5ms",
+                "measured": 3.2,
+                "predicted": 2.8,
+                "formula": "k > n^2/(2(n-1))",
+            },
             {"setting": "n4 200mbit", "measured": 3.1, "predicted": 2.7, "formula": "k > n^2/(2(n-1))"},
         ],
         "scaling": _scaling(),
@@ -182,7 +187,8 @@ def full() -> dict[str, Any]:
             "With 4 servers the hub beats the ring on 1 Gbit/s links by 17 %; with 1 or 2 it loses.",
             "The hub loses with 1 server because all gradients pass its one link: 27.6 ms of each step are"
             " spent waiting for that.",
-            "With stragglers hub-asp reached 0.93 test accuracy first, in 4.28 s; the ring waits for the slowest.",
+            "With stragglers hub-asp reached 0.93 test accuracy first, in 4.28 s; the ring"
+            " waits for the slowest.",
             "hub-asp is fastest a step with 1 Gbit/s links, yet needs 22 % more samples to the target.",
             "No speed is shown for hub-aggregate: it differs from local by 0.031 in head.weight.",
         ],

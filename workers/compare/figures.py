@@ -37,6 +37,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
 
 
+def signed(share: float) -> str:
+    """A relative difference, with its sign as printers set it."""
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+
+
 def _four(value: float) -> str:
     return digits(value, 4)
 

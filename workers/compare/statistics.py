@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ def differ(first: Sequence[float | None], second: Sequence[float | None]) -> boo
     return ratio is not None and 1.0 not in ratio
 
 
-def _above_zero(value: float | None) -> bool:
+def _above_zero(value: float | None) -> TypeGuard[float]:
     if value is not None and not value > 0:
         raise ValueError(f"a ratio with {value:g}: all values must be above 0")
     return value is not None

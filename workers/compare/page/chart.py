@@ -1,8 +1,8 @@
-"""Charts: what every drawing has: a title, a sentence that says what it shows, axes, a key, the numbers below.
+"""Charts: what every drawing has: a title, a sentence that says what it shows, axes, a key, its numbers.
 
 A drawing fills whatever width there is and keeps its text at one size: x is a share of the width, y of
-a fixed height, and labels lie in the margins, which are the SVG's padding. Lines, which SVG cannot draw in shares,
-are in an inner SVG of 1000 by 1000 that is stretched while their pens are not.
+a fixed height, and labels lie in the margins, which are the SVG's padding. Lines, which SVG cannot draw in
+shares, are in an inner SVG of 1000 by 1000 that is stretched while their pens are not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,15 @@ class Column:
     words: bool = False
 
 
-def figure(name: str, title: str, says: str, drawing: Html, table: Html, key: Html | None = None, opened: bool = False) -> Html:
+def figure(
+    name: str,
+    title: str,
+    says: str,
+    drawing: Html,
+    table: Html,
+    key: Html | None = None,
+    opened: bool = False,
+) -> Html:
     """A drawing with all that belongs to it.
 
     Args:
@@ -50,7 +58,9 @@ def figure(name: str, title: str, says: str, drawing: Html, table: Html, key: Ht
         key: What the marks mean.
         opened: Whether the numbers are in sight from the start.
     """
-    head = element("figcaption", element("h3", title, id=f"{name}-title"), element("p", says, id=f"{name}-says"))
+    head = element(
+        "figcaption", element("h3", title, id=f"{name}-title"), element("p", says, id=f"{name}-says")
+    )
     numbers = element("details", element("summary", "Numbers: ", title), table, open=opened)
     return element("figure", head, key, drawing, numbers, id=name)
 
@@ -91,7 +101,7 @@ def _tick(tick: float, scale: Scale, height: int) -> Html:
     return together(line, element("text", tick_label(tick), x=at, y=height + 19, class_="tick middle"))
 
 
-def stretched(*parts: Html | Iterable[Html]) -> Html:
+def stretched(*parts: Html | Iterable[Html | None]) -> Html:
     """What is drawn in thousandths of width and height."""
     return element(
         "svg", *parts, viewBox="0 0 1000 1000", preserveAspectRatio="none", width="100%", height="100%"
@@ -116,7 +126,7 @@ def table(caption: str, columns: Sequence[Column], lines: Iterable[Sequence[str 
     body = (element("tr", *_cells(columns, line)) for line in lines)
     inner = element(
         "table",
-        element("caption", caption),
+        element("caption", element("span", caption)),
         element("thead", element("tr", *heads)),
         element("tbody", *body),
     )

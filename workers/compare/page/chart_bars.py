@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.compare.findings import Summary
-from workers.compare.page.element import Html, element, percent, together
+from workers.compare.page.element import Html, Value, element, percent, together
 from workers.compare.page.mark import Mark
 
 HEIGHT = 14
@@ -87,10 +87,14 @@ def stack(pieces: Iterable[Piece], start: float, reach: float, height: int, mark
     """
     drawn, at = [], start
     for piece in pieces:
-        place = {"x": percent(at / reach), "width": percent(piece.length / reach), "height": height}
+        place: dict[str, Value] = {
+            "x": percent(at / reach),
+            "width": percent(piece.length / reach),
+            "height": height,
+        }
         drawn.append(element("rect", **place, class_=f"piece {piece.kind}"))
         if piece.kind == "read":
-            drawn.append(element("rect", **place, fill="url(#hatch)"))
+            drawn.append(element("rect", **place, class_="hatched"))
         at += piece.length
     return _drawing(together(*drawn), height, mark.accent)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workers.compare.figures import percent as in_percent
 from workers.compare.page.chart import canvas
-from workers.compare.page.element import Html, element, percent
+from workers.compare.page.element import Html, Value, element, percent
 from workers.compare.page.mark import Mark
 
 HEIGHT, MOST = 110, 16
@@ -36,26 +36,31 @@ def bins(counts: Mapping[int, int]) -> list[Bin]:
     ]
 
 
-def histogram(name: str, found: list[Bin], mark: Mark) -> Html:
-    """The drawing; a bar that is one of few has its share written on it."""
-    top = max(each.share for each in found)
-    parts = (_column(index, each, len(found), top) for index, each in enumerate(found))
+def histogram(name: str, found: list[Bin], top: float, mark: Mark) -> Html:
+    """The drawing; the highest bar has its share written on it, and every one of few.
+
+    Args:
+        name: Of its figure.
+        found: What to draw.
+        top: The share that is as high as the drawing, so that several can be compared.
+        mark: Sets the colour.
+    """
+    highest = max(each.share for each in found)
+    few = len(found) <= 6
+    parts = (
+        _column(index, each, len(found), few or each.share == highest, top)
+        for index, each in enumerate(found)
+    )
     base = element("line", x1=0, x2="100%", y1=HEIGHT, y2=HEIGHT, class_="axis-tick")
     return canvas(name, *parts, base, height=HEIGHT, kind=f"histogram {mark.accent}")
 
 
-def _column(index: int, column: Bin, count: int, top: float) -> Html:
+def _column(index: int, column: Bin, count: int, told: bool, top: float) -> Html:
     high = (HEIGHT - 18) * column.share / top
     middle = percent((index + 0.5) / count)
+    title = element("title", f"{column.label}: {in_percent(column.share)}")
+    place: dict[str, Value] = {"x": percent((index + 0.08) / count), "y": HEIGHT - high}
+    body = element("rect", title, **place, width=percent(0.84 / count), height=high)
     label = element("text", column.label, x=middle, y=HEIGHT + 16, class_="tick middle")
-    body = element(
-        "rect",
-        element("title", f"{column.label}: {in_percent(column.share)}"),
-        x=percent((index + 0.08) / count),
-        width=percent(0.84 / count),
-        y=HEIGHT - high,
-        height=high,
-    )
     share = element("text", in_percent(column.share), x=middle, y=HEIGHT - high - 5, class_="tick middle")
-    few, every = count <= 6, -(-count // 8)
-    return element("g", body, share if few else None, label if index % every == 0 else None)
+    return element("g", body, share if told else None, label if index % -(-count // 8) == 0 else None)

@@ -9,9 +9,6 @@ from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretch
 from workers.compare.page.element import Html, element, percent, together
 from workers.compare.page.mark import Mark
 
-LABEL_PIXELS = 17
-"""How far two labels at the right end are kept apart."""
-
 
 @dataclass(frozen=True, slots=True)
 class Spot:
@@ -34,7 +31,7 @@ class Line:
 
     Attributes:
         mark: How.
-        label: At its end.
+        label: Whose it is.
         spots: Through which it goes, by rising x.
         symbols: Whether each spot gets the row's symbol.
         joined: Whether a line goes through them.
@@ -70,7 +67,6 @@ def lines(
         stretched(_band(each, x, y) for each in full if not each.predicted),
         stretched(_stroke(each, x, y) for each in full if each.joined),
         *(_symbols(each, x, y) for each in full if each.symbols and not each.predicted),
-        _labels([each for each in full if each.label], y, height),
         height=height,
         kind="lines",
     )
@@ -80,7 +76,7 @@ def level(value: float, y: Axis, words: str) -> Html:
     """A line across at a value, with its name."""
     at = percent(1 - y.scale.place(value))
     line = element("line", x1=0, x2="100%", y1=at, y2=at)
-    return element("g", line, element("text", words, x=4, y=at, dy=-5), class_="rule")
+    return element("g", line, element("text", words, x="100%", y=at, dy=14, class_="end"), class_="rule")
 
 
 def upright(value: float, x: Axis, words: str, row: int = 0) -> Html:
@@ -123,36 +119,3 @@ def _symbol(line: Line, spot: Spot, x: Axis, y: Axis) -> Html:
         whisker = element("line", x1=at, x2=at, y1=ends[0], y2=ends[1], class_=f"whisker {line.mark.accent}")
     words = f"{line.label}: {spot.y:.4g} at {spot.x:.4g}".removeprefix(": ")
     return together(whisker, line.mark.symbol(at, up, words))
-
-
-def _labels(drawn: Sequence[Line], y: Axis, height: int) -> Html:
-    """The rows' names at the ends of their lines, moved apart; narrow pages hide them and show the key."""
-    named = [each for each in drawn if not each.predicted]
-    named.sort(key=lambda each: -each.spots[-1].y)
-    ends = [(1 - y.scale.place(each.spots[-1].y)) * height for each in named]
-    apart = max((_height(each) for each in named), default=0)
-    places = spread(ends, apart, height)
-    return element("g", *map(_label, places, named), class_="labels")
-
-
-def spread(wanted: Sequence[float], apart: float, end: float) -> list[float]:
-    """Rising places as near to those wanted as may be: at least `apart` from each other, none beyond the end."""
-    placed = list(wanted)
-    for index in range(1, len(placed)):
-        placed[index] = max(placed[index], placed[index - 1] + apart)
-    limit = end
-    for index in reversed(range(len(placed))):
-        placed[index] = min(placed[index], limit)
-        limit = placed[index] - apart
-    return placed
-
-
-def _height(line: Line) -> int:
-    return LABEL_PIXELS if "(" not in line.label else LABEL_PIXELS + 13
-
-
-def _label(at: float, line: Line) -> Html:
-    """A row's name; below it, where something of it was emulated, that word: the key says what."""
-    row, _, slept = line.label.partition(" (")
-    below = element("tspan", slept.partition(" ")[0], x="100%", dx=10, dy=14, class_="below") if slept else None
-    return element("text", row, below, x="100%", dx=10, y=at, dy="0.32em", class_=line.mark.accent)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from workers.compare.page.element import Html, element, together
+from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material
 from workers.compare.page.sections.bandwidth import bandwidth
 from workers.compare.page.sections.breakdown import breakdown
@@ -61,7 +61,15 @@ def page(results: Mapping[str, Any]) -> str:
         "body",
         element("a", "Skip to the verdict", href="#verdict", class_="skip"),
         _hatch(),
-        element("main", verdict(material), _contents(shown), *made.values(), _absent(made), id="verdict", tabindex=-1),
+        element(
+            "main",
+            verdict(material),
+            _contents(shown),
+            *made.values(),
+            _absent(made),
+            id="verdict",
+            tabindex=-1,
+        ),
     )
     return "<!doctype html>\n" + element("html", _head(material), body, lang="en")
 
@@ -86,7 +94,11 @@ def _contents(shown: Sequence[str]) -> Html:
 def _absent(made: Mapping[str, Html | None]) -> Html | None:
     """What a reader may look for and not find."""
     gone = [SECTIONS[name][0].lower() for name, section in made.items() if section is None]
-    return element("p", f"Not measured in this experiment: {', '.join(gone)}.", class_="absent") if gone else None
+    return (
+        element("p", f"Not measured in this experiment: {', '.join(gone)}.", class_="absent")
+        if gone
+        else None
+    )
 
 
 def _hatch() -> Html:

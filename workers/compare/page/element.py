@@ -1,12 +1,16 @@
 """HTML elements made in Python: whatever is not markup already is escaped, so nothing can get through.
 
-    element("p", "1 < 2", class_="note")   ->   <p class="note">1 &lt; 2</p>
+element("p", "1 < 2", class_="note")   ->   <p class="note">1 &lt; 2</p>
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
+
+_UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s|ms)\b)")
+"""A number and its unit, which stay on one line."""
 
 VOID = frozenset({"br", "link", "meta"})
 """Elements that hold nothing and are not closed."""
@@ -40,13 +44,18 @@ def together(*children: Child | Iterable[Child]) -> Html:
     return Html("".join(_child(child) for child in children))
 
 
+def verbatim(text: str) -> Html:
+    """Text that somebody will copy: it is escaped and nothing else is done to it."""
+    return Html(escape(text, quote=False))
+
+
 def _child(child: Child | Iterable[Child]) -> str:
     if child is None:
         return ""
     if isinstance(child, Html):
         return str(child)
     if isinstance(child, str | int | float):
-        return escape(str(child))
+        return escape(_UNIT.sub("\\1\u00a0\\2", str(child)), quote=False)
     return together(*child)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.compare.figures import Figure, figures
@@ -40,16 +40,22 @@ class Material:
     def label(self, entry: Entry) -> Html:
         """A row's name as markup, with what is emulated of it."""
         slept = emulation(entry, self.findings.setting(entry.setting))
-        return together(element("b", entry.row), element("small", f" {slept}", class_="slept") if slept else "")
+        return together(
+            element("b", entry.row), element("small", f" {slept}", class_="slept") if slept else ""
+        )
 
-    def bare_name(self, row: str) -> str:
-        """The name of a row seen over several settings, with what is emulated in any of them."""
-        slept = [each for each in self.findings.rows if each.row == row and each.emulated]
-        return self.name(slept[0]) if slept else row
+    def name_under(self, row: str, settings: Container[str] | None = None) -> str:
+        """A row's name over these settings, or over all, with what is emulated in all or in some."""
+        mine = [each for each in self.findings.rows if each.row == row]
+        mine = [each for each in mine if settings is None or each.setting in settings]
+        names = list(dict.fromkeys(map(self.name, mine)))
+        if len(names) > 1:
+            return f"{row} (emulated in part)"
+        return names[0] if names else row
 
-    def key(self, rows: Iterable[str]) -> Html:
+    def key(self, rows: Iterable[str], settings: Container[str] | None = None) -> Html:
         """What the marks of these rows mean."""
-        return key((self.marks[row], self.bare_name(row)) for row in dict.fromkeys(rows))
+        return key((self.marks[row], self.name_under(row, settings)) for row in dict.fromkeys(rows))
 
 
 def section(name: str, title: str, lead: str | Html, *parts: Html | None) -> Html:
@@ -61,5 +67,5 @@ def section(name: str, title: str, lead: str | Html, *parts: Html | None) -> Htm
 def folded(found: Sequence[Html], what: str) -> Html:
     """The first few, and the others behind a line that opens."""
     seen, rest = found[:IN_SIGHT], found[IN_SIGHT:]
-    more = element("summary", f"{len(rest)} more {what}")
+    more = element("summary", f"{len(rest)} more {what}{'s' if len(rest) > 1 else ''}")
     return together(*seen, element("details", more, *rest, class_="more") if rest else None)

@@ -28,18 +28,18 @@ class Linear:
     high: float
 
     @staticmethod
-    def around(values: Iterable[float], zero: bool = False, count: int = 4) -> Linear:
+    def around(values: Iterable[float], zero: bool = False) -> Linear:
         """A scale that holds the values and ends at round ones; with `zero`, it begins at 0."""
         known = [*values, *([0.0] if zero else [])] or [0.0]
         low, high = min(known), max(known)
-        step = _round_step((high - low or abs(high) or 1.0) / count)
+        step = _round_step((high - low or abs(high) or 1.0) / 5)
         return Linear(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step)
 
     def place(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        step = _round_step((self.high - self.low) / 4)
+        step = _round_step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -73,8 +73,8 @@ class Log:
         if self.only:
             return list(self.only[:: math.ceil(len(self.only) / 6)])
         tens = [10.0**power for power in _powers(self.low, self.high)]
-        for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
-            found = [ten * digit for ten in tens for digit in digits if self.low <= ten * digit <= self.high]
+        for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+            found = [at for ten in tens for step in steps if self.low <= (at := ten * step) <= self.high]
             if len(found) > 2:
                 return found[:: math.ceil(len(found) / 6)]
         return Linear(self.low, self.high).ticks()
@@ -85,14 +85,14 @@ def _powers(low: float, high: float) -> range:
 
 
 def _round_step(rough: float) -> float:
-    """The nearest of 1, 2, 5 times a power of ten that is not smaller."""
+    """The nearest of 1, 2, 5 times a power of ten that is not much smaller."""
     ten = 10.0 ** math.floor(math.log10(rough))
-    return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= rough * (1 - 1e-9))
+    return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= 0.8 * rough)
 
 
 def tick_label(value: float) -> str:
     """A round value, written short: it stands below a narrow drawing."""
-    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= 10 * scale or (abs(value) >= scale and value % scale == 0):
+    for unit, scale, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
+        if abs(value) >= least:
             return f"{value / scale:g}{unit}"
-    return f"{value:.6g}" if abs(value) >= 1e-4 or value == 0 else digits(value, 2)
+    return f"{value:,.6g}" if abs(value) >= 1e-4 or value == 0 else digits(value, 2)

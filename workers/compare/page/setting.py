@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,12 +62,24 @@ def without_servers(setting: str) -> str:
     return re.sub(r"(^| )k\d+(?= |$)", "", setting).strip()
 
 
-def words(setting: Mapping[str, Any], key: str) -> str:
-    """A setting as a sentence's part; its key where the results say nothing of it."""
+def words(setting: Mapping[str, Any], key: str, servers: bool = True) -> str:
+    """A setting as a sentence's part; its key where the results say nothing of it.
+
+    Args:
+        setting: As the results have it.
+        key: Its own.
+        servers: Whether to tell their number.
+    """
     if "workers" not in setting:
         return key
-    parts = [_count(setting["workers"], "worker"), _count(setting.get("servers", 1), "server")]
-    told = {"link": _link, "straggler": _straggler, "fault": _fault, "compute": _compute}
+    parts = [_count(setting["workers"], "worker")]
+    parts += [_count(setting.get("servers", 1), "server")] if servers else []
+    told: Mapping[str, Callable[[Any], str]] = {
+        "link": _link,
+        "straggler": _straggler,
+        "fault": _fault,
+        "compute": _compute,
+    }
     parts += [tell(setting[name]) for name, tell in told.items() if setting.get(name) is not None]
     return ", ".join(parts)
 

@@ -24,7 +24,11 @@ def _table(values: Mapping[str, Any], path: tuple[str, ...]) -> list[str]:
     inner = {name: value for name, value in known.items() if isinstance(value, Mapping)}
     written = [f"{_key(name)} = {_value(value)}" for name, value in known.items() if name not in inner]
     head = ["", f"[{'.'.join(map(_key, path))}]"] if path else []
-    return [*head, *written, *(line for name, table in inner.items() for line in _table(table, (*path, name)))]
+    return [
+        *head,
+        *written,
+        *(line for name, table in inner.items() for line in _table(table, (*path, name))),
+    ]
 
 
 def _key(name: str) -> str:

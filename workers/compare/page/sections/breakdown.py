@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workers.compare.figures import NOTHING, digits
 from workers.compare.findings import Entry
 from workers.compare.page.chart import Column, table
@@ -11,15 +13,17 @@ from workers.compare.page.material import Material, folded, section
 from workers.compare.page.setting import Panel
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
-MEANINGS = (
-    ("compute", "compute"),
-    ("exposed", "exposed: waiting for the exchange"),
-    ("read", "of that, waiting to be allowed to read"),
-    ("other", "all else in the step"),
-    ("hidden", "at the same time: exchange hidden behind compute"),
-    ("queue", "queue at the server"),
-    ("apply", "apply at the server"),
-)
+THICK = {
+    "compute": "compute",
+    "exposed": "exposed: waiting for the exchange",
+    "read": "waiting to be allowed to read",
+    "other": "all else",
+}
+THIN = {
+    "hidden": "exchange hidden behind compute",
+    "queue": "queue at the server",
+    "apply": "apply at the server",
+}
 
 
 def breakdown(material: Material) -> Html | None:
@@ -29,33 +33,36 @@ def breakdown(material: Material) -> Html | None:
         return None
     lead = (
         "The thick bar is the step as a worker lives it, in milliseconds, medians over seeds. The thin one"
-        " below is what goes on meanwhile and costs the worker nothing unless it grows: exchange behind compute,"
-        " and the server's queue and apply."
+        " below is what goes on meanwhile and costs the worker nothing unless it grows: exchange behind"
+        " compute, and the server’s queue and apply."
     )
     found = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
-    return section("breakdown", "Where a step's time goes", lead, _key(), folded(found, "settings"))
+    keys = (_key("Thick:", THICK, 14), _key("Thin:", THIN, 6))
+    return section("breakdown", "Where a step’s time goes", lead, *keys, folded(found, "setting"))
 
 
 def _known(entry: Entry) -> bool:
     return any(entry.median(each) is not None for each in ("compute_ms", "exposed_ms"))
 
 
-def _key() -> Html:
-    items = (element("li", _patch(kind), " ", meaning) for kind, meaning in MEANINGS)
-    return element("ul", *items, class_="key")
+def _key(title: str, meanings: Mapping[str, str], height: int) -> Html:
+    items = (element("li", _patch(kind, height), " ", meaning) for kind, meaning in meanings.items())
+    return element("ul", element("li", title), *items, class_="key")
 
 
-def _patch(kind: str) -> Html:
-    box = element("rect", width="100%", height="100%", class_=f"piece {kind}")
-    hatch = element("rect", width="100%", height="100%", fill="url(#hatch)") if kind == "read" else None
-    return element("svg", box, hatch, width=16, height=12, class_="patch", aria_hidden="true")
+def _patch(kind: str, height: int) -> Html:
+    size = {"width": 18, "height": height}
+    hatch = element("rect", **size, class_="hatched") if kind == "read" else None
+    return element("svg", element("rect", **size, class_=f"piece {kind}"), hatch, **size, aria_hidden="true")
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Html:
     reach = max(_reach(entry) for entry in panel.entries) or 1.0
     items = (_item(material, entry, reach) for entry in panel.entries)
     heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD)]
-    told = table(f"Parts of a step with {panel.title}", heads, [_line(material, each) for each in panel.entries])
+    told = table(
+        f"Parts of a step with {panel.title}", heads, [_line(material, each) for each in panel.entries]
+    )
     numbers = element("details", element("summary", "Numbers: ", panel.title), told)
     head = element("figcaption", element("h3", panel.title))
     return element("figure", head, element("ol", *items, class_="bars"), numbers, id=name)

@@ -37,9 +37,10 @@ def _answer(judged: Gate) -> Html:
     word = element("strong", "Yes." if judged.passed else "No.", class_="yes" if judged.passed else "no")
     return together(
         word,
-        f" {agree} of {count} pairs agree. Synchronous rows apply the same mean gradient and differ only in the"
-        " order of additions, so their final parameters may be apart by rounding alone: max |a − b| / max |a| of"
-        f" each tensor is allowed {judged.tolerance:g}. A row that is apart by more is shown without its speed.",
+        f" {agree} of {count} pairs agree. Synchronous rows apply the same mean gradient and differ only in"
+        " the order of additions, so their final parameters may be apart by rounding alone: of each tensor,"
+        f" max |a − b| / max |a| may be {judged.tolerance:g}. A row that is apart by more is shown without"
+        " its speed.",
     )
 
 
@@ -53,6 +54,9 @@ def _pairs(judged: Gate) -> Html | None:
 def _lines(pairs: Iterable[Pair]) -> Iterable[list[str | Html]]:
     for pair in sorted(pairs, key=lambda each: each.passed):
         word = element("span", "agrees" if pair.passed else "differs", class_="yes" if pair.passed else "no")
-        seed, allowed = "" if pair.seed is None else str(pair.seed), f"{pair.limit:g}" if pair.limit else "nothing"
+        seed, allowed = (
+            "" if pair.seed is None else str(pair.seed),
+            f"{pair.limit:g}" if pair.limit else "nothing",
+        )
         found = f"{float(pair.difference):.2g}"
         yield [pair.second, pair.first, pair.setting, seed, found, allowed, pair.tensor, word]

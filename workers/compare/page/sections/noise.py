@@ -30,7 +30,9 @@ def _few(material: Material) -> Html | None:
     """What so few seeds cannot tell."""
     seeds = material.findings.seeds
     if seeds == 1:
-        return element("p", "Everything ran with one seed: no interval can be given, and chance is not told apart.")
+        return element(
+            "p", "Everything ran with one seed: no interval can be given, and chance is not told apart."
+        )
     weak = f"With {seeds} seeds, two equal rows come out in the same order every time with a chance of"
     return element("p", f"{weak} {percent(2 * 0.5**seeds)}.") if 1 < seeds < 6 else None
 
@@ -38,4 +40,8 @@ def _few(material: Material) -> Html | None:
 def _spread(spreads: Iterable[tuple[str, float | None]]) -> Html | None:
     lines = [[row, NOTHING if share is None else percent(share)] for row, share in spreads]
     heads = (Column("row"), Column("spread of the step time"))
-    return table("How far repeats of a row were apart, relative to their median", heads, lines) if lines else None
+    return (
+        table("How far repeats of a row were apart, relative to their median", heads, lines)
+        if lines
+        else None
+    )

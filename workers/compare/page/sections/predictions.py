@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from workers.compare.figures import NOTHING, digits, percent
+from workers.compare.figures import NOTHING, digits, percent, signed
 from workers.compare.findings import Prediction
 from workers.compare.page.chart import Axis, Column, figure, path, stretched, table
 from workers.compare.page.chart_lines import Line, Spot, lines
@@ -40,7 +40,9 @@ def predictions(material: Material) -> Html | None:
 def _lead(material: Material) -> str:
     score = material.findings.score
     if score is None:
-        return "No setting was both measured and left out of the calibration, so the predictions have no score."
+        return (
+            "No setting was both measured and left out of the calibration, so the predictions have no score."
+        )
     return (
         f"The mean error over {score.settings} settings that were not calibrated on is"
         f" {percent(score.mean_error)}. Every step time was predicted from the constants of this machine, by"
@@ -75,7 +77,11 @@ def _band(x: Axis, y: Axis) -> Html:
     """The line of equality, with what is hoped for on both sides."""
     low, high = x.scale.place, y.scale.place
     ends = (x.scale.ticks()[0] / 100, x.scale.ticks()[-1] * 100)
-    sides = [(low(at), high(at * factor)) for factor, order in ((1 + FAIR, 1), (1 - FAIR, -1)) for at in ends[::order]]
+    sides = [
+        (low(at), high(at * factor))
+        for factor, order in ((1 + FAIR, 1), (1 - FAIR, -1))
+        for at in ends[::order]
+    ]
     band = element("path", d=path(sides, close=True), class_="fair")
     equal = element("path", d=path([(low(at), high(at)) for at in ends]), class_="equal")
     return element("g", stretched(band, equal), class_="clipped")
@@ -89,10 +95,17 @@ def _error(each: Prediction) -> float:
 
 def _worst(both: Sequence[Prediction]) -> str:
     worst = max(both, key=lambda each: abs(_error(each)))
-    return f"the worst is {worst.row} with {worst.setting}, off by {100 * _error(worst):+.0f} %"
+    return f"the worst is {worst.row} under {worst.setting}, off by {signed(_error(worst))}"
 
 
 def _line(material: Material, each: Prediction) -> list[str | Html]:
     times = [NOTHING if value is None else digits(value) for value in (each.measured_ms, each.predicted_ms)]
-    error = NOTHING if each.error is None else f"{100 * each.error:+.1f} %"
-    return [material.bare_name(each.row), each.setting, *times, error, each.by, "yes" if each.calibrated else "no"]
+    error = NOTHING if each.error is None else signed(each.error)
+    return [
+        material.name_under(each.row, [each.setting]),
+        each.setting,
+        *times,
+        error,
+        each.by,
+        "yes" if each.calibrated else "no",
+    ]

@@ -37,8 +37,8 @@ def accuracy(material: Material) -> Html | None:
 def loss(material: Material) -> Html | None:
     """The loss against samples: what asynchrony costs, free of how fast anything ran."""
     lead = (
-        "The same samples, whatever time they took. Lines that lie on each other learn alike from each sample;"
-        " one that lies higher pays for stale gradients. Training loss, means of neighbouring steps."
+        "The same samples, whatever time they took. Lines that lie on each other learn alike from each"
+        " sample; one that lies higher pays for stale gradients. Training loss, means of neighbouring steps."
     )
     found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
     return _section("loss", f"Loss against {material.goal.samples}", lead, found)
@@ -46,7 +46,7 @@ def loss(material: Material) -> Html | None:
 
 def _section(name: str, title: str, lead: str, found: Iterable[Html | None]) -> Html | None:
     there = [each for each in found if each is not None]
-    return section(name, title, lead, folded(there, "settings")) if there else None
+    return section(name, title, lead, folded(there, "setting")) if there else None
 
 
 def _metric(material: Material, panel: Panel, name: str) -> Html | None:
@@ -71,10 +71,19 @@ def _loss(material: Material, panel: Panel, name: str) -> Html | None:
         return None
     spots = [spot for each in drawn for spot in each.spots]
     x = Axis(Linear.around((spot.x for spot in spots), zero=True), material.goal.samples)
-    y = Axis(Log.around(value for spot in spots for value in (spot.low, spot.high)), "training loss, log scale")
+    y = Axis(
+        Log.around(value for spot in spots for value in (spot.low, spot.high)), "training loss, log scale"
+    )
     says = _ends(drawn, f"after {{x}} {material.goal.samples}", "loss") + _missing(material, panel, drawn)
     told = _table(drawn, material.goal.samples, "loss", panel)
-    return figure(name, panel.title, says, lines(name, drawn, x, y), told, key((each.mark, each.label) for each in drawn))
+    return figure(
+        name,
+        panel.title,
+        says,
+        lines(name, drawn, x, y),
+        told,
+        key((each.mark, each.label) for each in drawn),
+    )
 
 
 def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
@@ -82,7 +91,9 @@ def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
     for entry in panel.entries:
         spots = course(_curves(material, entry), kind)
         if spots:
-            found.append(Line(material.marks[entry.row], material.name(entry), spots, symbols=kind == "metric"))
+            found.append(
+                Line(material.marks[entry.row], material.name(entry), spots, symbols=kind == "metric")
+            )
     return found
 
 
@@ -113,14 +124,20 @@ def _spot(parts: Sequence[Sequence[Point]], kind: Kind) -> Spot:
 
 def _ends(drawn: Sequence[Line], where: str, what: str) -> str:
     """Where each line ends, in words."""
-    ends = [f"{each.label} {digits(last.y)} {where.format(x=_short(last.x))}" for each in drawn for last in each.spots[-1:]]
+    ends = [
+        f"{each.label} {digits(last.y)} {where.format(x=_short(last.x))}"
+        for each in drawn
+        for last in each.spots[-1:]
+    ]
     return f"Last {what}: {'; '.join(ends)}."
 
 
 def _missing(material: Material, panel: Panel, drawn: Sequence[Line]) -> str:
     there = {each.label for each in drawn}
     gone = [entry.row for entry in panel.entries if material.name(entry) not in there]
-    return f" Not drawn, for nothing was measured or its speed is withheld: {', '.join(gone)}." if gone else ""
+    return (
+        f" Not drawn, for nothing was measured or its speed is withheld: {', '.join(gone)}." if gone else ""
+    )
 
 
 def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Html:

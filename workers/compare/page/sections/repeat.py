@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.compare.page import toml
 from workers.compare.page.chart import Column, table
-from workers.compare.page.element import Html, element, together
+from workers.compare.page.element import Html, element, together, verbatim
 from workers.compare.page.material import Material, section
 
 
@@ -29,7 +29,7 @@ def repeat(material: Material) -> Html:
 
 
 def _listing(title: str, text: str) -> Html:
-    code = element("pre", element("code", text), tabindex=0, role="region", aria_label=title)
+    code = element("pre", element("code", verbatim(text)), tabindex=0, role="region", aria_label=title)
     return together(element("h3", title), code)
 
 
@@ -43,7 +43,9 @@ def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Nested names joined by spaces."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= _flat(value, f"{before}{name} ") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        found |= (
+            _flat(value, f"{before}{name} ") if isinstance(value, Mapping) else {f"{before}{name}": value}
+        )
     return found
 
 
@@ -51,4 +53,6 @@ def _programs(commands: Mapping[str, list[str]]) -> Html | None:
     if not commands:
         return None
     text = "\n\n".join("\n".join((f"# {run}", *lines)) for run, lines in commands.items())
-    return element("details", element("summary", "The programs that each run consisted of"), _listing("Programs", text))
+    return element(
+        "details", element("summary", "The programs that each run consisted of"), _listing("Programs", text)
+    )

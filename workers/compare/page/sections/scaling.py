@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from workers.compare.figures import NOTHING, digits
+from workers.compare.figures import NOTHING, digits, signed
 from workers.compare.findings import Crossover, Prediction, Scaling
 from workers.compare.page.chart import Axis, Column, figure, table
 from workers.compare.page.chart_lines import Line, Spot, lines, upright
-from workers.compare.page.element import Html, element, together
+from workers.compare.page.element import Html, element
 from workers.compare.page.mark import Mark
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.scale import Linear, Log
-from workers.compare.page.setting import without_servers
+from workers.compare.page.setting import without_servers, words
 
 LEGEND = "Symbols are measured, thin lines predicted."
 
@@ -22,30 +22,54 @@ def scaling(material: Material) -> Html | None:
     """Throughput by workers, step time by servers, and where hub and ring cross."""
     servers = [_by_servers(material, *each) for each in enumerate(_crossed(material))]
     found = [*([_by_workers(material)] if material.findings.scaling else []), *servers]
-    crossed = _crossings(material.findings.crossover)
-    if not found and crossed is None:
+    drawn = _crossed(material)
+    others = _crossings(
+        each for each in material.findings.crossover if without_servers(each.setting) not in drawn
+    )
+    if not found and others is None:
         return None
     lead = f"{LEGEND} Where hub and ring cross is marked: from there on the hub is faster."
-    return section("scaling", "With more workers, with more servers", lead, crossed, folded(found, "settings"))
+    return section("scaling", "With more workers, with more servers", lead, others, folded(found, "setting"))
 
 
 def _by_workers(material: Material) -> Html:
     rows = material.findings.scaling
-    sizes = sorted({size for row in rows for size in row.workers})
-    speeds = [value for row in rows for value in (*row.measured, *row.predicted) if value is not None]
-    x = Axis(Log.of(sizes), "workers, log scale")
-    y = Axis(Log.around(speeds), f"{material.goal.samples}/s, log scale")
+    x = Axis(Log.of(size for row in rows for size in row.workers), "workers, log scale")
+    y = Axis(Linear.around(_shares(rows), zero=True), f"{material.goal.samples}/s and worker")
     drawn = list(chain.from_iterable(_pair(material, row) for row in rows))
     heads = (Column("row"), Column("workers"), Column("measured"), Column("predicted"), Column("off by"))
     told = table(f"{material.goal.samples.capitalize()}/s by workers", heads, _lines(material, rows))
     name, key = "scaling-workers", material.key(row.row for row in rows)
-    return figure(name, "Throughput by workers", _says(rows), lines(name, drawn, x, y), told, key)
+    rules = [upright(at, x, f"{row} overtakes", place) for place, (row, at) in enumerate(_overtaking(rows))]
+    title = "What each worker gets done, by their number"
+    return figure(name, title, _says(rows), lines(name, drawn, x, y, rules), told, key)
+
+
+def _shares(rows: Iterable[Scaling]) -> list[float]:
+    """Throughput of one worker: level where scaling is perfect, so that its loss can be seen."""
+    both = ((row.workers, values) for row in rows for values in (row.measured, row.predicted))
+    return [v / n for sizes, values in both for n, v in zip(sizes, values, strict=True) if v is not None]
+
+
+def _overtaking(rows: Sequence[Scaling]) -> list[tuple[str, int]]:
+    """Hub rows with the number of workers from which on, as predicted, they are ahead of the ring."""
+    speeds = {row.row: dict(zip(row.workers, row.predicted, strict=True)) for row in rows}
+    ring = {n: v for n, v in speeds.pop("ring", {}).items() if v is not None}
+    found = []
+    for row, mine in speeds.items():
+        behind = [n for n, v in ring.items() if (mine.get(n) or 0.0) <= v]
+        ahead = [n for n in ring if n > max(behind, default=0)]
+        found += [(row, min(ahead))] if row.startswith("hub-") and behind and ahead else []
+    return found
 
 
 def _pair(material: Material, row: Scaling) -> list[Line]:
     """What was measured as symbols, what is predicted as a thin line."""
-    mark, label = material.marks[row.row], material.bare_name(row.row)
-    return _both(mark, label, zip(row.workers, row.measured, row.predicted, strict=True))
+    mark, label = material.marks[row.row], material.name_under(row.row)
+    points = zip(row.workers, row.measured, row.predicted, strict=True)
+    return _both(
+        mark, label, ((n, real and real / n, thought and thought / n) for n, real, thought in points)
+    )
 
 
 def _both(mark: Mark, label: str, points: Iterable[tuple[float, float | None, float | None]]) -> list[Line]:
@@ -62,14 +86,17 @@ def _says(rows: Sequence[Scaling]) -> str:
     known = [(row, [n for n, value in zip(row.workers, row.measured, strict=True) if value]) for row in rows]
     told = [f"{row.row} measured with up to {max(sizes)} workers" for row, sizes in known if sizes]
     far = max(size for row in rows for size in row.workers)
-    return f"{'; '.join(told) or 'Nothing was measured'}; predicted up to {far:,}."
+    ahead = [
+        f" {row} overtakes the ring from {at:,} workers on, as predicted." for row, at in _overtaking(rows)
+    ]
+    return f"{'; '.join(told) or 'Nothing was measured'}; predicted up to {far:,}.{''.join(ahead)}"
 
 
 def _lines(material: Material, rows: Iterable[Scaling]) -> Iterable[list[str | Html]]:
     for row in rows:
         for size, real, thought in zip(row.workers, row.measured, row.predicted, strict=True):
-            off = NOTHING if real is None or thought is None else f"{100 * (thought / real - 1):+.0f} %"
-            yield [material.bare_name(row.row), f"{size:,}", _number(real), _number(thought), off]
+            off = NOTHING if real is None or thought is None else signed(thought / real - 1)
+            yield [material.name_under(row.row), f"{size:,}", _number(real), _number(thought), off]
 
 
 def _number(value: float | None) -> str:
@@ -96,22 +123,27 @@ def _by_servers(material: Material, index: int, key: str) -> Html:
     found, name = _of(material, key), f"scaling-servers-{index}"
     servers = _servers(material, found)
     times = [value for each in found for value in (each.measured_ms, each.predicted_ms) if value is not None]
-    rows = list(dict.fromkeys(each.row for each in found))
+    rows = list(dict.fromkeys(each.row for each in found if each.measured_ms or each.predicted_ms))
     drawn = list(chain.from_iterable(_times(material, row, found, servers) for row in rows))
     x = Axis(Log.of(servers), "servers, log scale")
     y = Axis(Linear.around(times, zero=True), "ms a step")
-    crossing = next((each for each in material.findings.crossover if without_servers(each.setting) == key), None)
+    crossing = next(
+        (each for each in material.findings.crossover if without_servers(each.setting) == key), None
+    )
     rules = _rules(crossing, x)
     heads = (Column("row"), Column("servers"), Column("measured ms"), Column("predicted ms"))
-    told = table(f"Step time by servers, {key}", heads, _server_lines(material, found))
-    drawing = lines(name, drawn, x, y, rules)
-    return figure(name, f"Step time by servers, {key}", _crossing(crossing), drawing, told, material.key(rows))
+    settings = {each.setting for each in found}
+    title = f"Step time by servers: {words(material.findings.setting(found[0].setting), key, servers=False)}"
+    told = table(title, heads, _server_lines(material, found))
+    drawing, key_ = lines(name, drawn, x, y, rules), material.key(rows, settings)
+    return figure(name, title, _crossing(crossing), drawing, told, key_)
 
 
 def _times(material: Material, row: str, found: Sequence[Prediction], servers: Sequence[int]) -> list[Line]:
     """A ring has no servers: its time is the same for all numbers of them."""
     mine = [each for each in found if each.row == row]
-    label, mark = material.bare_name(row), material.marks[row]
+    settings = {each.setting for each in mine}
+    label, mark = material.name_under(row, settings), material.marks[row]
     if row == "ring":
         each = mine[0]
         across = _both(mark, label, ((n, each.measured_ms, each.predicted_ms) for n in servers))
@@ -124,7 +156,12 @@ def _server_lines(material: Material, found: Iterable[Prediction]) -> Iterable[l
     for each in found:
         servers = material.findings.setting(each.setting).get("servers", NOTHING)
         told = "any" if each.row == "ring" else str(servers)
-        yield [material.bare_name(each.row), told, _number(each.measured_ms), _number(each.predicted_ms)]
+        yield [
+            material.name_under(each.row, [each.setting]),
+            told,
+            _number(each.measured_ms),
+            _number(each.predicted_ms),
+        ]
 
 
 def _rules(crossing: Crossover | None, x: Axis) -> list[Html]:
@@ -142,8 +179,7 @@ def _crossing(crossing: Crossover | None) -> str:
     return f"The hub overtakes the ring: {', '.join(told)}{rule}."
 
 
-def _crossings(found: Sequence[Crossover]) -> Html | None:
-    if not found:
-        return None
-    items = (element("li", element("b", each.setting), ": ", _crossing(each)) for each in found)
-    return together(element("ul", *items))
+def _crossings(found: Iterable[Crossover]) -> Html | None:
+    """Those that no drawing shows."""
+    items = [element("li", element("b", each.setting), ": ", _crossing(each)) for each in found]
+    return element("ul", *items) if items else None

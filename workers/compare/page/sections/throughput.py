@@ -9,24 +9,35 @@ from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.setting import Panel
 
-TOLD = ("samples_per_second", "step_ms", "seconds_to_target", "samples_to_target", "final_metric", "final_loss")
+TOLD = (
+    "samples_per_second",
+    "step_ms",
+    "seconds_to_target",
+    "samples_to_target",
+    "final_metric",
+    "final_loss",
+)
 
 
 def throughput(material: Material) -> Html | None:
     """Bars with intervals, one list a setting."""
     found = [_figure(material, panel, f"throughput-{index}") for index, panel in enumerate(material.panels)]
     lead = (
-        f"{material.goal.samples.capitalize()} a second after warm-up, medians over seeds; the whisker is the 95 %"
-        " confidence interval of the median. Fast steps are worth nothing that need more samples to get there, so"
-        " the way to the target stands below each bar."
+        f"{material.goal.samples.capitalize()} a second after warm-up, medians over seeds; the whisker is the"
+        " 95 % confidence interval of the median. Fast steps are worth nothing that need more samples to get"
+        " there, so the way to the target stands below each bar."
     )
-    return section("throughput", "Throughput, and what it was good for", lead, folded(found, "settings"))
+    return section("throughput", "Throughput, and what it was good for", lead, folded(found, "setting"))
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Html:
     drawn = bars([_bar(material, entry) for entry in panel.entries])
     heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD), Column("seeds")]
-    told = table(f"Throughput and progress with {panel.title}", heads, [_line(material, each) for each in panel.entries])
+    told = table(
+        f"Throughput and progress with {panel.title}",
+        heads,
+        [_line(material, each) for each in panel.entries],
+    )
     numbers = element("details", element("summary", "Numbers: ", panel.title), told)
     head = element("figcaption", element("h3", panel.title))
     return element("figure", head, drawn, numbers, id=name)
