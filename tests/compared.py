@@ -90,6 +90,7 @@ def entry(row: str, setting: Setting, speed: float, seeds: int = 3) -> dict[str,
         "synchronous": not late,
         "emulated": setting.emulated,
         "seeds": list(range(seeds)),
+        "failed": None,
         "withheld": "hub-aggregate differs from local by 0.031 in head.weight" if shut else None,
         "numbers": {
             name: None
@@ -152,6 +153,8 @@ def full() -> dict[str, Any]:
             "link": {"rate": [1e9, 2e8], "latency": [0.0005], "jitter": 0.0},
             "straggler": {"kind": "pareto", "seconds": [0.02], "ranks": [3], "shape": 2.5, "baseline": True},
         },
+        "job": {"name": "digits", "metric": "test_accuracy", "title": "test accuracy", "target": 0.93}
+        | {"rising": True, "samples": "images", "learning_rate": 0.01},
         "machine": {
             "processor": "Intel(R) Xeon(R) Processor @ 2.60GHz",
             "cores": 2,
@@ -262,6 +265,12 @@ def minimal() -> dict[str, Any]:
         "version": 2,
         "command": "ps-compare run --rows ring",
         "experiment": {"job": None, "script": "train.py", "metric": "val_acc", "samples": "tokens"},
+        "job": {
+            "name": "train.py",
+            "metric": "val_acc",
+            "title": "val acc",
+            "samples": "tokens",
+        },
         "machine": {},
         "noise": {"load": {"median": None, "max": None}, "spread": {}, "quiet": True, "said": []},
         "settings": [{"key": setting.key, **setting.as_json()}],

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.compare.findings import Summary
+from workers.compare.findings import Number
 
 NOTHING = "–"
 """Stands where nothing was measured."""
@@ -65,15 +65,15 @@ class Figure:
         """For the head of a column."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
-    def median(self, summary: Summary | None) -> str:
-        return NOTHING if summary is None else self.write(summary.median)
+    def median(self, number: Number | None) -> str:
+        return NOTHING if number is None else self.write(number.median)
 
-    def interval(self, summary: Summary | None) -> str:
+    def interval(self, number: Number | None) -> str:
         """`median (low–high)`, or the median alone where they are one."""
-        if summary is None:
+        if number is None:
             return NOTHING
-        low, high = self.write(summary.low), self.write(summary.high)
-        middle = self.write(summary.median)
+        low, high = self.write(number.low), self.write(number.high)
+        middle = self.write(number.median)
         return middle if low == high else f"{middle} ({low}–{high})"
 
 

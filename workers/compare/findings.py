@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 
 
-class Summary(Struct, frozen=True):
+class Number(Struct, frozen=True):
     """A number of all seeds: its median and the confidence interval of that; `values` one a seed."""
 
     values: list[float | None]
@@ -31,14 +31,15 @@ class Entry(Struct, frozen=True):
     setting: str
     row: str
     synchronous: bool
-    numbers: dict[str, Summary | None]
+    numbers: dict[str, Number | None]
     about: str = ""
     emulated: bool = False
     seeds: list[int] = []
     withheld: str | None = None
+    failed: str | None = None
     staleness: dict[str, int] = {}
 
-    def number(self, name: str) -> Summary | None:
+    def number(self, name: str) -> Number | None:
         """What was measured under this name, if it was."""
         return self.numbers.get(name)
 
@@ -164,6 +165,7 @@ class Findings(Struct, frozen=True):
     machine: dict[str, Any]
     gate: Gate
     rows: list[Entry]
+    job: dict[str, Any] = {}
     settings: list[dict[str, Any]] = []
     noise: Noise = field(default_factory=Noise)
     curves: list[Curve] = []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from workers.compare.job import JOBS
+from workers.compare.findings import Findings
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +24,12 @@ class Goal:
     target: float | None
 
     @staticmethod
-    def of(experiment: Mapping[str, Any]) -> Goal:
-        """The goal that an experiment names; what it leaves out is the job's own."""
-        known = JOBS.get(experiment.get("job") or "")
-        metric = experiment.get("metric") or "final metric"
-        target = experiment.get("target")
+    def of(findings: Findings) -> Goal:
+        """The goal that results name; what they leave out is called in the most general words."""
+        job = findings.job
         return Goal(
-            job=known.name if known else Path(experiment.get("script") or "a job").name,
-            title=known.title if known else experiment.get("title") or metric.replace("_", " "),
-            samples=known.samples if known else experiment.get("samples") or "samples",
-            target=known.target if known and target is None else target,
+            job=job.get("name") or "a job",
+            title=job.get("title") or "final metric",
+            samples=job.get("samples") or "samples",
+            target=job.get("target"),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from workers.compare.findings import Summary
+from workers.compare.findings import Number
 from workers.compare.page.element import Html, Value, element, percent, together
 from workers.compare.page.mark import Mark
 
@@ -30,7 +30,7 @@ class Bar:
     mark: Mark
     label: Html
     value: str
-    length: Summary | None
+    length: Number | None
     note: str = ""
 
 
@@ -61,12 +61,12 @@ def headline(mark: Mark, label: Html, value: str) -> Html:
     return element("span", who, " ", element("span", value, class_="value"), class_="headline")
 
 
-def _bar(length: Summary, mark: Mark, reach: float) -> Html:
+def _bar(length: Number, mark: Mark, reach: float) -> Html:
     body = element("rect", width=percent(length.median / reach), height=HEIGHT)
     return _drawing(together(body, _whisker(length, reach)), HEIGHT, mark.accent)
 
 
-def _whisker(length: Summary, reach: float) -> Html | None:
+def _whisker(length: Number, reach: float) -> Html | None:
     if length.low == length.high:
         return None
     low, high, middle = percent(length.low / reach), percent(length.high / reach), HEIGHT / 2

@@ -46,6 +46,25 @@ class Line:
     predicted: bool = False
 
 
+def measured_and_predicted(
+    mark: Mark, label: str, points: Iterable[tuple[float, float | None, float | None]]
+) -> list[Line]:
+    """A row as it was measured, in symbols, and as it was predicted, as a thin line.
+
+    Args:
+        mark: How the row is drawn.
+        label: Whose it is.
+        points: x, what was measured there, what was predicted there; by rising x.
+    """
+    known = list(points)
+    measured = [Spot.at(x, y) for x, y, _ in known if y is not None]
+    predicted = [Spot.at(x, y) for x, _, y in known if y is not None]
+    return [
+        Line(mark, label, predicted, predicted=True),
+        Line(mark, label, measured, symbols=True, joined=False),
+    ]
+
+
 def lines(
     name: str, drawn: Sequence[Line], x: Axis, y: Axis, rules: Iterable[Html] = (), height: int = HEIGHT
 ) -> Html:

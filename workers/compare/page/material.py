@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from workers.compare.circumstance import emulation, name
 from workers.compare.figures import Figure, figures
 from workers.compare.findings import Entry, Findings
 from workers.compare.goal import Goal
 from workers.compare.page.element import Html, element, together
 from workers.compare.page.mark import Mark, key, marks
-from workers.compare.page.setting import Panel, emulation, name, panels
+from workers.compare.page.panel import Panel, panels
 
 IN_SIGHT = 2
 """How many settings a section shows before the others are folded away."""
@@ -29,7 +30,7 @@ class Material:
     @staticmethod
     def of(findings: Findings) -> Material:
         """What a page of these findings is made from."""
-        goal = Goal.of(findings.experiment)
+        goal = Goal.of(findings)
         named = figures(goal.samples, goal.title)
         return Material(findings, goal, named, marks(findings.row_names), panels(findings))
 

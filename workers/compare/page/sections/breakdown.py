@@ -10,7 +10,7 @@ from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Piece, headline, stack
 from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material, folded, section
-from workers.compare.page.setting import Panel
+from workers.compare.page.panel import Panel
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
 THICK = {

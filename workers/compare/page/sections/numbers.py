@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workers.compare.circumstance import words
 from workers.compare.page.chart import Column, table
 from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material, section
-from workers.compare.page.setting import words
 
 
 def numbers(material: Material) -> Html | None:

@@ -13,8 +13,8 @@ from workers.compare.page.chart_lines import Line, Spot, level, lines
 from workers.compare.page.element import Html
 from workers.compare.page.mark import key
 from workers.compare.page.material import Material, folded, section
+from workers.compare.page.panel import Panel, unaffected
 from workers.compare.page.scale import Linear, Log
-from workers.compare.page.setting import Panel
 from workers.compare.statistics import median_interval
 
 SPOTS, TOLD = 60, 12
@@ -98,8 +98,11 @@ def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
 
 
 def _curves(material: Material, entry: Entry) -> list[Curve]:
-    wanted = (entry.setting, entry.row)
-    return [each for each in material.findings.curves if (each.setting, each.row) == wanted]
+    """A row's curves; where one run counts in several settings they stand under one of these."""
+    mine = [each for each in material.findings.curves if each.row == entry.row]
+    here = [each for each in mine if each.setting == entry.setting]
+    same = [each for each in mine if unaffected(entry.row, each.setting, entry.setting)]
+    return here or [each for each in same if each.setting == same[0].setting]
 
 
 def course(curves: Sequence[Curve], kind: Kind) -> list[Spot]:

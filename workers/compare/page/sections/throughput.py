@@ -7,7 +7,7 @@ from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Bar, bars
 from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material, folded, section
-from workers.compare.page.setting import Panel
+from workers.compare.page.panel import Panel
 
 TOLD = (
     "samples_per_second",
@@ -64,6 +64,7 @@ def _note(material: Material, entry: Entry) -> str:
         parts.append(f"{target:g} not reached")
     final = entry.number("final_metric")
     parts += [f"{material.goal.title} {figures['final_metric'].interval(final)} at the end"] if final else []
+    parts += [f"failed: {entry.failed}"] if entry.failed else []
     return ", ".join([*parts, *(["one seed"] if len(entry.seeds) == 1 else [])])
 
 

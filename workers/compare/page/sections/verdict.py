@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from workers.compare.circumstance import words
 from workers.compare.page.element import Html, element
 from workers.compare.page.material import Material
-from workers.compare.page.setting import words
 
 
 def verdict(material: Material) -> Html:

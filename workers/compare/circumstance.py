@@ -1,60 +1,13 @@
-"""Settings in words, and which rows a reader wants to see beside each other."""
+"""Circumstances: a setting in words, and what of it a row was spared or had emulated."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from workers.compare.figures import digits
 from workers.compare.findings import Entry, Findings
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A setting with its rows, and with those that it makes no difference to.
-
-    A ring has no servers and a process alone no links, so they are run once for all settings that differ
-    in nothing else.
-    """
-
-    setting: str
-    title: str
-    entries: Sequence[Entry]
-
-
-def panels(findings: Findings) -> list[Panel]:
-    """One for every setting, except for those whose rows all stand beside others already."""
-    borrowed = {key: _borrowed(findings, key) for key in findings.setting_keys}
-    lent = {id(entry) for entries in borrowed.values() for entry in entries}
-    shown = [key for key in borrowed if any(id(entry) not in lent for entry in findings.under(key))]
-    order = {row: place for place, row in enumerate(findings.row_names)}
-    return [
-        Panel(
-            key,
-            words(findings.setting(key), key),
-            sorted([*findings.under(key), *borrowed[key]], key=lambda entry: order[entry.row]),
-        )
-        for key in shown
-    ]
-
-
-def _borrowed(findings: Findings, key: str) -> list[Entry]:
-    there = {entry.row for entry in findings.under(key)}
-    fitting: dict[str, Entry] = {}
-    for entry in findings.rows:
-        if entry.row not in there and _unaffected(entry, key):
-            fitting[entry.row] = max(fitting.get(entry.row, entry), entry, key=lambda each: len(each.setting))
-    return list(fitting.values())
-
-
-def _unaffected(entry: Entry, key: str) -> bool:
-    """Whether this run would be the same under the other setting."""
-    mine, theirs = without_servers(entry.setting).split(), without_servers(key).split()
-    if entry.row == "local":
-        return mine[:1] == theirs[:1] and set(mine) <= set(theirs)
-    return mine == theirs and not entry.row.startswith("hub-")
 
 
 def without_servers(setting: str) -> str:
