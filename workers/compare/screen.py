@@ -10,10 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from workers.compare.job import Job
-from workers.compare.measure import Measure
 from workers.compare.outcome import Line
-from workers.compare.table import FOOTNOTES, cells, columns, reasons
+from workers.compare.table import FOOTNOTES, columns, lines, reasons
 
 
 class Screen:
@@ -55,27 +53,39 @@ class Screen:
         """Leaves a line for a run that is over, and announces the next."""
         self._bar.print(f"{run}: {_told(self._last)}")
         self._last = {}
+        self._advance(run)
+
+    def kept(self, run: str) -> None:
+        """Leaves a line for a run that was finished before."""
+        self._bar.print(f"{run}: kept")
+        self._advance(run)
+
+    def warn(self, text: str) -> None:
+        """Says what to mind."""
+        self._bar.print(text, style="yellow")
+
+    def _advance(self, run: str) -> None:
         self._bar.advance(self._task)
         if later := self._runs[self._runs.index(run) + 1 :]:
             self._bar.update(self._task, description=f"{later[0]}: starting")
 
-    def show(self, measures: Sequence[Measure], results: Mapping[str, Any], job: Job) -> None:
-        """Prints the table and the verdict."""
-        table = Table(
-            *columns(job, results["target"]["value"]), box=None, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        for column in table.columns[:2]:
-            column.no_wrap = True
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for measure in measures:
-            table.add_row(*cells(measure))
-        self._console.print(table)
-        for note in (*reasons(measures), *FOOTNOTES):
-            self._console.print(note, style="dim")
-        self._console.print()
-        for sentence in results["verdict"]:
-            self._console.print(f"* {sentence}")
+
+def show(results: Mapping[str, Any]) -> None:
+    """Prints the table and the verdict."""
+    console = Console(stderr=True, highlight=False)
+    table = Table(*columns(results), box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    words = len(results["settings"]) > 1
+    for place, column in enumerate(table.columns):
+        column.no_wrap = place <= 1 + words
+        column.justify = "right" if place > words else "left"
+    for line in lines(results):
+        table.add_row(*line)
+    console.print(table)
+    for note in (*reasons(results), *FOOTNOTES):
+        console.print(note, style="dim")
+    console.print()
+    for sentence in results["verdict"]:
+        console.print(f"* {sentence}")
 
 
 def _told(line: Line) -> str:
