@@ -50,7 +50,7 @@ class Scope:
         """The sentence, with where it holds."""
         if (
             self.prefix or sentence.split()[0].strip(",") in self.names
-        ):  # rows keep the spelling of their names
+        ):
             return f"{self.prefix}{sentence}"
         return f"{sentence[0].upper()}{sentence[1:]}"
 
