@@ -27,8 +27,10 @@ from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
 from ps.transport.host import reachable
+from workers import hardship
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
+from workers.hardship import Hardship
 from workers.launch import Placement, detect
 from workers.local_communicator import LocalCommunicator
 from workers.own_device import choose
@@ -60,6 +62,8 @@ class Context:
     """The signal was a scheduler's notice, which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
     saves: Saves | None = None
+    hardship: Hardship | None = None
+    """What makes this worker slow in an experiment."""
     pid: int = field(default_factory=os.getpid)
     """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
@@ -135,6 +139,7 @@ class Context:
         """How it went so far, for the program's last line."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
+        emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -151,6 +156,7 @@ class Context:
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),
             },
+            **emulated,
         }
 
 
@@ -218,10 +224,13 @@ def init(*, aggregate: bool = False) -> Context:
     if placement.restart:
         log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
+    slowness = None if config.hardship is None else hardship.read(config.hardship)
     _current = (
         _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
     )
     _current.job = job
+    if slowness is not None:
+        _current.hardship = Hardship(slowness.of(_current.communicator.rank))
     atexit.register(_leave_at_exit)
     return _current
 
