@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ps.config import is_loopback
 from workers.compare.experiment import Experiment
-from workers.compare.hosts import Hosts
+from workers.compare.hardship.delays import Slowness
+from workers.compare.hardship.hosts import Hosts
 from workers.compare.plan import Run
 
 
@@ -100,9 +101,8 @@ class Programs:
         """Writes that file, where the setting has any."""
         setting = self.run.setting
         if setting.emulated:
-            slow = None if setting.straggler is None else asdict(setting.straggler)
-            told = {"straggler": slow, "compute": self._compute(), "seed": self.run.seed}
-            self.hardship.write_text(json.dumps(told))
+            told = Slowness(setting.straggler, self._compute(), self.run.seed)
+            self.hardship.write_text(json.dumps(told.as_json()))
 
     def _compute(self) -> float | None:
         """Seconds; a process alone computes what the others share."""

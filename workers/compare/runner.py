@@ -16,14 +16,14 @@ from ps.config import environment
 from ps.errors import HubringError
 from workers.compare import machine
 from workers.compare.experiment import Experiment
-from workers.compare.hosts import hosts
+from workers.compare.hardship.hosts import hosts
+from workers.compare.hardship.loss import Loss, outlived
 from workers.compare.lifeline import Lifeline
 from workers.compare.noise import Listener
 from workers.compare.outcome import Line, Outcome, latest
 from workers.compare.plan import Run
 from workers.compare.process import Process, Processes
 from workers.compare.programs import Programs
-from workers.compare.setting import Fault
 
 _OF_LAUNCHERS = ("PS_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 _OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"}
@@ -62,6 +62,7 @@ class Runner:
                 server, team = _start(programs, processes)
                 _await_end(programs, processes, team, progress)
         victim = run.setting.fault.rank if run.setting.fault else None
+        results = [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
         outcome = Outcome(
             run=run,
             folder=folder,
@@ -69,9 +70,9 @@ class Runner:
             began=began.isoformat(),
             seconds=time.monotonic() - watch,
             noise=listener.noise(),
-            results=[None if rank == victim else worker.result() for rank, worker in enumerate(team)],
+            results=results,
             server=None if server is None else server.result(),
-            failed=_failure(team, victim),
+            failed=None if victim is None else outlived([each.code or 0 for each in team], results, victim),
         )
         outcome.write()
         return outcome
@@ -113,35 +114,27 @@ def _status(programs: Programs, address: str) -> dict[str, list[object]]:
 
 
 def _await_end(programs: Programs, processes: Processes, team: list[Process], progress: Progress) -> None:
-    """Watches until all have ended, and kills whom the setting says."""
+    """Watches until all have ended, while the one whom the setting names is killed."""
     fault = programs.run.setting.fault
+    if fault is None:
+        _watch(programs, processes, progress)
+        return
+    for process in processes.started:
+        process.expendable = True  # an end with an error is what is measured
+    with Loss(fault, programs.record(fault.rank), team[fault.rank].pid) as loss:
+        _watch(programs, processes, progress)
+    if loss.step is None:
+        raise HubringError(
+            f"{programs.run.label}: worker {fault.rank} ended before it could be killed at step {fault.step};"
+            f" name an earlier step. {team[fault.rank].tail()}"
+        )
+
+
+def _watch(programs: Programs, processes: Processes, progress: Progress) -> None:
     while running := processes.running():
         processes.pause(f"the end of {', '.join(process.name for process in running)}")
         if (line := latest(programs.record(0))) is not None:
             progress(line)
-        if fault is not None and _is_due(programs, fault):
-            for process in processes.started:
-                process.expendable = True  # from here on an end with an error is what is measured
-            team[fault.rank].kill()
-            fault = None
-    if fault is not None:
-        raise HubringError(
-            f"{programs.run.label}: worker {fault.rank} ended before it could be killed at step {fault.step};"
-            " name an earlier step"
-        )
-
-
-def _is_due(programs: Programs, fault: Fault) -> bool:
-    line = latest(programs.record(fault.rank))
-    return line is not None and line["step"] >= fault.step
-
-
-def _failure(team: list[Process], victim: int | None) -> str | None:
-    """Why those that were not killed did not come to the end."""
-    failed = [worker for rank, worker in enumerate(team) if rank != victim and worker.code]
-    if not failed:
-        return None
-    return str(failed[0].result().get("error") or f"{failed[0].name} ended with exit code {failed[0].code}")
 
 
 def clean_environment(threads: int) -> dict[str, str]:

@@ -48,9 +48,7 @@ class Scope:
 
     def say(self, sentence: str) -> str:
         """The sentence, with where it holds."""
-        if (
-            self.prefix or sentence.split()[0].strip(",") in self.names
-        ):
+        if self.prefix or sentence.split()[0].strip(",") in self.names:
             return f"{self.prefix}{sentence}"
         return f"{sentence[0].upper()}{sentence[1:]}"
 
