@@ -21,12 +21,12 @@ from msgspec.structs import replace
 
 from ps import logs
 from ps.client import KVClient
-from ps.config import WorkerConfig, address, environment, load_worker
+from ps.config import WorkerConfig, address, environment, is_loopback, load_worker
 from ps.errors import ConfigError, HubringError, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
-from ps.transport.host import reachable
+from ps.transport.host import towards
 from workers import hardship
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
@@ -382,7 +382,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     server, _ = address(session.address)
     store = ring_store(
         session.sender.rank,
-        reachable(server if server in ("127.0.0.1", "localhost", "::1") else ""),
+        server if is_loopback(server) else towards(server),  # needs no way to anywhere else
         lambda where: session.publish("ring", where),
         lambda: session.lookup("ring", config.timeout),
         config.timeout,
