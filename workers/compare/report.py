@@ -11,44 +11,34 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from workers.compare.job import Job
-from workers.compare.measure import Measure
-from workers.compare.table import FOOTNOTES, cells, columns
+from workers.compare.table import FOOTNOTES, columns, lines
 
 
-def page(results: Mapping[str, Any], measures: Sequence[Measure], job: Job) -> str:
+def page(results: Mapping[str, Any]) -> str:
     """The whole page.
 
     Args:
         results: As written to `results.json`.
-        measures: The rows of its table.
-        job: Names measure and samples.
     """
     template = Template(files("workers.compare").joinpath("report.html").read_text())
     return template.substitute(
-        title=escape(f"{job.name}: {len(measures)} ways to train one model"),
-        setting=escape(_setting(results)),
+        title=escape(
+            f"{results['job']['name']}: {len(results['experiment']['rows'])} ways to train one model"
+        ),
+        setting=escape("; ".join(setting["key"] for setting in results["settings"])),
         verdict="\n".join(f"<li>{escape(sentence)}</li>" for sentence in results["verdict"]),
         gate=_gate(results["gate"]),
         pairs="\n".join(_pair(pair) for pair in results["gate"]["pairs"]),
-        heads="".join(f"<th>{escape(head)}</th>" for head in columns(job, results["target"]["value"])),
-        rows="\n".join(_line(cells(measure)) for measure in measures),
+        heads="".join(f"<th>{escape(head)}</th>" for head in columns(results)),
+        rows="\n".join(_line(cells) for cells in lines(results)),
         footnotes="<br>".join(escape(note) for note in FOOTNOTES),
         command=escape(results["command"]),
-        seed=results["seed"],
+        seed=escape(", ".join(map(str, results["experiment"]["seeds"]))),
         machine="\n".join(_line((name, str(value))) for name, value in results["machine"].items()),
         commands=escape(_programs(results["commands"])),
         plotly=get_plotlyjs(),
         # "<" as an escape: no text in the results can end the script.
         results=json.dumps(results, allow_nan=False).replace("<", "\\u003c"),
-    )
-
-
-def _setting(results: Mapping[str, Any]) -> str:
-    threads = results["threads"]
-    return (
-        f"{results['workers']} workers, {results['shards']} shard(s), transport {results['transport']}, "
-        f"{threads} thread{'s' if threads > 1 else ''} in every process, the same total batch in every row"
     )
 
 
