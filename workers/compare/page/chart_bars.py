@@ -70,9 +70,10 @@ def _whisker(length: Number, reach: float) -> Html | None:
     if length.low == length.high:
         return None
     low, high, middle = percent(length.low / reach), percent(length.high / reach), HEIGHT / 2
-    ends = (element("line", x1=at, x2=at, y1=3, y2=HEIGHT - 3) for at in (low, high))
+    ends = [element("line", x1=at, x2=at, y1=3, y2=HEIGHT - 3) for at in (low, high)]
     across = element("line", x1=low, x2=high, y1=middle, y2=middle)
-    return element("g", across, *ends, class_="whisker")
+    # Once wider in the colour of the paper, so that it can be seen on the bar too.
+    return together(element("g", across, *ends, class_=f"whisker{kind}") for kind in (" halo", ""))
 
 
 def stack(pieces: Iterable[Piece], start: float, reach: float, height: int, mark: Mark) -> Html:

@@ -33,7 +33,8 @@ class Linear:
         known = [*values, *([0.0] if zero else [])] or [0.0]
         low, high = min(known), max(known)
         step = _round_step((high - low or abs(high) or 1.0) / 5)
-        return Linear(math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        return Linear(first * step, max(last, first + 1) * step)
 
     def place(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)

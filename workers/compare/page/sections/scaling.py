@@ -36,7 +36,7 @@ def _by_workers(material: Material) -> Html:
     heads = (Column("row"), Column("workers"), Column("measured"), Column("predicted"), Column("off by"))
     told = table(f"{material.goal.samples.capitalize()}/s by workers", heads, _lines(material, rows))
     name, key = "scaling-workers", material.key(row.row for row in rows)
-    rules = [upright(at, x, f"{row} overtakes", place) for place, (row, at) in enumerate(_overtaking(rows))]
+    rules = [upright(at, x, f"{row} overtakes", place) for place, (row, at) in enumerate(overtaking(rows))]
     title = "What each worker gets done, by their number"
     return figure(name, title, _says(rows), lines(name, drawn, x, y, rules), told, key)
 
@@ -47,7 +47,7 @@ def _shares(rows: Iterable[Scaling]) -> list[float]:
     return [v / n for sizes, values in both for n, v in zip(sizes, values, strict=True) if v is not None]
 
 
-def _overtaking(rows: Sequence[Scaling]) -> list[tuple[str, int]]:
+def overtaking(rows: Sequence[Scaling]) -> list[tuple[str, int]]:
     """Hub rows with the number of workers from which on, as predicted, they are ahead of the ring."""
     speeds = {row.row: dict(zip(row.workers, row.predicted, strict=True)) for row in rows}
     ring = {n: v for n, v in speeds.pop("ring", {}).items() if v is not None}
@@ -72,7 +72,7 @@ def _says(rows: Sequence[Scaling]) -> str:
     told = [f"{row.row} measured with up to {max(sizes)} workers" for row, sizes in known if sizes]
     far = max(size for row in rows for size in row.workers)
     ahead = [
-        f" {row} overtakes the ring from {at:,} workers on, as predicted." for row, at in _overtaking(rows)
+        f" {row} overtakes the ring from {at:,} workers on, as predicted." for row, at in overtaking(rows)
     ]
     return f"{'; '.join(told) or 'Nothing was measured'}; predicted up to {far:,}.{''.join(ahead)}"
 
