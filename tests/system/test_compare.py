@@ -16,8 +16,8 @@ from tests.system.stopwatch import Stopwatch
 pytestmark = pytest.mark.slow
 
 COMPARE = "workers.compare.cli"
-SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "3", "--epochs", "1", "--target", "0.1"]
-LABELS = ["n2 k1 local seed3", "n2 k1 hub-bsp seed3", "n2 k1 hub-bsp seed3 turn1"]
+SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "1", "--epochs", "1", "--target", "0.1"]
+LABELS = ["n2 k1 local seed1", "n2 k1 hub-bsp seed1", "n2 k1 hub-bsp seed1 turn1"]
 
 
 def results(folder: Path) -> dict[str, Any]:
