@@ -144,8 +144,10 @@ class Comparison:
             UsageError: A run is not finished.
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
-        found = results(self.experiment, outcomes, self.machine, self.command)
-        write_whole(self.folder / "results.json", json.dumps(found, indent=1, allow_nan=False))
+        made = results(self.experiment, outcomes, self.machine, self.command)
+        text = json.dumps(made, indent=1, allow_nan=False)
+        write_whole(self.folder / "results.json", text)
+        found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now
         write_whole(self.folder / "report.html", page(found))
         job = self.experiment.yardstick
         numbers = [(each, measure(each, job, self.experiment.warmup)) for each in outcomes.values()]

@@ -41,9 +41,10 @@ class Ratio:
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
 
     def __str__(self) -> str:
-        if self.low is None:
-            return f"{self.value:.2f}"
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+        value, low, high = (
+            None if each is None else f"{each:.2f}" for each in (self.value, self.low, self.high)
+        )
+        return str(value) if low is None or low == high else f"{value} ({low} to {high})"
 
 
 def ratio(first: Number, second: Number) -> Ratio | None:

@@ -239,7 +239,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def as_json(self) -> dict[str, Any]:
         """The experiment as a JSON object; the names are those of the file."""
-        values: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=str))
         return values
 
     @staticmethod

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.contest import Ratio, ratio
-from workers.compare.scope import Scope, scopes, spoken, straggler
+from workers.compare.scope import Scope, listed, scopes, spoken, straggler
 
 Results = Mapping[str, Any]
 
@@ -25,13 +25,11 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
     if calm is None:
         return []
     ratios = {name: _step_ratio(name, scope, calm) for name in scope.names}
-    slowed = [
-        f"{name} to {each} times its step" for name, each in ratios.items() if each and _is_slower(each)
-    ]
+    slowed = [f"{name} {each}" for name, each in ratios.items() if each and _is_slower(each)]
     spared = [name for name, each in ratios.items() if each and not _is_slower(each)]
     who = straggler(scope.setting["straggler"])
-    told = [f"{who} slowed {', '.join(slowed)}"] if slowed else []
-    told += [f"{'not ' if slowed else f'{who} did not slow '}{' or '.join(spared)}"] if spared else []
+    told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
+    told += [f"{'not ' if slowed else f'{who} did not slow '}{listed(spared, 'or')}"] if spared else []
     where = f"With {spoken({**scope.setting, 'straggler': None})}: "
     return [f"{where}{', '.join(told)}."] if told else []
 
@@ -54,9 +52,7 @@ def _survived(scope: Scope) -> list[str]:
     ]
     if not rows:
         return []
-    return [
-        scope.say(f"{' and '.join(rows)} went on to the end without worker {scope.setting['fault']['rank']}.")
-    ]
+    return [scope.say(f"{listed(rows)} went on to the end without worker {scope.setting['fault']['rank']}.")]
 
 
 def _without(scope: Scope, others: list[Scope], part: str) -> Scope | None:

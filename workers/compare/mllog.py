@@ -8,7 +8,7 @@ from datetime import datetime
 
 from workers.compare.experiment import Experiment
 from workers.compare.job import Job
-from workers.compare.measure import Numbers, began
+from workers.compare.measure import Numbers
 from workers.compare.outcome import Outcome
 
 Event = dict[str, object]
@@ -40,7 +40,7 @@ def _events(experiment: Experiment, job: Job, outcome: Outcome, numbers: Numbers
     # Where on the clock the record's zero lies is known to the run's length only.
     last = max(line["seconds"] for line in outcome.records[0])
     zero = start + 1e3 * max(0.0, outcome.seconds - last)
-    yield _event(zero + 1e3 * began(outcome), "run_start", None, about, "INTERVAL_START")
+    yield _event(zero, "run_start", None, about, "INTERVAL_START")
     for line in outcome.records[0]:
         if job.metric in line:
             where = {**about, "epoch_num": line.get("epoch"), "step_num": line["step"]}

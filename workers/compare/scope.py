@@ -66,6 +66,11 @@ def scopes(results: Mapping[str, Any]) -> list[Scope]:
     ]
 
 
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Words as a sentence lists them."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
 def spoken(setting: Entry) -> str:
     """A setting in words."""
     words = [_count(setting["workers"], "worker"), _count(setting["servers"], "server")]

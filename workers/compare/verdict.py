@@ -8,7 +8,7 @@ from typing import Any
 from workers.compare import rivals
 from workers.compare.contest import Ratio
 from workers.compare.hardships import hardships
-from workers.compare.scope import Scope, scopes
+from workers.compare.scope import Scope, listed, scopes
 
 Results = Mapping[str, Any]
 
@@ -33,7 +33,10 @@ def verdict(results: Results) -> list[str]:
 
 def _withheld(scope: Scope, results: Results) -> list[str]:
     return [
-        scope.say(f"no speed is shown for {row['row']}: {row['withheld']}.")
+        scope.say(
+            f"no speed is shown for {row['row']}: {row['withheld']}. Long training amplifies rounding:"
+            " before calling it a fault, judge fewer epochs or another seed."
+        )
         for row in scope.rows
         if row["withheld"] is not None
     ]
@@ -58,11 +61,7 @@ def _to_target(scope: Scope, results: Results) -> list[str]:
         return []
     goal = f"{job['title']} {job['target']:g}"
     times = {name: scope.number(name, "seconds_to_target") for name in scope.names}
-    missed = [
-        scope.say(f"{name} {_missing(scope, name)} {goal}.")
-        for name in scope.names
-        if _missing(scope, name) and not scope.row(name)["withheld"]
-    ]
+    missed = [scope.say(f"{listed(names)} {how} {goal}.") for how, names in _missing(scope).items()]
     racing = {name: time for name, time in times.items() if time and None not in time["values"]}
     order = sorted(racing, key=lambda name: float(racing[name]["median"]))
     if not order:
@@ -71,11 +70,13 @@ def _to_target(scope: Scope, results: Results) -> list[str]:
     behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
     even = [name for name, ratio in behind.items() if ratio is None or not ratio.decided]
     later = [f"{name} needs {ratio} times as long" for name, ratio in behind.items() if _decided(ratio)]
-    seconds = " and ".join(f"{racing[name]['median']:.2f} s" for name in (first, *even))
+    seconds = sorted(float(racing[name]["median"]) for name in (first, *even))
     if even:
-        begin = f"first to {goal} are {' and '.join((first, *even))}, even in {seconds}"
+        begin = (
+            f"first to {goal} are {listed((first, *even))}, even in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        )
     else:
-        begin = f"first to {goal} is {first}, in {seconds}"
+        begin = f"first to {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
 
 
@@ -83,13 +84,17 @@ def _decided(ratio: Ratio | None) -> bool:
     return ratio is not None and ratio.decided
 
 
-def _missing(scope: Scope, name: str) -> str:
-    """In words, with how many seeds a row missed the target; empty if with none."""
-    number, seeds = scope.number(name, "seconds_to_target"), len(scope.row(name)["seeds"])
-    if number is None:
-        return "did not reach" if seeds == 1 else f"with none of {seeds} seeds reached"
-    reached = sum(value is not None for value in number["values"])
-    return "" if reached == seeds else f"with {reached} of {seeds} seeds only reached"
+def _missing(scope: Scope) -> dict[str, list[str]]:
+    """The rows that missed the target, by how, in words."""
+    found: dict[str, list[str]] = {}
+    for row in scope.rows:
+        number, seeds = row["numbers"]["seconds_to_target"], len(row["seeds"])
+        reached = 0 if number is None else sum(value is not None for value in number["values"])
+        if row["withheld"] or reached == seeds:
+            continue
+        how = "did not reach" if not reached else f"reached with {reached} of {seeds} seeds only"
+        found.setdefault(how, []).append(row["row"])
+    return found
 
 
 def _against_one_process(scope: Scope, results: Results) -> list[str]:
@@ -138,7 +143,7 @@ def _caveats(results: Results) -> list[str]:
         said.append("All rows were given the job's learning rate times their workers (lr = linear).")
     if experiment["lr"] == "per-worker":
         said.append(
-            "Asynchronous rows were given the job's learning rate by their workers (lr = per-worker)."
+            "Asynchronous rows were given the job's learning rate divided by their workers (lr = per-worker)."
         )
     if any(row["emulated"] for row in results["rows"]):
         said.append("Workers slept for a part of every step: these are times of an emulated machine.")
