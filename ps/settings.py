@@ -93,7 +93,7 @@ class _Place:
         try:
             return msgspec.convert(given, kind, strict=self.typed, dec_hook=_to_path)
         except msgspec.ValidationError as cause:
-            raise ConfigError(f"{self.spell(name)}: expected {_allowed(kind)}") from cause
+            raise ConfigError(f"{self.spell(name)}: expected {allowed(kind)}") from cause
 
     def spell(self, name: str) -> str:
         """A setting as it stands here."""
@@ -108,15 +108,17 @@ def _to_path(kind: type, value: object) -> object:
     return Path(value)
 
 
-def _allowed(kind: Any) -> str:
+def allowed(kind: Any) -> str:
     """In words, what a field of this type may hold."""
     origin = get_origin(kind)
+    if origin is tuple:
+        return f"{allowed(get_args(kind)[0])}; or a list of such"
     if origin is Annotated:
         return str(kind.__metadata__[0].description)
     if origin is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if origin in (Union, UnionType):
-        return _allowed(get_args(kind)[0])
+        return allowed(get_args(kind)[0])
     return {bool: "true or false", str: "text", Path: "a path"}[kind]
 
 
@@ -136,7 +138,7 @@ def _own_variables(variables: Mapping[str, str], tables: Tables) -> dict[str, st
     for name, value in variables.items():
         if not name.startswith("PS_") or name in _OF_PROCPS or _OF_KUBERNETES.fullmatch(f"{name}={value}"):
             continue
-        _refuse_unknown(f"{name} in the environment", name, known)
+        refuse_unknown(f"{name} in the environment", name, known)
         if not value:
             raise ConfigError(f"{name} in the environment is empty: give it a value, or unset it")
         told[name.removeprefix("PS_").lower()] = value
@@ -145,18 +147,23 @@ def _own_variables(variables: Mapping[str, str], tables: Tables) -> dict[str, st
 
 def _read_table(path: Path, table: str, tables: Tables) -> Mapping[str, object]:
     """The file's table of that name; the names in the other tables are checked too."""
-    content = _read_toml(path)
+    content = read_toml(path)
     for name, settings in content.items():
-        _refuse_unknown(f"[{name}] in {path}", name, tables)
+        refuse_unknown(f"[{name}] in {path}", name, tables)
         if not isinstance(settings, dict):
             raise ConfigError(f"{name} = {settings!r} in {path}: expected a table, [{name}]")
         for key in settings:
-            _refuse_unknown(f"{key} in {path} [{name}]", key, {field.name for field in fields(tables[name])})
+            refuse_unknown(f"{key} in {path} [{name}]", key, {field.name for field in fields(tables[name])})
     chosen: Mapping[str, object] = content.get(table, {})
     return chosen
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """What the file holds.
+
+    Raises:
+        ConfigError: It cannot be read, or is no TOML.
+    """
     try:
         return tomllib.loads(path.read_text())
     except OSError as cause:
@@ -165,7 +172,12 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"settings file {path} is not TOML: {cause}") from cause
 
 
-def _refuse_unknown(where: str, name: str, known: Iterable[str]) -> None:
+def refuse_unknown(where: str, name: str, known: Iterable[str]) -> None:
+    """Makes sure that a name is known.
+
+    Raises:
+        ConfigError: It is not; proposes the one that was meant, or lists all.
+    """
     if name in (known := sorted(known)):
         return
     guess = difflib.get_close_matches(name, known, n=1)

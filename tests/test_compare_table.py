@@ -1,185 +1,206 @@
-"""Numbers come from the records by the definitions, and the words from the numbers."""
+"""Numbers come from the records by the definitions, and the table from the numbers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ps.errors import HubringError, UsageError
-from workers.compare.job import JOBS
-from workers.compare.measure import Measure, curves, measure
+from tests.replayed import Replayed, compared, record, row
+from workers.compare.job import JOBS, Job
+from workers.compare.measure import NAMES, Numbers, measure
+from workers.compare.noise import Noise
 from workers.compare.outcome import Line, Outcome
+from workers.compare.plan import Run
 from workers.compare.row import ROWS, select
-from workers.compare.table import cells, columns, reasons
-from workers.compare.verdict import verdict
+from workers.compare.setting import Setting
+from workers.compare.table import columns, lines, reasons
 
 DIGITS = JOBS["digits"]
 
 
-def record(
-    step_seconds: float, steps: int = 100, every: int = 10, pause: float = 3.0, samples: int = 32
-) -> list[Line]:
-    """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds."""
-    now, lines = 0.0, []
-    for step in range(steps + 1):
-        if step:
-            now += step_seconds
-            lines.append({"step": step, "seconds": now, "loss": 2.0 / step, "samples": samples})
-        if step % every == 0:
-            now += pause
-            lines.append(
-                {"step": step, "seconds": now, "epoch": step // every, "test_loss": 1 / (1 + step)}
-                | {"test_accuracy": step / steps}
-            )
-    return lines
+class Left(Outcome):
+    """An outcome whose records are in memory."""
+
+    def __init__(self, records: list[list[Line]], name: str = "hub-bsp", **more: Any) -> None:
+        exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
+        results = [
+            {"exchange": exchange | {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}}
+            for rank in range(len(records))
+        ]
+        run = Run(Setting(workers=2), ROWS[name], seed=0)
+        super().__init__(
+            **{"run": run, "folder": Path(), "commands": (), "began": "", "seconds": 1.0, "results": results}
+            | {"noise": Noise((0, 0), None), "server": None}
+            | more
+        )
+        self.__dict__["records"] = records
 
 
-def outcome(*records: list[Line]) -> Outcome:
-    exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
-    results = [
-        {"exchange": exchange | {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}}
-        for rank in range(len(records))
-    ]
-    return Outcome(records, results, Path("parameters"), ["ps-worker"])
+def measured(*records: list[Line], job: Job = DIGITS, warmup: int | None = None, **more: Any) -> Numbers:
+    return measure(Left(list(records or (record(0.1), record(0.1))), **more), job, warmup)
 
 
-def measured(name: str = "hub-bsp", **changes: float | None) -> Measure:
-    rows = [record(0.1), record(0.1)] if name != "local" else [record(0.1)]
-    return replace(measure(ROWS[name], outcome(*rows), DIGITS, 0.9), **changes)
+def aimed(target: float, name: str = "digits") -> Job:
+    return replace(JOBS[name], target=target)
 
 
 def test_speed_leaves_out_warm_up_and_measuring_the_model() -> None:
-    slow_start = record(0.1)
-    late = [{**line, "seconds": line["seconds"] + (7.0 if line["step"] >= 8 else 0.0)} for line in slow_start]
-    found = measure(ROWS["hub-bsp"], outcome(late, late), DIGITS, 0.9)
-    assert found.samples_per_second == pytest.approx(2 * 32 / 0.1)
-    assert found.step_ms == pytest.approx(100)
+    late = [
+        {**line, "seconds": line["seconds"] + (7.0 if line["step"] >= 8 else 0.0)} for line in record(0.1)
+    ]
+    found = measured(late, late)
+    assert found["samples_per_second"] == pytest.approx(2 * 32 / 0.1)
+    assert found["step_ms"] == pytest.approx(100)
+    assert measured(late, late, warmup=0)["samples_per_second"] < 2 * 32 / 0.15
 
 
 def test_others_are_not_charged_for_waiting_while_rank_0_measures() -> None:
     waiting = [line for line in record(0.1) if "samples" in line]
-    found = measure(ROWS["hub-bsp"], outcome(record(0.1), waiting), DIGITS, 0.9)
-    assert found.samples_per_second == pytest.approx(2 * 32 / 0.1)
+    assert measured(record(0.1), waiting)["samples_per_second"] == pytest.approx(2 * 32 / 0.1)
 
 
 def test_speed_counts_the_steps_on_which_a_rank_stood_still() -> None:
     stalled = [
         {**line, "seconds": line["seconds"] + (9.0 if line["step"] > 55 else 0.0)} for line in record(0.1)
     ]
-    found = measure(ROWS["hub-asp"], outcome(stalled), DIGITS, 0.9)
-    assert found.step_ms == pytest.approx(100)
-    assert found.samples_per_second == pytest.approx(81 * 32 / (81 * 0.1 + 9.0))
+    found = measured(stalled)
+    assert found["step_ms"] == pytest.approx(100)
+    assert found["samples_per_second"] == pytest.approx(81 * 32 / (81 * 0.1 + 9.0))
 
 
-def test_seconds_count_from_the_end_of_the_first_step() -> None:
-    found = measured()
+def test_seconds_and_samples_count_from_the_end_of_the_first_step() -> None:
+    found = measured(job=aimed(0.9))
     # 89 more steps and the measurements after steps 10, 20 ... 90
-    assert found.seconds_to_target == pytest.approx(89 * 0.1 + 9 * 3.0)
-    assert found.seconds == pytest.approx(99 * 0.1 + 10 * 3.0)
+    assert found["seconds_to_target"] == pytest.approx(89 * 0.1 + 9 * 3.0)
+    assert found["samples_to_target"] == 2 * 90 * 32
+    assert found["seconds"] == pytest.approx(99 * 0.1 + 10 * 3.0)
 
 
 def test_a_target_that_was_not_reached_has_no_time() -> None:
-    found = measure(ROWS["hub-bsp"], outcome(record(0.1)), DIGITS, 1.1)
-    assert found.seconds_to_target is None
-    assert not found.reached
+    found = measured(job=aimed(1.1))
+    assert found["seconds_to_target"] is None
+    assert found["samples_to_target"] is None
 
 
 def test_bits_per_character_reach_their_target_from_above() -> None:
     lines = [
         {**line, "bits_per_char": 10 - line["step"] / 20} if "epoch" in line else line for line in record(0.1)
     ]
-    found = measure(ROWS["ring"], outcome(lines), JOBS["char-lm"], 7.0)
-    assert found.seconds_to_target == pytest.approx(59 * 0.1 + 6 * 3.0)
+    found = measured(lines, job=aimed(7.0, "char-lm"))
+    assert found["seconds_to_target"] == pytest.approx(59 * 0.1 + 6 * 3.0)
 
 
 def test_traffic_and_waiting_are_means_over_workers_by_step_and_staleness_has_its_worst() -> None:
     found = measured()
-    assert found.bytes_per_step == pytest.approx(100)
-    assert found.exposed_ms_per_step == pytest.approx(5)
-    assert (found.staleness_mean, found.staleness_max) == (1.5, 5)
+    assert (found["bytes_sent_per_step"], found["bytes_received_per_step"]) == (40, 60)
+    assert found["exposed_ms"] == pytest.approx(5)
+    assert (found["staleness_mean"], found["staleness_max"]) == (1.5, 5)
 
 
 def test_final_loss_and_measure_are_the_last_ones() -> None:
     found = measured()
-    assert (found.final_loss, found.final_metric) == (pytest.approx(1 / 101), 1.0)
+    assert (found["final_loss"], found["final_metric"]) == (pytest.approx(1 / 101), 1.0)
+
+
+def test_a_run_that_failed_half_way_has_no_end() -> None:
+    found = measured(failed="lost its ring")
+    assert (found["seconds"], found["final_loss"], found["final_metric"]) == (None, None, None)
+    assert found["step_ms"] is not None
+
+
+def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:
+    found = measured(name="ring")
+    assert found.keys() == set(NAMES)
+    for name in ("compute_ms", "hidden_ms", "queue_ms", "apply_ms", "memory_mb", "staleness_mean"):
+        assert found[name] is None
+
+
+def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
+    exchange = {"bytes_sent": 0, "bytes_received": 0, "exposed_seconds": 0.0, "compute_seconds": 3.0}
+    exchange |= {"hidden_seconds": 1.0, "read_wait_seconds": 0.2, "staleness_mean": 0.0, "staleness_max": 0}
+    result = {"exchange": exchange, "usage": {"cpu_seconds": 5.0, "memory_mb": 300.0}}
+    shards = [{"pushes": 50, "queue_seconds": 0.1, "apply_seconds": 0.3}] * 2
+    found = measured(record(0.1), results=[result], server={"shards": shards})
+    assert {name: found[name] for name in ("compute_ms", "hidden_ms", "read_wait_ms")} == {
+        "compute_ms": pytest.approx(30),
+        "hidden_ms": pytest.approx(10),
+        "read_wait_ms": pytest.approx(2),
+    }
+    assert (found["queue_ms"], found["apply_ms"]) == (pytest.approx(2), pytest.approx(6))
+    assert (found["cpu_ms_per_step"], found["memory_mb"]) == (pytest.approx(50), 300.0)
 
 
 @pytest.mark.parametrize("lines", [[], record(0.1, steps=1)])
 def test_a_record_without_steps_is_an_error(lines: list[Line]) -> None:
-    with pytest.raises(HubringError, match="hub-bsp: a worker recorded fewer than two steps"):
-        measure(ROWS["hub-bsp"], outcome(record(0.1), lines), DIGITS, 0.9)
+    with pytest.raises(HubringError, match="hub-bsp seed0: a worker recorded fewer than two steps"):
+        measured(record(0.1), lines)
 
 
-def test_curves_average_the_ranks_losses_and_count_everyones_samples() -> None:
-    other = [{**line, "loss": 4.0 / line["step"]} for line in record(0.1) if "samples" in line]
-    found = curves(outcome(record(0.1), other), "test_accuracy")
-    assert found["loss"][1] == {"seconds": pytest.approx(0.1), "samples": 128, "value": pytest.approx(1.5)}
+def test_a_script_that_never_reports_its_measure_is_told_how() -> None:
+    with pytest.raises(HubringError, match=r"no 'bits_per_char'.*call workers.report\(bits_per_char=...\)"):
+        measured(job=JOBS["char-lm"])
+
+
+def test_curves_average_the_ranks_losses_and_count_everyones_samples(tmp_path: Path) -> None:
+    found = next(each for each in compared(tmp_path)["curves"] if each["row"] == "ring")
+    assert found["loss"][1] == {"seconds": pytest.approx(0.01), "samples": 128, "value": 1.0}
     assert found["metric"][0] == {"seconds": 0.0, "samples": 0, "value": 0.0}
     assert found["metric"][-1]["samples"] == 100 * 64
 
 
-def test_every_row_has_a_cell_for_every_column() -> None:
-    assert len(cells(measured())) == len(columns(DIGITS, 0.9))
+def test_a_long_curve_keeps_its_shape_in_few_points(tmp_path: Path) -> None:
+    trainer = Replayed(records=lambda run: record(0.01, steps=1000, every=500))
+    curve = compared(tmp_path, trainer, rows=("ring",), seeds=(0,))["curves"][0]["loss"]
+    assert len(curve) == 334
+    assert curve[0]["value"] == pytest.approx((2 + 1 + 2 / 3) / 3)
 
 
-def test_a_row_whose_speed_is_withheld_shows_none_of_it_but_says_why() -> None:
-    closed = measured().without_speeds("it differs")
-    shown = dict(zip(columns(DIGITS, 0.9), cells(closed), strict=True))
-    for head in ("images/s", "step ms", "s to 0.9", "exposed ms"):
+def test_numbers_have_a_value_a_seed_their_median_and_its_interval(tmp_path: Path) -> None:
+    trainer = Replayed(records=lambda run: record(0.01 * (1 + run.seed)))
+    step = row(compared(tmp_path, trainer, seeds=(0, 1, 2)), "ring")["numbers"]["step_ms"]
+    assert step["values"] == [pytest.approx(10), pytest.approx(20), pytest.approx(30)]
+    assert (step["median"], step["low"], step["high"]) == tuple(map(pytest.approx, (20, 10, 30)))
+
+
+def test_repeats_with_one_seed_are_one_value(tmp_path: Path) -> None:
+    trainer = Replayed(records=lambda run: record(0.01 * (1 + run.turn)))
+    step = row(compared(tmp_path, trainer, seeds=(4,), repeats=3), "ring")["numbers"]["step_ms"]
+    assert step["values"] == [pytest.approx(20)]
+
+
+def test_the_second_run_of_the_hub_counts_for_no_speed(tmp_path: Path) -> None:
+    trainer = Replayed(records=lambda run: record(9.0 if run.turn else 0.01))
+    assert row(compared(tmp_path, trainer), "hub-bsp")["numbers"]["step_ms"]["high"] == pytest.approx(10)
+
+
+def test_every_row_has_a_cell_for_every_column(tmp_path: Path) -> None:
+    for name, more in {"one": {}, "two": {"servers": (1, 2)}}.items():
+        results = compared(tmp_path / name, **more)
+        assert {len(cells) for cells in lines(results)} == {len(columns(results))}
+        assert len(lines(results)) == 4 * len(results["settings"])
+
+
+def test_a_row_whose_speed_is_withheld_shows_none_of_it_but_says_why(tmp_path: Path) -> None:
+    results = compared(tmp_path, Replayed(parameters={"n2 k1 hub-bsp seed0": 2.0}))
+    shown = dict(zip(columns(results), lines(results)[2], strict=True))
+    for head in ("images/s", "step ms", "s to 0.93", "exposed ms"):
         assert shown[head] == "withheld"
     assert shown["test accuracy"] == "1.000"
-    assert reasons([measured("ring"), closed]) == ["hub-bsp: withheld, it differs"]
-    assert [value for value in closed.as_json().values() if value is None] == [None] * 5
+    assert [reason.split(",")[0] for reason in reasons(results)] == ["hub-bsp: withheld"]
 
 
-def test_the_verdict_says_who_was_fastest_to_the_target_and_by_how_much() -> None:
-    rows = [measured("ring", seconds_to_target=2.0), measured("hub-bsp", seconds_to_target=5.0)]
-    assert verdict(rows, DIGITS, 0.9)[0] == (
-        "Fastest to test accuracy 0.9: ring, in 2.00 s; hub-bsp needed 2.50 times as long."
-    )
+def test_a_median_shows_its_spread_and_how_many_seeds_it_has(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        return record(0.01 * (1 + run.seed))[: None if run.seed < 2 else 60]
 
-
-@pytest.mark.parametrize(
-    ("hub", "said"),
-    [
-        (500.0, "The hub (hub-bsp) loses to the ring: 500 images/s against 1,000, a factor of 2.00."),
-        (3000.0, "The hub (hub-bsp) beats the ring: 3,000 images/s against 1,000, a factor of 3.00."),
-        (1010.0, "The hub (hub-bsp) is even with the ring: 1,010 images/s against 1,000."),
-    ],
-)
-def test_the_verdict_says_plainly_whether_the_hub_wins_or_loses(hub: float, said: str) -> None:
-    rows = [
-        measured("ring", samples_per_second=1000.0),
-        measured("hub-bsp", samples_per_second=hub),
-        measured("hub-aggregate", samples_per_second=100.0),
-    ]
-    assert said in verdict(rows, DIGITS, 0.9)
-
-
-def test_an_asynchronous_hub_is_not_held_against_the_ring() -> None:
-    rows = [measured("ring", samples_per_second=1000.0), measured("hub-asp", samples_per_second=9000.0)]
-    assert not any("the ring" in sentence for sentence in verdict(rows, DIGITS, 0.9))
-
-
-def test_the_verdict_says_when_one_process_alone_is_faster() -> None:
-    rows = [measured("local", samples_per_second=4000.0), measured("ring", samples_per_second=1000.0)]
-    assert "This job is too small, or this machine has too few cores, for dividing it to pay." in verdict(
-        rows, DIGITS, 0.9
-    )
-
-
-def test_a_withheld_row_takes_no_part_in_the_verdict_but_is_named_first() -> None:
-    rows = [measured("ring"), measured("hub-bsp").without_speeds("it differs")]
-    said = verdict(rows, DIGITS, 0.9)
-    assert said[0] == "No speed is shown for hub-bsp: it differs."
-    assert not any("hub-bsp" in sentence for sentence in said[1:])
-
-
-def test_a_row_that_missed_the_target_is_named() -> None:
-    missed = measure(ROWS["ring"], outcome(record(0.1)), DIGITS, 1.1)
-    assert verdict([missed], DIGITS, 1.1)[0] == "ring did not reach test accuracy 1.1 in 100 steps."
+    results = compared(tmp_path, Replayed(records=records), seeds=(0, 1, 2), target=0.99)
+    shown = dict(zip(columns(results), lines(results)[1], strict=True))
+    assert shown["step ms"] == "20.00 ±50%"
+    assert shown["s to 0.99"].endswith("(2 of 3)")
 
 
 @pytest.mark.parametrize(

@@ -1,156 +1,187 @@
-"""One comparison, from the rows asked for to the results and the report.
+"""One comparison, from an experiment to its folder, whenever and however often it is started.
 
-`results.json` holds one object:
+    experiment.json    what was asked for, and on what machine
+    runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
+    results.json       all that was found (`workers.compare.results`)
+    report.html        the same as a page
+    mllog.txt          as MLPerf's `:::MLLOG` lines
+    tensorboard/       as TensorBoard's scalars
 
-    job, seed, workers, shards, transport, threads, epochs (null: the job's own)
-    target     metric, title, value
-    machine    what it ran on, versions included
-    command    repeats the comparison
-    commands   run -> the commands that it consisted of
-    gate       passed, tolerance, pairs: first, second, difference, tensor, limit, passed
-               (a difference that is not finite stands as text: "inf", "nan")
-    rows       one object a row: the fields of `workers.compare.measure.Measure`;
-               speeds are null where `withheld` says why
-    verdict    sentences
-    curves     row -> loss, metric: points of seconds, samples and value;
-               empty for a row whose speed is withheld
+The folder can be copied; nothing in it names the place where it was made but the commands.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from safetensors.torch import load_file
+from ps.errors import UsageError
+from workers.compare import machine, mllog, noise, outcome, scalars
+from workers.compare.experiment import Experiment
+from workers.compare.measure import measure
+from workers.compare.outcome import Line, Outcome, write_whole
+from workers.compare.page import page
+from workers.compare.plan import Run, runs
+from workers.compare.results import results
 
-from workers.compare import gate, machine
-from workers.compare.gate import Gate
-from workers.compare.job import Job
-from workers.compare.measure import Measure, curves, measure
-from workers.compare.outcome import Line, Outcome
-from workers.compare.report import page
-from workers.compare.row import Row
-from workers.compare.runner import Runner
-from workers.compare.verdict import verdict
+FILE = "experiment.json"
+_MAY_DIFFER = {"timeout", "about"}
+"""What changes nothing that was measured."""
 
-Progress = Callable[[str, Line], None]
-"""Told the run and rank 0's latest report."""
 
-RERUN = "hub-bsp"
-"""The row that is run a second time: its bits must come out the same."""
+class Watcher(Protocol):
+    """Whoever shows how it goes; all runs by label."""
+
+    def progress(self, run: str, line: Line) -> None:
+        """Rank 0's latest report; called a few times a second."""
+
+    def finished(self, run: str) -> None:
+        """A run has ended."""
+
+    def kept(self, run: str) -> None:
+        """A run was finished before, and is not repeated."""
+
+    def warn(self, text: str) -> None:
+        """Something to mind."""
+
+
+class Trainer(Protocol):
+    """What runs one training: `workers.compare.runner.Runner`."""
+
+    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+        """Trains once in a folder that is made anew, and writes its outcome last."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What to compare and how.
+    """An experiment and its folder.
 
     Attributes:
-        job: The job that ships.
-        rows: Ways to train it, in order; the first synchronous one is measured against.
-        runner: Starts them.
-        seed: The job's.
-        epochs: The job's; None: as it likes.
-        target: Value of the job's measure that counts as reached.
-        tolerance: How far synchronous rows may be apart.
-        command: What the user typed, for the report.
+        experiment: What to compare.
+        folder: Where everything is written.
+        command: What the user typed.
+        machine: What it runs on, or ran on.
     """
 
-    job: Job
-    rows: Sequence[Row]
-    runner: Runner
-    seed: int
-    epochs: int | None
-    target: float
-    tolerance: float
+    experiment: Experiment
+    folder: Path
     command: str
+    machine: dict[str, Any]
 
-    @property
-    def runs(self) -> dict[str, Row]:
-        """All runs to come by label, second runs included."""
-        again = {f"{row.name} {gate.AGAIN}": row for row in self.rows if row.name == RERUN}
-        return {row.name: row for row in self.rows} | again
+    @classmethod
+    def begin(cls, experiment: Experiment, folder: Path, command: str) -> Comparison:
+        """Takes up a folder: a new one, or one in which the same experiment was begun.
 
-    def run(
-        self, progress: Progress, finished: Callable[[str], None]
-    ) -> tuple[list[Measure], dict[str, Any]]:
-        """Runs every row, judges, measures, and writes `results.json` and `report.html`.
+        Raises:
+            UsageError: The folder holds another experiment; names what differs.
+        """
+        if (folder / FILE).is_file():
+            there = cls.open(folder)
+            _check_same(there.experiment, experiment, folder)
+            return cls(experiment, folder, there.command, there.machine)
+        comparison = cls(experiment, folder, command, machine.describe())
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {"experiment": experiment.as_json(), "machine": comparison.machine, "command": command}
+        write_whole(folder / FILE, json.dumps(content, indent=1))
+        return comparison
 
-        Args:
-            progress: Called a few times a second.
-            finished: Called with the label of every run that ended.
+    @classmethod
+    def open(cls, folder: Path) -> Comparison:
+        """The comparison that lies in a folder.
+
+        Raises:
+            UsageError: There is none.
+        """
+        try:
+            content = json.loads((folder / FILE).read_text())
+            return cls(
+                Experiment.from_json(content["experiment"]), folder, content["command"], content["machine"]
+            )
+        except OSError as cause:
+            raise UsageError(f"{folder} holds no experiment: it has no {FILE}") from cause
+        except (ValueError, KeyError, TypeError) as cause:
+            raise UsageError(f"{folder / FILE} is no experiment of this version: {cause}") from cause
+
+    def place(self, run: Run) -> Path:
+        """Folder of a run."""
+        return self.folder / "runs" / run.label
+
+    def run(self, trainer: Trainer, watcher: Watcher) -> dict[str, Any]:
+        """Runs what is not finished, then judges, measures and writes the rest of the folder.
 
         Returns:
-            The measures, and the results as written.
+            The results.
 
         Raises:
             ProcessFailed: A row's process failed.
             DeadlineExceeded: A row took too long.
+            UsageError: Another program is at work in the folder.
         """
-        outcomes = {}
-        for label, row in self.runs.items():
-            outcomes[label] = self.runner.run(row, label, partial(progress, label))
-            finished(label)
-        judged = self._judge(outcomes)
-        measures = [
-            _shown(measure(row, outcomes[row.name], self.job, self.target), judged) for row in self.rows
-        ]
-        results = self._results(outcomes, judged, measures)
-        directory = self.runner.directory
-        (directory / "results.json").write_text(json.dumps(results, indent=1, allow_nan=False))
-        (directory / "report.html").write_text(page(results, measures, self.job))
-        return measures, results
+        with _alone_in(self.folder):
+            if not noise.is_idle():
+                watcher.warn("this machine is not idle: what is measured now, others disturb")
+            for run in runs(self.experiment):
+                if outcome.finished(self.place(run)):
+                    watcher.kept(run.label)
+                    continue
+                left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
+                measure(left, self.experiment.yardstick)  # what cannot be measured is told at once
+                watcher.finished(run.label)
+                if (left.noise.foreign or 0.0) > noise.FOREIGN:
+                    watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
+            return self.report()
 
-    def _judge(self, outcomes: dict[str, Outcome]) -> Gate:
-        finals = {row.name: load_file(outcomes[row.name].parameters) for row in self.rows if row.synchronous}
-        again = {
-            row.name: load_file(outcomes[label].parameters)
-            for label, row in self.runs.items()
-            if label != row.name
-        }
-        return gate.judge(finals, again, self.tolerance)
+    def report(self) -> dict[str, Any]:
+        """Writes everything that follows from the outcomes; trains nothing.
 
-    def _results(
-        self, outcomes: dict[str, Outcome], judged: Gate, measures: Sequence[Measure]
-    ) -> dict[str, Any]:
-        return {
-            "job": self.job.name,
-            "seed": self.seed,
-            "workers": self.runner.workers,
-            "shards": self.runner.shards,
-            "transport": self.runner.transport,
-            "threads": self.runner.threads,
-            "epochs": self.epochs,
-            "target": {"metric": self.job.metric, "title": self.job.title, "value": self.target},
-            "machine": machine.describe(),
-            "command": self.command,
-            "commands": {run: list(outcome.commands) for run, outcome in outcomes.items()},
-            "gate": {
-                "passed": judged.passed,
-                "tolerance": self.tolerance,
-                "pairs": [
-                    {**asdict(pair), "difference": _finite(pair.difference), "passed": pair.passed}
-                    for pair in judged.pairs
-                ],
-            },
-            "rows": [each.as_json() for each in measures],
-            "verdict": verdict(measures, self.job, self.target),
-            "curves": {
-                each.row: {} if each.withheld else curves(outcomes[each.row], self.job.metric)
-                for each in measures
-            },
-        }
+        Raises:
+            UsageError: A run is not finished.
+        """
+        outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
+        made = results(self.experiment, outcomes, self.machine, self.command)
+        text = json.dumps(made, indent=1, allow_nan=False)
+        write_whole(self.folder / "results.json", text)
+        found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now
+        write_whole(self.folder / "report.html", page(found))
+        job = self.experiment.yardstick
+        numbers = [(each, measure(each, job, self.experiment.warmup)) for each in outcomes.values()]
+        write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, numbers))
+        scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
+        return found
+
+    def _outcome(self, run: Run) -> Outcome:
+        if not outcome.finished(self.place(run)):
+            raise UsageError(
+                f"{run.label} is not finished: ps-compare run EXPERIMENT --out {self.folder} goes on with it"
+            )
+        return outcome.read(self.place(run), run)
 
 
-def _shown(measured: Measure, judged: Gate) -> Measure:
-    """The measure, or what of it may be shown."""
-    reason = judged.closed_to(measured.row)
-    return measured if reason is None else measured.without_speeds(reason)
+def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
+    before, now = there.as_json(), asked.as_json()
+    differing = [
+        f"{name} was {before[name]!r} and is now {now[name]!r}"
+        for name in now
+        if before[name] != now[name] and name not in _MAY_DIFFER
+    ]
+    if differing:
+        raise UsageError(
+            f"{folder} holds another experiment: {'; '.join(differing)};"
+            " ask for the same, or give another --out"
+        )
 
 
-def _finite(value: float) -> float | str:
-    """JSON knows no infinity."""
-    return value if math.isfinite(value) else str(value)
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    with (folder / FILE).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            raise UsageError(f"another ps-compare is at work in {folder}: give another --out") from cause
+        yield

@@ -1,112 +1,96 @@
 """From the reports of a run to numbers, each defined here and measured, never assumed.
 
-- steady steps: those after warm-up (the first tenth, at least five) that do not follow a
-  measurement of the model, for which others may have waited.
-- step ms: median time from the report before a steady step to its own, over all ranks.
-- samples/s: samples of a rank's steady steps / the time that they took, summed over ranks;
+- steady steps: those after warm-up (the first tenth, at least five, unless the experiment says how
+  many) that do not follow a measurement of the model, for which others may have waited.
+- step_ms: median time from the report before a steady step to its own, over all ranks.
+- samples_per_second: samples of a rank's steady steps / the time that they took, summed over ranks;
   a mean, not a median: where nobody waits for anybody, the median step hides who stood still.
 - seconds: on rank 0's clock since the end of its first step, which waits for everyone's start
-  and pays for what is done once; measuring the model counts.
-- bytes a step: sent and received by a worker from its start to its end / its steps;
+  and pays for what is done once; measuring the model counts. seconds_to_target, samples_to_target:
+  until the measure first was as good as the target; samples are those of all workers.
+- bytes_sent_per_step, bytes_received_per_step: by a worker from its start to its end / its steps;
   mean over workers.
-- exposed: time that a step waited for the exchange and computed nothing; mean over workers.
+- compute_ms, exposed_ms, hidden_ms, read_wait_ms: what a step computed, what it waited for the exchange
+  and computed nothing, what of the exchange hid behind computing, and what of the waiting was for slower
+  workers (SSP); mean over workers and steps.
+- queue_ms, apply_ms: how long a push waited in a shard, and what applying it took; mean over pushes.
 - staleness: updates by others between a worker's read and its own update.
-- final loss and metric: rank 0's on the test data, after all gradients are in.
+- memory_mb: the most that a worker held resident; cpu_ms_per_step: processor time of a worker / its
+  steps. Mean over workers.
+- final_loss and final_metric: rank 0's on the test data, after all gradients are in.
+
+What was not measured is None, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, pairwise
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from ps.errors import HubringError
 from workers.compare.job import Job
 from workers.compare.outcome import Line, Outcome
-from workers.compare.row import Row
+
+Numbers = dict[str, float | None]
+
+SPEEDS = (
+    "samples_per_second",
+    "step_ms",
+    "seconds_to_target",
+    "seconds",
+    "compute_ms",
+    "exposed_ms",
+    "hidden_ms",
+    "read_wait_ms",
+    "queue_ms",
+    "apply_ms",
+    "cpu_ms_per_step",
+)
+"""What is not shown of a row that computed something else than it should have."""
+
+NAMES = (
+    *SPEEDS,
+    "samples_to_target",
+    "final_loss",
+    "final_metric",
+    "bytes_sent_per_step",
+    "bytes_received_per_step",
+    "staleness_mean",
+    "staleness_max",
+    "memory_mb",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A row's numbers; units as in the names. `withheld` says why its speeds are not shown."""
-
-    row: str
-    synchronous: bool
-    workers: int
-    steps: int
-    samples_per_second: float | None
-    step_ms: float | None
-    seconds_to_target: float | None
-    seconds: float | None
-    final_loss: float
-    final_metric: float
-    reached: bool
-    bytes_per_step: float
-    staleness_mean: float
-    staleness_max: int
-    exposed_ms_per_step: float | None
-    withheld: str | None = None
-
-    @property
-    def on_hub(self) -> bool:
-        return self.row.startswith("hub-")
-
-    def without_speeds(self, reason: str) -> Measure:
-        """What may be shown of a row that computed something else than it should have."""
-        return replace(
-            self,
-            samples_per_second=None,
-            step_ms=None,
-            seconds_to_target=None,
-            seconds=None,
-            exposed_ms_per_step=None,
-            withheld=reason,
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """The measure as a JSON object."""
-        return asdict(self)
-
-
-def measure(row: Row, outcome: Outcome, job: Job, target: float) -> Measure:
+def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
     """Measures one run.
 
     Args:
-        row: Which way was run.
         outcome: What the run left.
-        job: Names the measure.
-        target: Value of the measure that counts as reached.
+        job: Names the measure, and what is good enough.
+        warmup: Steps that count for no speed; None: a tenth, at least five.
+
+    Returns:
+        A number, or None, for each of `NAMES`.
 
     Raises:
         HubringError: A record holds fewer than two steps, or rank 0's no measurement.
     """
-    finals = [line for line in outcome.records[0] if job.metric in line]
-    if not finals or any(len(steps_of(record)) < 2 for record in outcome.records):
-        raise HubringError(f"{row.name}: a worker recorded fewer than two steps: nothing to measure")
-    reached = [line for line in finals if job.reached(line[job.metric], target)]
-    began = _began(outcome)
-    measured = {line["step"] for line in finals}
-    paces = [_steady(record, measured) for record in outcome.records]
-    exchanges = [result["exchange"] for result in outcome.results]
-    return Measure(
-        row=row.name,
-        synchronous=row.synchronous,
-        workers=len(outcome.records),
-        steps=len(steps_of(outcome.records[0])),
-        samples_per_second=sum(pace.samples / sum(pace.seconds) for pace in paces),
-        step_ms=1e3 * median(seconds for pace in paces for seconds in pace.seconds),
-        seconds_to_target=reached[0]["seconds"] - began if reached else None,
-        seconds=finals[-1]["seconds"] - began,
-        final_loss=finals[-1]["test_loss"],
-        final_metric=finals[-1][job.metric],
-        reached=bool(reached),
-        bytes_per_step=_per_step(outcome, "bytes_sent") + _per_step(outcome, "bytes_received"),
-        staleness_mean=fmean(exchange["staleness_mean"] for exchange in exchanges),
-        staleness_max=max(exchange["staleness_max"] for exchange in exchanges),
-        exposed_ms_per_step=1e3 * _per_step(outcome, "exposed_seconds"),
-    )
+    _check(outcome, job)
+    numbers: Numbers = dict.fromkeys(NAMES)
+    numbers |= _speed(outcome, job, warmup) | _progress(outcome, job)
+    numbers |= _of_workers(outcome) | _of_shards(outcome)
+    return numbers
+
+
+def staleness(outcome: Outcome) -> Counter[str]:
+    """How many pushes had which staleness, over all workers; empty where nobody counted."""
+    counts: Counter[str] = Counter()
+    for result in _present(outcome):
+        counts.update(result.get("exchange", {}).get("staleness", {}))
+    return counts
 
 
 def steps_of(record: Iterable[Line]) -> list[Line]:
@@ -114,10 +98,24 @@ def steps_of(record: Iterable[Line]) -> list[Line]:
     return [line for line in record if "samples" in line]
 
 
-def _began(outcome: Outcome) -> float:
+def began(outcome: Outcome) -> float:
     """Zero of all seconds, on the clock of rank 0's record."""
     zero: float = steps_of(outcome.records[0])[0]["seconds"]
     return zero
+
+
+def _check(outcome: Outcome, job: Job) -> None:
+    label = outcome.run.label
+    if not any(job.metric in line for line in outcome.records[0]):
+        raise HubringError(
+            f"{label}: rank 0 reported no {job.metric!r}: nothing to compare;"
+            f" call workers.report({job.metric}=...) there"
+        )
+    if any(len(steps_of(record)) < 2 for record in outcome.records):
+        raise HubringError(
+            f"{label}: a worker recorded fewer than two steps: nothing to measure;"
+            " call workers.report(loss=..., samples=...) after every step"
+        )
 
 
 class _Pace(NamedTuple):
@@ -127,10 +125,20 @@ class _Pace(NamedTuple):
     seconds: list[float]
 
 
-def _steady(record: Sequence[Line], measured: set[int]) -> _Pace:
+def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
+    measured = {line["step"] for line in outcome.records[0] if job.metric in line}
+    paces = [_steady(record, measured, warmup) for record in outcome.records]
+    return {
+        "samples_per_second": sum(pace.samples / sum(pace.seconds) for pace in paces),
+        "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
+    }
+
+
+def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _Pace:
     """What counts for speed; `measured` holds the steps after which rank 0 measured the model."""
     steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
-    warm = steps[min(max(5, len(steps) // 10), len(steps) - 1) :]
+    skipped = max(5, len(steps) // 10) if warmup is None else warmup
+    warm = steps[min(skipped, len(steps) - 1) :]
     kept = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
     return _Pace(
         samples=sum(line["samples"] for _, line in kept),
@@ -138,30 +146,69 @@ def _steady(record: Sequence[Line], measured: set[int]) -> _Pace:
     )
 
 
-def _per_step(outcome: Outcome, name: str) -> float:
+def _progress(outcome: Outcome, job: Job) -> Numbers:
+    """How far the model came, and when."""
+    zero = began(outcome)
+    finals = [line for line in outcome.records[0] if job.metric in line]
+    reached = next((line for line in finals if job.reached(line[job.metric])), None)
+    numbers: Numbers = {}
+    if reached is not None:
+        numbers["seconds_to_target"] = max(0.0, reached["seconds"] - zero)
+        numbers["samples_to_target"] = float(_samples(outcome.records, reached["step"]))
+    if outcome.failed is None:
+        numbers["seconds"] = finals[-1]["seconds"] - zero
+        numbers["final_loss"] = finals[-1].get("test_loss", finals[-1].get("loss"))
+        numbers["final_metric"] = finals[-1][job.metric]
+    return numbers
+
+
+def _samples(records: Sequence[Sequence[Line]], step: int) -> int:
+    """Samples of all workers up to this step of each."""
+    return sum(line["samples"] for record in records for line in steps_of(record) if line["step"] <= step)
+
+
+def _of_workers(outcome: Outcome) -> Numbers:
+    exchanges = [result["exchange"] for result in _present(outcome)]
+    on_hub = outcome.run.row.on_hub
+    return {
+        "bytes_sent_per_step": _per_step(outcome, "exchange", "bytes_sent"),
+        "bytes_received_per_step": _per_step(outcome, "exchange", "bytes_received"),
+        "compute_ms": _per_step(outcome, "exchange", "compute_seconds", 1e3),
+        "exposed_ms": _per_step(outcome, "exchange", "exposed_seconds", 1e3),
+        "hidden_ms": _per_step(outcome, "exchange", "hidden_seconds", 1e3),
+        "read_wait_ms": _per_step(outcome, "exchange", "read_wait_seconds", 1e3) if on_hub else None,
+        "staleness_mean": fmean(exchange["staleness_mean"] for exchange in exchanges) if on_hub else None,
+        "staleness_max": max(exchange["staleness_max"] for exchange in exchanges) if on_hub else None,
+        "memory_mb": _mean([result.get("usage", {}).get("memory_mb") for result in _present(outcome)]),
+        "cpu_ms_per_step": _per_step(outcome, "usage", "cpu_seconds", 1e3),
+    }
+
+
+def _of_shards(outcome: Outcome) -> Numbers:
+    """Shards count pushes, and the seconds that these waited and were worked on."""
+    shards = (outcome.server or {}).get("shards") or []
+    pushes = sum(shard.get("pushes", 0) for shard in shards)
+    if not pushes:
+        return {}
+    numbers: Numbers = {}
+    for name, key in (("queue_ms", "queue_seconds"), ("apply_ms", "apply_seconds")):
+        if all(key in shard for shard in shards):
+            numbers[name] = 1e3 * sum(shard[key] for shard in shards) / pushes
+    return numbers
+
+
+def _present(outcome: Outcome) -> list[Mapping[str, Any]]:
+    """The last lines of those that were not killed."""
+    return [result for result in outcome.results if result and "exchange" in result]
+
+
+def _per_step(outcome: Outcome, part: str, name: str, unit: float = 1.0) -> float | None:
     """A number of the workers' last lines by step, as the mean over workers."""
     pairs = zip(outcome.results, outcome.records, strict=True)
-    return fmean(result["exchange"][name] / len(steps_of(record)) for result, record in pairs)
+    found = [(result.get(part, {}).get(name), record) for result, record in pairs if result]
+    return _mean([None if value is None else unit * value / len(steps_of(record)) for value, record in found])
 
 
-def curves(outcome: Outcome, metric: str) -> dict[str, list[dict[str, float]]]:
-    """How loss and measure fell or rose: points of `seconds`, `samples` and `value`.
-
-    `loss` is the mean over ranks of each step's training loss, `metric` is rank
-    0's measure. Samples are those of all workers, taken as rank 0's share times
-    their number; what comes before the zero of all seconds is drawn there.
-    """
-    began, first = _began(outcome), outcome.records[0]
-    seen = accumulate(line.get("samples", 0) * len(outcome.records) for line in first)
-    points = [
-        (line, {"seconds": max(0.0, line["seconds"] - began), "samples": samples})
-        for line, samples in zip(first, seen, strict=True)
-    ]
-    # Ranks may have taken different numbers of steps where one was lost on the way.
-    together = zip(*(steps_of(record) for record in outcome.records), strict=False)
-    losses = [fmean(line["loss"] for line in ranks) for ranks in together]
-    steps = [point for line, point in points if "samples" in line]
-    return {
-        "loss": [{**point, "value": loss} for point, loss in zip(steps, losses, strict=False)],
-        "metric": [{**point, "value": line[metric]} for line, point in points if metric in line],
-    }
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known and len(known) == len(values) else None

@@ -1,37 +1,126 @@
-"""What one run of a row left behind."""
+"""What one run left behind: a folder with its records, and last of all `outcome.json`.
+
+Where that file is, the run is finished, and is never repeated. The folder can be copied.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from ps.errors import HubringError
+from workers.compare.noise import Noise
+from workers.compare.plan import Run
 
 Line = Mapping[str, Any]
 """One report of a job: `step`, `seconds` since training began, and its metrics."""
 
+FILE = "outcome.json"
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """A finished run.
 
     Attributes:
-        records: Every worker's reports in order, by rank.
-        results: Every worker's last line, by rank.
-        parameters: File with the final parameters.
+        run: Which.
+        folder: Where it wrote.
         commands: What was started, ready to be pasted.
+        began: When, in ISO 8601.
+        seconds: How long it took, from the first start to the last end.
+        noise: What else the machine did meanwhile.
+        results: Every worker's last line, by rank; None for one that was killed.
+        server: The server's last line; None without a server.
+        failed: Why training did not come to its end, after a loss that was asked for; None: it did.
     """
 
-    records: Sequence[Sequence[Line]]
-    results: Sequence[Mapping[str, Any]]
-    parameters: Path
+    run: Run
+    folder: Path
     commands: Sequence[str]
+    began: str
+    seconds: float
+    noise: Noise
+    results: Sequence[Mapping[str, Any] | None]
+    server: Mapping[str, Any] | None
+    failed: str | None = None
+
+    @cached_property
+    def records(self) -> list[list[Line]]:
+        """Every worker's reports in order, by rank."""
+        return [read_record(self.folder / f"record {rank}.jsonl") for rank in range(len(self.results))]
+
+    @property
+    def parameters(self) -> Path:
+        """File with the final parameters."""
+        return self.folder / "parameters.safetensors"
+
+    def write(self) -> None:
+        """Writes `outcome.json`, whole or not at all."""
+        run = self.run
+        content = {
+            "label": run.label,
+            "setting": run.setting.as_json(),
+            "row": run.row.name,
+            "seed": run.seed,
+            "turn": run.turn,
+            "commands": list(self.commands),
+            "began": self.began,
+            "seconds": self.seconds,
+            **asdict(self.noise),
+            "results": list(self.results),
+            "server": self.server,
+            "failed": self.failed,
+        }
+        write_whole(self.folder / FILE, json.dumps(content, indent=1))
+
+
+def finished(folder: Path) -> bool:
+    """Whether the run that writes there has come to its end."""
+    return (folder / FILE).is_file()
+
+
+def read(folder: Path, run: Run) -> Outcome:
+    """What this run left in its folder.
+
+    Raises:
+        HubringError: The file is not one that `Outcome.write` wrote.
+    """
+    try:
+        content = json.loads((folder / FILE).read_text())
+        return Outcome(
+            run=run,
+            folder=folder,
+            noise=Noise(tuple(content["load"]), content["foreign"]),
+            **{
+                name: content[name]
+                for name in ("commands", "began", "seconds", "results", "server", "failed")
+            },
+        )
+    except (ValueError, KeyError, TypeError) as cause:
+        raise HubringError(
+            f"{folder / FILE} is damaged ({cause}): delete it, and the run is repeated"
+        ) from cause
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file so that it is there with all of its text, or as it was before."""
+    fresh = file.with_name(f"{file.name}.new")
+    with fresh.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    fresh.rename(file)
 
 
 def read_record(path: Path) -> list[Line]:
-    """All reports in a record file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """All whole reports in a record file; the last one of a killed worker may be cut."""
+    whole = path.read_text().rpartition("\n")[0]
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def latest(path: Path) -> Line | None:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from ps.errors import DeadlineExceeded, HubringError
+from workers.compare.lifeline import Lifeline
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
@@ -31,6 +32,9 @@ class Process:
         command: Program and arguments.
         directory: Where `NAME.out` and `NAME.err` are written.
         environment: All of its variables.
+
+    Attributes:
+        expendable: Its end with an error is no failure of the whole.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Process:
         environment: Mapping[str, str],
     ) -> None:
         self.name = name
+        self.expendable = False
         self.command = tuple(command)
         self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
         with self.out.open("wb") as out, self.err.open("wb") as err:
@@ -88,6 +93,10 @@ class Process:
         if self.code is None:
             self._child.send_signal(signal.SIGTERM)
 
+    def kill(self) -> None:
+        """Sends SIGKILL to it alone, as a host that goes down would."""
+        self._child.kill()
+
     def end(self, timeout: float) -> None:
         """Returns once it has ended; after `timeout` seconds it is killed with all that it started."""
         try:
@@ -104,12 +113,20 @@ class Processes:
         directory: Where their output goes; exists.
         environment: All of their variables.
         timeout: Seconds that all of them together may take.
+        lifeline: Ends them if this process is killed; None: nobody does.
     """
 
-    def __init__(self, directory: Path, environment: Mapping[str, str], timeout: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        environment: Mapping[str, str],
+        timeout: float,
+        lifeline: Lifeline | None = None,
+    ) -> None:
         self.started: list[Process] = []
         self.directory = directory
         self.environment = environment
+        self._lifeline = lifeline
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
@@ -124,6 +141,8 @@ class Processes:
         deadline = time.monotonic() + GRACE_SECONDS
         for process in self.started:
             process.end(max(0.0, deadline - time.monotonic()))
+            if self._lifeline is not None:
+                self._lifeline.release(process.pid)
 
     def start(self, name: str, command: Sequence[str]) -> Process:
         """Starts one more; the arguments are `Process`'s."""
@@ -132,6 +151,8 @@ class Processes:
     def adopt(self, process: Process) -> Process:
         """Takes over a process that was started in another way; returns it."""
         self.started.append(process)
+        if self._lifeline is not None:
+            self._lifeline.hold(process.pid)
         return process
 
     def running(self) -> list[Process]:
@@ -142,7 +163,7 @@ class Processes:
         """
         codes = {process: process.code for process in self.started}
         for process, code in codes.items():
-            if code:
+            if code and not process.expendable:
                 raise ProcessFailed(f"{process.name} ended with exit code {code}; {process.tail()}")
         return [process for process, code in codes.items() if code is None]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps.errors import UsageError
 from workers.compare.choice import chosen
+from workers.compare.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,23 @@ class Row:
     def workers(self, asked: int) -> int:
         """How many workers this row starts where the others start `asked`."""
         return 1 if self.server is None else asked
+
+    def meets(self, setting: Setting) -> Setting:
+        """What of a setting makes a difference to this row, so that nothing is run twice.
+
+        A ring has no shards. A process alone has no network, nobody to lose, and only its own host to
+        be slow on; where computing is emulated it computes for all.
+        """
+        if self.on_hub:
+            return setting
+        if self.server is not None:
+            return replace(setting, servers=1)
+        slow = setting.straggler
+        return Setting(
+            workers=setting.workers,
+            straggler=slow if slow is not None and (not slow.ranks or 0 in slow.ranks) else None,
+            compute=setting.compute,
+        )
 
 
 ROWS = {

@@ -1,20 +1,35 @@
-"""Runs one row: a server where it needs one, its workers, and what they left."""
+"""Runs one training: a server where it needs one, its workers, and what they left."""
 
 from __future__ import annotations
 
+import json
 import shlex
-import sys
-from collections.abc import Callable, Mapping
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from ps.config import environment
-from workers.compare.outcome import Line, Outcome, latest, read_record
-from workers.compare.process import Processes
-from workers.compare.row import Row
+from ps.errors import HubringError
+from workers.compare import machine
+from workers.compare.experiment import Experiment
+from workers.compare.hardship.hosts import hosts
+from workers.compare.hardship.loss import Loss, outlived
+from workers.compare.lifeline import Lifeline
+from workers.compare.noise import Listener
+from workers.compare.outcome import Line, Outcome, latest
+from workers.compare.plan import Run
+from workers.compare.process import Process, Processes
+from workers.compare.programs import Programs
 
 _OF_LAUNCHERS = ("PS_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 _OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"}
+
+Progress = Callable[[Line], None]
+"""Told rank 0's latest report, a few times a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,77 +37,104 @@ class Runner:
     """Starts every row in the same way.
 
     Attributes:
-        job: Name of the job that ships.
-        job_arguments: Its own options, the same for all rows.
-        workers: Processes that share the batch; the local row has one.
-        shards: Shard processes of the hub.
-        transport: Wire to the hub.
-        threads: PyTorch's threads in every process of every row.
-        timeout: Seconds that one run may take.
-        directory: Where each run gets a directory of its own.
+        experiment: What all runs have in common.
+        lifeline: Ends their processes if this one is killed.
     """
 
-    job: str
-    job_arguments: tuple[str, ...]
-    workers: int
-    shards: int
-    transport: str
-    threads: int
-    timeout: float
-    directory: Path
+    experiment: Experiment
+    lifeline: Lifeline | None = None
 
-    def run(self, row: Row, label: str, progress: Callable[[Line], None]) -> Outcome:
-        """Trains once.
-
-        Args:
-            row: Which way.
-            label: Name of this run, and of its directory.
-            progress: Called with rank 0's latest report, a few times a second.
+    def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
+        """Trains once, in a folder that is made anew; `outcome.json` is written last.
 
         Raises:
             ProcessFailed: A process failed; shows the end of its log.
             DeadlineExceeded: The run took longer than the timeout.
+            UsageError: The hosts cannot be had here.
         """
-        place = self.directory / label
-        place.mkdir(parents=True, exist_ok=True)
-        size = row.workers(self.workers)
-        records = [place / f"record {rank}.jsonl" for rank in range(size)]
-        with Processes(place, clean_environment(self.threads), self.timeout) as processes:
-            address = None
-            if row.server is not None:
-                processes.start("server", self._server_command(row, place))
-                address = await_address(processes, place / "address")
-            team = [
-                processes.start(f"worker {rank}", self._worker_command(row, place, rank, address))
-                for rank in range(size)
-            ]
-            while running := processes.running():
-                processes.pause(f"the end of {', '.join(process.name for process in running)}")
-                if (line := latest(records[0])) is not None:
-                    progress(line)
-        return Outcome(
-            records=[read_record(record) for record in records],
-            results=[worker.result() for worker in team],
-            parameters=place / "parameters.safetensors",
+        shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped half-way
+        folder.mkdir(parents=True)
+        listener, began, watch = Listener(), datetime.now(UTC), time.monotonic()
+        with hosts(run.setting) as machines:
+            programs = Programs(self.experiment, run, folder.absolute(), machines)
+            programs.write_hardship()
+            with self._processes(run, folder) as processes:
+                server, team = _start(programs, processes)
+                _await_end(programs, processes, team, progress)
+        victim = run.setting.fault.rank if run.setting.fault else None
+        results = [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
+        outcome = Outcome(
+            run=run,
+            folder=folder,
             commands=[shlex.join(process.command) for process in processes.started],
+            began=began.isoformat(),
+            seconds=time.monotonic() - watch,
+            noise=listener.noise(),
+            results=results,
+            server=None if server is None else server.result(),
+            failed=None if victim is None else outlived([each.code or 0 for each in team], results, victim),
+        )
+        outcome.write()
+        return outcome
+
+    def _processes(self, run: Run, folder: Path) -> Processes:
+        threads = self.experiment.threads or max(1, machine.cores() // run.setting.workers)
+        timeout = self.experiment.timeout
+        return Processes(folder, clean_environment(threads), timeout, self.lifeline)
+
+
+def _start(programs: Programs, processes: Processes) -> tuple[Process | None, list[Process]]:
+    """Starts the server, its shards elsewhere, and the workers."""
+    server = address = None
+    if programs.run.row.server is not None:
+        server = processes.start("server", programs.server())
+        address = await_address(processes, programs.address_file)
+        for number in range(1, programs.apart + 1):
+            processes.start(f"shard {number}", programs.shard(number, address))
+        if programs.apart:
+            _await_shards(programs, processes, address)
+    ranks = range(programs.workers)
+    return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
+
+
+def _await_shards(programs: Programs, processes: Processes, address: str) -> None:
+    """Waits until all shards are known: a job begins with those that are."""
+    wanted = programs.run.setting.servers
+    while len(_status(programs, address).get("shards", ())) < wanted:
+        processes.pause(f"the last of {wanted} shards")
+
+
+def _status(programs: Programs, address: str) -> dict[str, list[object]]:
+    asked = subprocess.run(programs.status(address), capture_output=True, text=True, check=False)
+    try:
+        status: dict[str, list[object]] = json.loads(asked.stdout.splitlines()[-1])
+    except (IndexError, ValueError) as cause:
+        raise HubringError(f"the server at {address} does not say how it is: {asked.stderr}") from cause
+    return status
+
+
+def _await_end(programs: Programs, processes: Processes, team: list[Process], progress: Progress) -> None:
+    """Watches until all have ended, while the one whom the setting names is killed."""
+    fault = programs.run.setting.fault
+    if fault is None:
+        _watch(programs, processes, progress)
+        return
+    for process in processes.started:
+        process.expendable = True  # an end with an error is what is measured
+    with Loss(fault, programs.record(fault.rank), team[fault.rank].pid) as loss:
+        _watch(programs, processes, progress)
+    if loss.step is None:
+        raise HubringError(
+            f"{programs.run.label}: worker {fault.rank} ended before it could be killed at step {fault.step};"
+            f" name an earlier step. {team[fault.rank].tail()}"
         )
 
-    def _server_command(self, row: Row, place: Path) -> list[str]:
-        assert row.server is not None
-        (place / "address").unlink(missing_ok=True)
-        flags = {"port": 0, "workers": self.workers, "shards": self.shards, "address-file": place / "address"}
-        return [sys.executable, "-m", "ps.cli", "start", "--once", *_spell(flags), *row.server]
 
-    def _worker_command(self, row: Row, place: Path, rank: int, address: str | None) -> list[str]:
-        flags: dict[str, object] = {"job": self.job, "record": place / f"record {rank}.jsonl"}
-        if address is not None:
-            flags |= {"server": address, "rank": rank, "world-size": self.workers, "local-rank": rank}
-        if row.on_hub:
-            flags["transport"] = self.transport
-        if rank == 0:
-            flags["save-parameters"] = place / "parameters.safetensors"
-        command = [sys.executable, "-m", "workers.cli", *_spell(flags), *row.worker]
-        return [*command, "--", *self.job_arguments]
+def _watch(programs: Programs, processes: Processes, progress: Progress) -> None:
+    while running := processes.running():
+        processes.pause(f"the end of {', '.join(process.name for process in running)}")
+        if (line := latest(programs.record(0))) is not None:
+            progress(line)
 
 
 def clean_environment(threads: int) -> dict[str, str]:
@@ -114,7 +156,3 @@ def await_address(processes: Processes, file: Path) -> str:
     while not file.exists() or not (address := file.read_text().strip()):
         processes.pause("the server's address")
     return address
-
-
-def _spell(flags: Mapping[str, object]) -> list[str]:
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -7,13 +7,15 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from workers.compare.job import Job
-from workers.compare.measure import Measure
+from workers.compare.circumstance import words
+from workers.compare.findings import Findings
 from workers.compare.outcome import Line
-from workers.compare.table import FOOTNOTES, cells, columns, reasons
+from workers.compare.reading import read
+from workers.compare.table import columns, lines, notes
 
 
 class Screen:
@@ -55,27 +57,55 @@ class Screen:
         """Leaves a line for a run that is over, and announces the next."""
         self._bar.print(f"{run}: {_told(self._last)}")
         self._last = {}
+        self._advance(run)
+
+    def kept(self, run: str) -> None:
+        """Leaves a line for a run that was finished before."""
+        self._bar.print(f"{run}: kept")
+        self._advance(run)
+
+    def warn(self, text: str) -> None:
+        """Says what to mind."""
+        self._bar.print(text, style="yellow")
+
+    def _advance(self, run: str) -> None:
         self._bar.advance(self._task)
         if later := self._runs[self._runs.index(run) + 1 :]:
             self._bar.update(self._task, description=f"{later[0]}: starting")
 
-    def show(self, measures: Sequence[Measure], results: Mapping[str, Any], job: Job) -> None:
-        """Prints the table and the verdict."""
-        table = Table(
-            *columns(job, results["target"]["value"]), box=None, pad_edge=False, padding=(0, 1, 0, 0)
-        )
-        for column in table.columns[:2]:
-            column.no_wrap = True
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for measure in measures:
-            table.add_row(*cells(measure))
-        self._console.print(table)
-        for note in (*reasons(measures), *FOOTNOTES):
-            self._console.print(note, style="dim")
-        self._console.print()
-        for sentence in results["verdict"]:
-            self._console.print(f"* {sentence}")
+
+def show(results: Mapping[str, Any]) -> None:
+    """Prints the table, what to know of it, and the verdict.
+
+    Args:
+        results: What `results.json`, version 2, holds.
+
+    Raises:
+        ConfigError: They are of another version, or not what they should be.
+    """
+    findings = read(results)
+    console = Console(stderr=True, highlight=False)
+    for setting in findings.setting_keys:
+        if len(findings.setting_keys) > 1:
+            console.print(f"\n{words(findings.setting(setting), setting)}", style="bold", markup=False)
+        console.print(_table(findings, setting))
+    for note in notes(findings):
+        console.print(note, style="dim", markup=False)
+    console.print()
+    for sentence in findings.verdict:
+        console.print(f"* {sentence}", markup=False)
+
+
+def _table(findings: Findings, setting: str) -> Table:
+    """The rows of one setting: names at the left, numbers at the right."""
+    first, *others = columns(findings)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for head in others:
+        table.add_column(head, justify="right")
+    for line in lines(findings, setting):
+        table.add_row(*map(escape, line))
+    return table
 
 
 def _told(line: Line) -> str:

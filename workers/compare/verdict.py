@@ -1,94 +1,154 @@
-"""What the numbers say, in plain words."""
+"""What the numbers say, in plain words: nobody is called a winner whom the intervals do not show as one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from workers.compare.job import Job
-from workers.compare.measure import Measure
+from workers.compare import rivals
+from workers.compare.contest import Ratio
+from workers.compare.hardships import hardships
+from workers.compare.scope import Scope, listed, scopes
 
-EVEN = 1.05
-"""Two speeds closer than this ratio are called even: every row ran once."""
+Results = Mapping[str, Any]
 
 
-def verdict(measures: Sequence[Measure], job: Job, target: float) -> list[str]:
-    """Sentences: who reached the target first, hub against ring, whether dividing paid, what is missing.
+def verdict(results: Results) -> list[str]:
+    """Sentences, from what is withheld to how far all of it can be trusted.
 
     Args:
-        measures: One for every row; rows that the gate closed have no speeds.
-        job: Names measure and samples.
-        target: Value of the measure to reach.
+        results: As in `results.json`, this part not yet there.
     """
+    parts: list[Callable[[Scope, Results], list[str]]] = [
+        _withheld,
+        _failed,
+        _to_target,
+        rivals.hub_against_ring,
+        _against_one_process,
+        rivals.asynchronous,
+    ]
+    said = [sentence for part in parts for scope in scopes(results) for sentence in part(scope, results)]
+    return [*dict.fromkeys(said), *_crossover(results), *hardships(results), *_caveats(results)]
+
+
+def _withheld(scope: Scope, results: Results) -> list[str]:
     return [
-        *_withheld(measures),
-        *_to_target(measures, job, target),
-        *_hub_against_ring(measures, job),
-        *_against_one_process(measures, job),
-        *_asynchronous(measures),
+        scope.say(
+            f"no speed is shown for {row['row']}: {row['withheld']}. Long training amplifies rounding:"
+            " before calling it a fault, judge fewer epochs or another seed."
+        )
+        for row in scope.rows
+        if row["withheld"] is not None
     ]
 
 
-def _withheld(measures: Iterable[Measure]) -> list[str]:
+def _failed(scope: Scope, results: Results) -> list[str]:
+    fault = scope.setting["fault"]
     return [
-        f"No speed is shown for {measure.row}: {measure.withheld}."
-        for measure in measures
-        if measure.withheld is not None
+        scope.say(
+            f"{row['row']} did not survive the loss of worker {fault['rank']} at step {fault['step']}"
+            f" ({row['failed'].rstrip('.')})."
+        )
+        for row in scope.rows
+        if row["failed"] is not None and fault is not None
     ]
 
 
-def _to_target(measures: Sequence[Measure], job: Job, target: float) -> list[str]:
-    goal = f"{job.title} {target:g}"
-    times = {each.row: each.seconds_to_target for each in measures if each.seconds_to_target is not None}
-    raced = sorted((seconds, row) for row, seconds in times.items())
-    missed = [each for each in measures if not each.reached]
-    said = [f"{each.row} did not reach {goal} in {each.steps} steps." for each in missed]
-    if not raced:
-        return said
-    best, winner = raced[0]
-    behind = [f"{row} needed {seconds / best:.2f} times as long" for seconds, row in raced[1:]]
-    first = f"Fastest to {goal}: {winner}, in {best:.2f} s"
-    return [f"{first}; {', '.join(behind)}." if behind else f"{first}.", *said]
-
-
-def _hub_against_ring(measures: Iterable[Measure], job: Job) -> list[str]:
-    """The like with the like: synchronous hub rows, which compute what the ring computes."""
-    speeds = _speeds(each for each in measures if each.synchronous)
-    ring = speeds.get("ring")
-    hubs = {row: speed for row, speed in speeds.items() if row.startswith("hub-")}
-    if not ring or not hubs:
+def _to_target(scope: Scope, results: Results) -> list[str]:
+    """Who was first, who was even with it, how much longer the others needed, and who missed the target."""
+    job = results["job"]
+    if job["target"] is None:
         return []
-    hub = max(hubs, key=lambda row: hubs[row])
-    return [_contest(f"the hub ({hub})", hubs[hub], "the ring", ring, job)]
+    goal = f"{job['title']} {job['target']:g}"
+    times = {name: scope.number(name, "seconds_to_target") for name in scope.names}
+    missed = [scope.say(f"{listed(names)} {how} {goal}.") for how, names in _missing(scope).items()]
+    racing = {name: time for name, time in times.items() if time and None not in time["values"]}
+    order = sorted(racing, key=lambda name: float(racing[name]["median"]))
+    if not order:
+        return missed
+    first = order[0]
+    behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
+    even = [name for name, ratio in behind.items() if ratio is None or not ratio.decided]
+    later = [f"{name} needs {ratio} times as long" for name, ratio in behind.items() if _decided(ratio)]
+    seconds = sorted(float(racing[name]["median"]) for name in (first, *even))
+    if even:
+        begin = (
+            f"first to {goal} are {listed((first, *even))}, even in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        )
+    else:
+        begin = f"first to {goal} is {first}, in {seconds[0]:.2f} s"
+    return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
 
 
-def _against_one_process(measures: Sequence[Measure], job: Job) -> list[str]:
-    local = _speeds(measures).get("local")
-    others = _speeds(each for each in measures if each.workers > 1)
-    if not local or not others:
+def _decided(ratio: Ratio | None) -> bool:
+    return ratio is not None and ratio.decided
+
+
+def _missing(scope: Scope) -> dict[str, list[str]]:
+    """The rows that missed the target, by how, in words."""
+    found: dict[str, list[str]] = {}
+    for row in scope.rows:
+        number, seeds = row["numbers"]["seconds_to_target"], len(row["seeds"])
+        reached = 0 if number is None else sum(value is not None for value in number["values"])
+        if row["withheld"] or reached == seeds:
+            continue
+        how = "did not reach" if not reached else f"reached with {reached} of {seeds} seeds only"
+        found.setdefault(how, []).append(row["row"])
+    return found
+
+
+def _against_one_process(scope: Scope, results: Results) -> list[str]:
+    """Whether it paid to divide the work at all."""
+    speeds = {
+        name: number["median"] for name in scope.names if (number := scope.number(name, "samples_per_second"))
+    }
+    if "local" not in speeds or len(speeds) < 2 or scope.setting["workers"] < 2:
         return []
-    row = max(others, key=lambda name: others[name])
-    said = [_contest(f"{row}, the fastest of many workers,", others[row], "one process alone", local, job)]
-    if others[row] < local:
-        said.append("This job is too small, or this machine has too few cores, for dividing it to pay.")
+    best = max((name for name in speeds if name != "local"), key=lambda name: float(speeds[name]))
+    ratio = scope.ratio("samples_per_second", best, "local")
+    assert ratio is not None
+    contest = rivals.contest(
+        f"{best}, the fastest of many workers,", "one process alone", scope, (best, "local"), results
+    )
+    if not ratio.decided or ratio.value > 1:
+        return [scope.say(contest)]
+    why = "this job is too small, or this machine has too few cores, for dividing it to pay"
+    return [scope.say(f"{contest[:-1]}: {why}.")]
+
+
+def _crossover(results: Results) -> list[str]:
+    """From how many servers on the hub wins, by measurement and by formula."""
+    said = []
+    for each in results["crossover"]:
+        tried = ", ".join(map(str, each["tried"]))
+        measured = (
+            f"the hub steps faster than the ring from {each['measured']} servers on"
+            if each["measured"] is not None
+            else "the ring steps faster than the hub with any"
+        )
+        formula = (
+            f"the formula {each['formula']} says from {each['predicted']} on"
+            if each["predicted"] is not None
+            else "by the formula it never does"
+        )
+        said.append(f"{each['setting']}, {tried} servers tried: {measured}; {formula}.")
     return said
 
 
-def _speeds(measures: Iterable[Measure]) -> dict[str, float]:
-    return {each.row: each.samples_per_second for each in measures if each.samples_per_second}
-
-
-def _contest(first: str, mine: float, second: str, theirs: float, job: Job) -> str:
-    ratio = max(mine, theirs) / min(mine, theirs)
-    outcome = "is even with" if ratio < EVEN else "beats" if mine > theirs else "loses to"
-    sentence = f"{first} {outcome} {second}: {mine:,.0f} {job.samples}/s against {theirs:,.0f}"
-    return f"{sentence[0].upper()}{sentence[1:]}" + ("." if ratio < EVEN else f", a factor of {ratio:.2f}.")
-
-
-def _asynchronous(measures: Iterable[Measure]) -> list[str]:
-    rows = [each.row for each in measures if not each.synchronous and each.workers > 1]
-    if not rows:
-        return []
-    return [
-        f"{' and '.join(rows)} may end in other parameters than the rest: they take one step per worker,"
-        " of its share of the batch, where the others take one step of the whole batch."
-    ]
+def _caveats(results: Results) -> list[str]:
+    """How far all of this can be trusted."""
+    said = []
+    experiment = results["experiment"]
+    if experiment["lr"] == "linear":
+        said.append("All rows were given the job's learning rate times their workers (lr = linear).")
+    if experiment["lr"] == "per-worker":
+        said.append(
+            "Asynchronous rows were given the job's learning rate divided by their workers (lr = per-worker)."
+        )
+    if any(row["emulated"] for row in results["rows"]):
+        said.append("Workers slept for a part of every step: these are times of an emulated machine.")
+    if not results["noise"]["quiet"]:
+        said.append(f"The machine was not idle. {' '.join(results['noise']['said'])}")
+    if len(experiment["seeds"]) == 1:
+        said.append("Everything ran with one seed, so nothing here tells chance from difference.")
+    return said

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     options, share = _start(argv)
     train, test = split(options.seed)
-    model = network(options.seed).to(workers.device())
+    model = network(options.seed, options.hidden).to(workers.device())
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     optimizer = workers.DistributedOptimizer(sgd, model)
     sampler = workers.ShardedSampler(train, shuffle=True, seed=options.seed)
@@ -66,9 +66,15 @@ def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])
 
 
-def network(seed: int) -> nn.Module:
-    """Two convolutions and a linear layer, 9,930 parameters; the same for the same seed."""
+def network(seed: int, hidden: int = 0) -> nn.Module:
+    """Two convolutions and a linear layer, 9,930 parameters; the same for the same seed.
+
+    Args:
+        seed: Of the parameters.
+        hidden: Units of a layer before the last, each with 523 parameters more; 0: there is none.
+    """
     torch.manual_seed(seed)
+    middle = [nn.Linear(32 * 4 * 4, hidden), nn.ReLU()] if hidden else []
     return nn.Sequential(
         nn.Conv2d(1, 16, kernel_size=3, padding=1),
         nn.ReLU(),
@@ -76,7 +82,8 @@ def network(seed: int) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 10),
+        *middle,
+        nn.Linear(hidden or 32 * 4 * 4, 10),
     )
 
 
@@ -86,6 +93,7 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     parser.add_argument("--epochs", type=int, default=20, help="times through the training images [20]")
     parser.add_argument("--batch-size", type=int, default=64, help="images a step, over all workers [64]")
     parser.add_argument("--lr", type=float, default=0.01, help="learning rate [0.01]")
+    parser.add_argument("--hidden", type=int, default=0, help="units of one more layer, for more bytes [0]")
     parser.add_argument("--seed", type=int, default=0, help="of split, parameters and order [0]")
     parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
     options = parser.parse_args(argv)

@@ -1,0 +1,141 @@
+"""Comparisons without training: every run leaves records and parameters that the test chose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from workers.compare.comparison import Comparison
+from workers.compare.experiment import Experiment
+from workers.compare.noise import Noise
+from workers.compare.outcome import Line, Outcome
+from workers.compare.plan import Run, runs
+from workers.compare.results import results
+
+QUIET = Noise((0.1, 0.2), 0.01)
+MACHINE = {"processor": "an abacus", "cores": 2}
+
+
+def experiment(**changes: Any) -> Experiment:
+    """A small one: four rows of digits, two workers, two seeds."""
+    rows = ("local", "ring", "hub-bsp", "hub-asp")
+    return Experiment(**({"job": "digits", "rows": rows, "seeds": (0, 1)} | changes))
+
+
+def record(
+    step_seconds: float, steps: int = 100, every: int = 10, pause: float = 3.0, samples: int = 32
+) -> list[Line]:
+    """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds."""
+    now, lines = 0.0, []
+    for step in range(steps + 1):
+        if step:
+            now += step_seconds
+            lines.append({"step": step, "seconds": now, "loss": 2.0 / step, "samples": samples})
+        if step % every == 0:
+            now += pause
+            lines.append(
+                {"step": step, "seconds": now, "epoch": step // every, "test_loss": 1 / (1 + step)}
+                | {"test_accuracy": step / steps}
+            )
+    return lines
+
+
+@dataclass
+class Replayed:
+    """Runs nothing.
+
+    Attributes:
+        records: Rank 0's record by row and seed; all ranks have the same. Else one of 10 ms a step.
+        parameters: The value of every final parameter by the run's label; else 1.
+        results: What the workers' last lines hold beside the usual, by row.
+        failed: Why a row did not come to its end.
+        ran: Labels of the runs, as they were asked for.
+    """
+
+    records: Callable[[Run], list[Line]] = lambda run: record(0.01)
+    parameters: Mapping[str, float] = field(default_factory=dict)
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+    noise: Noise = QUIET
+    ran: list[str] = field(default_factory=list)
+
+    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+        self.ran.append(run.label)
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = self.records(run)
+        workers = run.row.workers(run.setting.workers)
+        for rank in range(workers):
+            text = "".join(f"{json.dumps(line)}\n" for line in lines)
+            (folder / f"record {rank}.jsonl").write_text(text)
+        value = self.parameters.get(run.label, 1.0)
+        save_file({"w": torch.full((3,), value)}, folder / "parameters.safetensors")
+        progress({"step": 1})
+        outcome = Outcome(
+            run=run,
+            folder=folder,
+            commands=[f"ps-worker {run.row.name}"],
+            began="2026-01-02T03:04:05+00:00",
+            seconds=50.0,
+            noise=self.noise,
+            results=[self._result(run, rank) for rank in range(workers)],
+            server={"shards": []} if run.row.on_hub else None,
+            failed=self.failed.get(run.row.name) if run.setting.fault else None,
+        )
+        outcome.write()
+        return outcome
+
+    def _result(self, run: Run, rank: int) -> dict[str, Any]:
+        exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
+        exchange |= {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}
+        more = self.results.get(run.row.name, {})
+        return {"exchange": exchange | dict(more.get("exchange", {})), "usage": more.get("usage", {})}
+
+
+@dataclass
+class Heard:
+    """Takes down what a comparison shows."""
+
+    kept_runs: list[str] = field(default_factory=list)
+    finished_runs: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def progress(self, run: str, line: Line) -> None:
+        pass
+
+    def finished(self, run: str) -> None:
+        self.finished_runs.append(run)
+
+    def kept(self, run: str) -> None:
+        self.kept_runs.append(run)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> dict[str, Any]:
+    """The results of an experiment whose runs are replayed; of its folder only the runs are written."""
+    asked, replay = experiment(**changes), trainer or Replayed()
+    outcomes = {run.label: replay.run(run, folder / run.label, lambda line: None) for run in runs(asked)}
+    found = results(asked, outcomes, MACHINE, "ps-compare run --rows '<all>'")
+    copied: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
+    return copied
+
+
+def carried_out(folder: Path, trainer: Replayed, **changes: Any) -> tuple[dict[str, Any], Heard]:
+    """The same with the whole folder, and what was shown on the way."""
+    heard = Heard()
+    comparison = Comparison.begin(experiment(**changes), folder, "ps-compare run")
+    return comparison.run(trainer, heard), heard
+
+
+def row(results: Mapping[str, Any], name: str, setting: int = 0) -> dict[str, Any]:
+    """A row of one setting."""
+    key = results["settings"][setting]["key"]
+    found: list[dict[str, Any]] = [each for each in results["rows"] if each["setting"] == key]
+    return next(each for each in found if each["row"] == name)

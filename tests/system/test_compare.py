@@ -1,0 +1,132 @@
+"""Comparisons of real trainings: to the end, interrupted, killed, and taken up again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.cluster import PATIENCE, Cluster
+from tests.system.stopwatch import Stopwatch
+
+pytestmark = pytest.mark.slow
+
+COMPARE = "workers.compare.cli"
+SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "1", "--epochs", "1", "--target", "0.1"]
+LABELS = ["n2 k1 local seed1", "n2 k1 hub-bsp seed1", "n2 k1 hub-bsp seed1 turn1"]
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """When each finished run wrote its outcome."""
+    return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("runs/*/outcome.json")}
+
+
+def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Cluster, tmp_path: Path) -> None:
+    compare = cluster.run("compare", COMPARE, *SHORT, "--out", str(tmp_path / "out"))
+    last = compare.done()
+    found = results(tmp_path / "out")
+    assert last["gate"] == {"passed": True, "pairs": 2}
+    assert [pair["second"] for pair in found["gate"]["pairs"]] == ["hub-bsp", "hub-bsp again"]
+    assert {row["row"]: len(row["seeds"]) for row in found["rows"]} == {"local": 1, "hub-bsp": 1}
+    assert "--mode bsp" in found["commands"][LABELS[1]][0]
+    again = cluster.run("report", COMPARE, "report", str(tmp_path / "out"))
+    assert again.done()["verdict"] == last["verdict"]
+
+
+def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = [*SHORT, "--epochs", "30", "--out", str(out)]
+    killed = cluster.run("killed", COMPARE, *words)
+    record = out / "runs" / LABELS[1] / "record 0.jsonl"
+    killed.until(lambda: record.exists() and record.stat().st_size > 0, "its second run")
+    children = descendants(killed.process.pid)
+    killed.process.send_signal(signal.SIGKILL)
+    killed.wait()
+    watch = Stopwatch()
+    while left := [pid for pid in children if alive(pid)]:
+        assert watch.seconds < PATIENCE, f"{left} outlived ps-compare"
+        time.sleep(0.05)
+    before = finished(out)
+    assert list(before) == LABELS[:1]
+    again = cluster.run("again", COMPARE, *words)
+    again.done()
+    after = finished(out)
+    assert set(after) == set(LABELS)
+    assert after[LABELS[0]] == before[LABELS[0]]
+    assert f"{LABELS[0]}: kept" in again.said()
+    assert results(out)["gate"]["passed"]
+
+
+def descendants(pid: int) -> list[int]:
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found += [child, *descendants(child)]
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
+    cluster: Cluster, tmp_path: Path, number: int, code: int
+) -> None:
+    words = ["run", "--rows", "hub-bsp", "--epochs", "1000", "--out", str(tmp_path / "out")]
+    program = cluster.run("compare", COMPARE, *words)
+    record = tmp_path / "out" / "runs" / "n2 k1 hub-bsp seed0" / "record 0.jsonl"
+    program.until(lambda: record.exists() and record.stat().st_size > 0, "its first run")
+    program.process.send_signal(number)
+    assert program.done(code)["exit_code"] == code
+    assert f"to go on: ps-compare run --rows hub-bsp --epochs 1000 --out {tmp_path / 'out'}" in program.said()
+    assert finished(tmp_path / "out") == {}
+    # that no child is left is seen to by the fixture no_process_outlives_its_test
+
+
+def test_a_script_of_ones_own_is_compared_by_what_it_reports(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(
+        'script = "train.py"\nmetric = "fit"\nrising = false\ntarget = 0.5\nrows = ["ring", "hub-bsp"]\n'
+        'seeds = [1, 2]\narguments = ["{seed}"]\n'
+    )
+    last = cluster.run("compare", COMPARE, "run", str(experiment), "--out", str(tmp_path / "out")).done()
+    assert last["gate"]["passed"]
+    found = results(tmp_path / "out")
+    assert found["job"]["title"] == "fit"
+    assert all(row["numbers"]["samples_to_target"] is not None for row in found["rows"])
+
+
+SCRIPT = """
+import sys
+import torch
+import workers
+
+workers.init()
+torch.manual_seed(int(sys.argv[1]))
+model = torch.nn.Linear(4, 1)
+optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
+inputs = torch.randn(16, 4)
+for step in range(60):
+    optimizer.zero_grad()
+    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+    loss.backward()
+    optimizer.step()
+    workers.report(loss=loss.item(), samples=16)
+    if workers.rank() == 0 and step % 20 == 19:
+        workers.report(fit=loss.item())
+"""

@@ -1,0 +1,230 @@
+"""What drawings are made of: scales, marks, bins, courses, panels, and the experiment as TOML."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.compared import full
+from workers.compare.circumstance import without_servers, words
+from workers.compare.figures import digits, percent, signed, size
+from workers.compare.findings import Curve, Point, Scaling
+from workers.compare.page import toml
+from workers.compare.page.chart_histogram import bins
+from workers.compare.page.element import Html, element, together, verbatim
+from workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
+from workers.compare.page.panel import panels
+from workers.compare.page.scale import Linear, Log, tick_label
+from workers.compare.page.sections.progress import course
+from workers.compare.page.sections.scaling import overtaking
+from workers.compare.reading import read
+from workers.compare.setting import Fault, Link, Setting, Straggler
+
+FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
+
+
+def test_text_is_escaped_and_markup_is_not() -> None:
+    inner = element("b", "1 < 2 & 3")
+    assert inner == "<b>1 &lt; 2 &amp; 3</b>"
+    assert element("p", inner, None, [" ", inner], title='"<', hidden=True, lang=None) == (
+        f'<p title="&quot;&lt;" hidden>{inner} {inner}</p>'
+    )
+    assert together(str(inner) + "") == "&lt;b&gt;1 &amp;lt; 2 &amp;amp; 3&lt;/b&gt;", (
+        "a string made of markup is none"
+    )
+
+
+def test_a_number_and_its_unit_stay_on_one_line_but_not_in_what_is_copied() -> None:
+    assert element("p", "5 ms, 3 % and 2 workers") == "<p>5\u00a0ms, 3\u00a0% and 2 workers</p>"
+    assert verbatim("--latency 5 ms") == Html("--latency 5 ms")
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(FINITE, min_size=1, max_size=6))
+def test_a_linear_scale_holds_its_values_and_has_round_ticks(values: list[float]) -> None:
+    scale = Linear.around(values)
+    assert all(-1e-6 <= scale.place(value) <= 1 + 1e-6 for value in values)
+    ticks = scale.ticks()
+    assert 2 <= len(ticks) <= 9
+    assert all(low < high for low, high in pairwise(ticks))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=6))
+def test_a_log_scale_holds_its_values_and_has_ticks(values: list[float]) -> None:
+    scale = Log.around(values)
+    assert all(-1e-9 <= scale.place(value) <= 1 + 1e-9 for value in values)
+    assert 1 < len(scale.ticks()) <= 8
+
+
+def test_a_scale_of_counts_has_its_ticks_at_them() -> None:
+    assert Log.of([4, 1, 2, 4]).ticks() == [1, 2, 4]
+    assert len(Log.of([2**power for power in range(14)]).ticks()) <= 7
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0, "0"),
+        (0.5, "0.5"),
+        (1200, "1,200"),
+        (10_000, "10k"),
+        (2_500_000, "2.5M"),
+        (4e9, "4G"),
+        (1e-6, "1.0e-06"),
+    ],
+)
+def test_ticks_are_written_short(value: float, written: str) -> None:
+    assert tick_label(value) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (0, "0"),
+        (1234.5, "1,230"),
+        (0.01234, "0.0123"),
+        (99.96, "100.0"),
+        (-2.5, "-2.50"),
+        (3e-9, "3.00e-09"),
+        (math.inf, "inf"),
+    ],
+)
+def test_figures_have_three_digits(value: float, written: str) -> None:
+    assert digits(value) == written
+
+
+def test_sizes_shares_and_differences_read_as_people_write_them() -> None:
+    assert [size(value) for value in (0, 999, 1000, 2.2e6, 5e13)] == [
+        "0 B",
+        "999 B",
+        "1 kB",
+        "2.2 MB",
+        "50 TB",
+    ]
+    assert [percent(value) for value in (0.083, 0.12, 1.5)] == ["8.3 %", "12 %", "150 %"]
+    assert [signed(value) for value in (0.083, -0.12)] == ["+8.3 %", "−12 %"]
+
+
+def test_known_rows_always_look_the_same_and_no_two_alike_in_anything() -> None:
+    found = marks(reversed(KNOWN))
+    assert found == marks(KNOWN)
+    for part in ("accent", "dash", "shape"):
+        assert (
+            len({getattr(mark, part) for mark in found.values()}) == len(KNOWN) == len(SHAPES) == len(DASHES)
+        )
+
+
+def test_rows_that_nobody_knows_take_what_is_left_and_then_the_first_again() -> None:
+    found = marks(["ring", "mine", "yours"])
+    assert len({mark.accent for mark in found.values()}) == 3
+    assert found["ring"] == marks(["ring"])["ring"]
+    assert len(marks([f"row{index}" for index in range(25)])) == 25
+
+
+def test_bins_are_at_most_sixteen_and_hold_all() -> None:
+    assert [(each.first, each.last, each.share) for each in bins({0: 3, 2: 1})] == [
+        (0, 0, 0.75),
+        (1, 1, 0.0),
+        (2, 2, 0.25),
+    ]
+    found = bins(dict.fromkeys(range(100), 1))
+    assert len(found) <= 16
+    assert sum(each.share for each in found) == pytest.approx(1)
+    assert found[0].label == "0–6"
+
+
+def curve(seed: int, values: list[float], pace: float) -> Curve:
+    points = [Point(pace * at, 10.0 * at, value) for at, value in enumerate(values)]
+    return Curve("n2", "ring", seed, loss=points, metric=points)
+
+
+def test_a_course_joins_the_readings_that_are_after_the_same_samples() -> None:
+    curves = [curve(0, [1, 5, 7], 1.0), curve(1, [2, 4, 9], 2.0), curve(2, [3, 6, 8, 99], 4.0)]
+    by_time, by_samples = course(curves, "metric"), course(curves, "loss")
+    assert [(spot.x, spot.y, spot.low, spot.high) for spot in by_time] == [
+        (0, 2, 1, 3),
+        (2, 5, 4, 6),
+        (4, 8, 7, 9),
+    ]
+    assert [spot.x for spot in by_samples] == [0, 10, 20]
+
+
+def test_a_long_course_is_drawn_as_means_of_neighbours() -> None:
+    (first, *others) = course([curve(0, [float(at) for at in range(240)], 1.0)], "loss")
+    assert len(others) == 59
+    assert (first.x, first.y) == (15.0, 1.5)
+
+
+def test_no_reading_makes_no_course() -> None:
+    assert course([], "loss") == []
+    assert course([curve(0, [], 1.0)], "metric") == []
+
+
+def test_rows_that_a_setting_makes_no_difference_to_stand_in_all_its_panels() -> None:
+    found = {each.setting: [entry.row for entry in each.entries] for each in panels(read(full()))}
+    assert found["n4 k4 1000mbit 0.5ms"] == ["local", "ring", "hub-bsp", "ddp"]
+    assert "n4 k1" not in found, "its only row stands in the others"
+
+
+def test_hub_rows_never_stand_under_another_number_of_servers() -> None:
+    for panel in panels(read(full())):
+        assert {entry.setting for entry in panel.entries if entry.row.startswith("hub-")} == {panel.setting}
+
+
+@pytest.mark.parametrize(
+    ("key", "left"),
+    [("n4 k2 1gbit", "n4 1gbit"), ("n4 k16", "n4"), ("n4", "n4"), ("n4 k1 kill1@50", "n4 kill1@50")],
+)
+def test_a_setting_without_its_servers_keeps_all_else(key: str, left: str) -> None:
+    assert without_servers(key) == left
+
+
+def test_a_setting_is_told_in_words() -> None:
+    setting = Setting(
+        workers=4,
+        servers=1,
+        link=Link(rate=2e8, latency=0.005, jitter=0.001),
+        straggler=Straggler(kind="host", seconds=0.02, ranks=(2, 3)),
+        fault=Fault(rank=1, step=50),
+        compute=0.05,
+    )
+    assert words(setting.as_json(), "key") == (
+        "4 workers, 1 server, links of 200 Mbit/s with 5 ms latency ± 1 ms, stragglers: one slow host, 20 ms"
+        " a step, ranks 2, 3, worker 1 killed before step 50, 50 ms of emulated compute a step"
+    )
+    assert words({}, "key") == "key"
+
+
+def test_a_hub_overtakes_from_the_size_on_from_which_it_stays_ahead() -> None:
+    sizes = [1, 2, 4, 8]
+    ring = Scaling("ring", sizes, [None] * 4, [10.0, 18.0, 30.0, 40.0])
+    late = Scaling("hub-bsp", sizes, [None] * 4, [12.0, 17.0, 31.0, 50.0])
+    never = Scaling("hub-asp", sizes, [None] * 4, [1.0, 2.0, 3.0, 4.0])
+    assert overtaking([ring, late, never]) == [("hub-bsp", 4)]
+    assert overtaking([late, never]) == []
+
+
+VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.dictionaries(st.text(), VALUES, max_size=4))
+def test_toml_reads_back_as_what_was_written(values: dict[str, Any]) -> None:
+    assert tomllib.loads(toml.dumps(values)) == values
+
+
+def test_toml_leaves_out_what_is_none_and_refuses_what_has_no_form() -> None:
+    assert toml.dumps({"a": None, "b": {"c": None, "d": 1}}) == "[b]\nd = 1\n"
+    with pytest.raises(TypeError, match="has no form in TOML"):
+        toml.dumps({"a": object()})

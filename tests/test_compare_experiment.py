@@ -1,0 +1,141 @@
+"""Experiments are read from files and flags, and refused with a mend where they make no sense."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.errors import UsageError
+from tests.replayed import experiment
+from workers.compare.experiment import Experiment
+from workers.compare.experiment_file import load, shipped
+from workers.compare.row import ROWS
+from workers.compare.setting import Link, Straggler
+
+HARD = """
+job = "char-lm"
+rows = ["ring", "hub-bsp"]
+seeds = 7
+workers = [2, 4]
+servers = [1, 2]
+timeout = "2min"
+[link]
+rate = ["1gbit", 2e8]
+latency = "5ms"
+[straggler]
+kind = "pareto"
+seconds = "20ms"
+ranks = [1]
+baseline = true
+[compute]
+step = "50ms"
+"""
+
+
+def file(folder: Path, text: str) -> str:
+    path = folder / "mine.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_takes_one_value_for_a_list_and_quantities_with_units(tmp_path: Path) -> None:
+    found = load(file(tmp_path, HARD), {})
+    assert (found.name, found.seeds, found.timeout) == ("mine", (7,), 120.0)
+    assert found.link is not None
+    assert (found.link.rate, found.link.latency) == ((1e9, 2e8), (0.005,))
+    assert found.compute is not None
+    assert found.compute.step == (0.05,)
+
+
+def test_the_grid_holds_every_value_with_every_other(tmp_path: Path) -> None:
+    settings = load(file(tmp_path, HARD), {}).settings
+    assert len(set(settings)) == 2 * 2 * 2 * 2
+    assert {setting.link for setting in settings} == {
+        Link(rate=1e9, latency=0.005),
+        Link(rate=2e8, latency=0.005),
+    }
+    assert {setting.straggler for setting in settings} == {
+        None,
+        Straggler(kind="pareto", seconds=0.02, ranks=(1,)),
+    }
+
+
+def test_flags_are_stronger_than_the_file(tmp_path: Path) -> None:
+    flags = {"workers": "3", "rate": "10mbit", "seeds": "4,5", "job": "digits", "rows": None}
+    found = load(file(tmp_path, HARD), flags)
+    assert (found.workers, found.seeds, found.job) == ((3,), (4, 5), "digits")
+    assert found.link is not None
+    assert (found.link.rate, found.link.latency) == ((1e7,), (0.005,))
+    assert found.rows == ("ring", "hub-bsp")
+
+
+def test_without_a_file_digits_is_trained_in_every_way() -> None:
+    found = load(None, {})
+    assert (found.job, found.rows, found.seeds) == ("digits", tuple(ROWS), (0, 1, 2))
+
+
+def test_a_script_is_found_beside_its_file_and_told_what_it_asks_for(tmp_path: Path) -> None:
+    text = 'script = "train.py"\nmetric = "accuracy"\ntarget = 0.9\narguments = ["--seed", "{seed}"]'
+    found = load(file(tmp_path, text), {})
+    assert found.script == tmp_path / "train.py"
+    assert (found.yardstick.title, found.yardstick.target) == ("accuracy", 0.9)
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str) -> None:
+    found = load(name, {})
+    assert found.about
+    assert Experiment.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sedes = [1]", r"sedes = \[1\] in .*mine.toml: no such setting; did you mean seeds"),
+        ("[links]\nrate = 1", "did you mean link"),
+        ("[link]\nraet = 1", r"raet = 1 in \[link\], .*did you mean rate"),
+        ("workers = 0", "workers = 0 in .*expected a whole number, at least 1; or a list"),
+        ('workers = ["two"]', "expected a whole number, at least 1"),
+        ('[link]\nrate = "1gb"', r"'1gb': expected a rate in bits a second, as in 200mbit"),
+        ("link = 3", r"link = 3 in .*: expected a table, \[link\]"),
+        ("[straggler]\nranks = 1", r"\[straggler\] lacks seconds"),
+        ('[straggler]\nkind = "slow"\nseconds = 1', "expected one of constant, pareto, host"),
+        ("seeds = []", "seeds is empty"),
+        ("seeds = [1, 1]", "names one twice"),
+        ('rows = ["rng"]', "no row 'rng'; there are local, ring"),
+        ('job = "digits"\nscript = "a.py"', "either job, .* or script"),
+        ('script = "a.py"', "needs metric"),
+        ('script = "a.py"\nmetric = "x"', "would not learn of its seed: put {seed} into arguments"),
+        ('script = "a.py"\nmetric = "x"\nseeds = 0\nbatch = 8', "put {batch} into arguments"),
+        ('script = "a.py"\nmetric = "x"\nseeds = 0\nlr = "linear"', "give learning_rate"),
+        ('transport = "shm"\n[link]\nrate = 1e9', "shared memory knows no link"),
+        ("[fault]\nrank = 2\nstep = 5", "ranks go from 0 to 1"),
+        ("seeds = [", "is not TOML"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_mend(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(file(tmp_path, text), {})
+
+
+def test_a_name_that_is_neither_file_nor_experiment_gets_a_guess() -> None:
+    with pytest.raises(UsageError, match=r"no file digts, .* did you mean digits"):
+        load("digts", {})
+
+
+@pytest.mark.parametrize(
+    ("policy", "row", "rate"),
+    [
+        ({}, "hub-asp", None),
+        ({"learning_rate": 0.2}, "hub-asp", 0.2),
+        ({"lr": "linear"}, "local", 0.04),
+        ({"lr": "per-worker"}, "hub-asp", 0.0025),
+        ({"lr": "per-worker"}, "hub-bsp", None),
+        ({"lr": "per-worker", "learning_rate": 0.2}, "hub-bsp", 0.2),
+    ],
+)
+def test_the_learning_rate_follows_the_policy(policy: dict[str, Any], row: str, rate: float | None) -> None:
+    assert experiment(**policy).rate_for(ROWS[row], 4) == rate

@@ -1,0 +1,286 @@
+"""The page says what the results say and nothing else, to everybody, and needs nothing from anywhere."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from ps.errors import ConfigError
+from tests.compared import EMULATED, full, minimal, summary
+from tests.outline import Node, outline
+from workers.compare.page import page
+
+SENTINEL = 77777.0
+"""Stands where a speed must not be shown; written as 77,800, 77,777 or 77777."""
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return page(full())
+
+
+@pytest.fixture(scope="module")
+def tree(html: str) -> Node:
+    return outline(html)
+
+
+def small() -> dict[str, Any]:
+    """A page that is made quickly: only the emulated setting, without curves."""
+    results = full()
+    results["rows"] = [each for each in results["rows"] if each["setting"] == EMULATED.key]
+    return results | {"curves": []}
+
+
+def test_the_page_fetches_nothing_and_runs_nothing(html: str, tree: Node) -> None:
+    for node in tree.all("*"):
+        links = [
+            node.attributes[name] for name in ("src", "href", "srcset", "data") if name in node.attributes
+        ]
+        assert all(link.startswith("#") for link in links), f"{node.tag} {links}"
+        assert not any(name.startswith("on") for name in node.attributes)
+    assert not list(tree.all("script"))
+    assert set(re.findall(r"url\([^)]*\)", html)) == {"url(#hatch)"}
+    assert "@import" not in html
+    policies = [each.attributes for each in tree.all("meta") if "http-equiv" in each.attributes]
+    assert policies[0]["content"] == "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@pytest.mark.parametrize("size", ["full", "minimal"])
+def test_every_id_stands_once_and_every_reference_leads_somewhere(size: str, tree: Node) -> None:
+    nodes = list((tree if size == "full" else outline(page(minimal()))).all("*"))
+    ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
+    assert len(set(ids)) == len(ids)
+    for node in nodes:
+        wanted = [
+            node.attributes[name]
+            for name in ("aria-labelledby", "aria-describedby")
+            if name in node.attributes
+        ]
+        wanted += [node.attributes["href"][1:]] if "href" in node.attributes else []
+        assert set(wanted) <= set(ids)
+
+
+def test_the_verdict_comes_first_and_the_sections_in_their_order(tree: Node) -> None:
+    heads = [each.text for each in tree.all("h1")]
+    assert heads == [
+        "With 4 servers the hub beats the ring on 1\u00a0Gbit/s links by 17\u00a0%; with 1 or 2 it loses."
+    ]
+    assert [each.attributes["id"] for each in tree.all("section")] == [
+        *("gate", "accuracy", "loss", "throughput", "breakdown", "staleness"),
+        *("scaling", "predictions", "bandwidth", "numbers", "noise", "repeat"),
+    ]
+
+
+def test_every_drawing_has_a_title_a_summary_and_its_numbers(tree: Node) -> None:
+    figures = list(tree.all("figure"))
+    charts = [each for each in tree.all("svg") if each.attributes.get("role") == "img"]
+    assert sum(any(True for _ in figure.all("svg")) for figure in figures) == len(figures)
+    for figure in figures:
+        assert figure.one("h3").text
+        assert figure.one("details").one("table").one("caption").text
+    for chart in charts:
+        assert {"aria-labelledby", "aria-describedby"} <= chart.attributes.keys()
+    drawn = [each for figure in figures for each in figure.all("svg") if each in charts]
+    assert len(drawn) == len(charts) > 20
+
+
+def test_what_is_drawn_without_words_is_hidden_from_those_who_listen(tree: Node) -> None:
+    named = {
+        id(inner)
+        for chart in tree.all("svg")
+        if "role" in chart.attributes or "aria-hidden" in chart.attributes
+        for inner in chart.all("svg")
+    }
+    for drawing in tree.all("svg"):
+        told = drawing.attributes.get("role") == "img" or drawing.attributes.get("aria-hidden") == "true"
+        assert told or id(drawing) in named
+
+
+def test_tables_have_captions_and_every_head_its_scope(tree: Node) -> None:
+    tables = list(tree.all("table"))
+    assert len(tables) > 20
+    for each in tables:
+        assert each.one("caption").text
+        assert {head.attributes["scope"] for head in each.all("th")} == {"col", "row"}
+        assert all(head.text for head in each.one("thead").all("th"))
+
+
+def test_text_of_the_results_never_becomes_markup() -> None:
+    results = small()
+    evil = "</style><img src=x onerror=alert(1)>&"
+    results["rows"][0] |= {"row": evil, "about": evil, "withheld": evil}
+    results["settings"] = [each | {"key": each["key"]} for each in results["settings"]]
+    results |= {"command": evil, "verdict": [evil, evil], "machine": {evil: {evil: evil}}}
+    results["experiment"] = {evil: evil, "about": evil}
+    results["job"] |= {"name": evil, "title": evil, "samples": evil}
+    results["noise"]["said"] = [evil]
+    results["gate"]["pairs"][0] |= {"tensor": evil, "second": evil}
+    made = page(results)
+    assert "<img" not in made
+    assert not list(outline(made).all("img"))
+    assert made.count("</style>") == 1
+
+
+def test_the_command_and_the_experiment_can_be_copied_as_they_are(tree: Node) -> None:
+    codes = [each.text for each in tree.all("code")]
+    assert codes[0] == full()["command"]
+    written = tomllib.loads(codes[1])
+    assert written == {name: value for name, value in full()["experiment"].items() if value is not None}
+
+
+def test_no_speed_of_a_withheld_row_gets_onto_the_page() -> None:
+    results = full()
+    shut = next(each for each in results["rows"] if each["withheld"])
+    where = {"setting": shut["setting"], "row": shut["row"]}
+    for name in shut["numbers"]:
+        if name.endswith(("_ms", "_second", "seconds")) or name in ("seconds_to_target", "cpu_ms_per_step"):
+            shut["numbers"][name] = summary([SENTINEL] * 3)
+    point = {"seconds": SENTINEL, "samples": 1, "value": 0.5}
+    results["curves"] = [{**where, "seed": 0, "loss": [point, point], "metric": [point, point]}]
+    results["predictions"] = [
+        {
+            **where,
+            "measured_ms": SENTINEL,
+            "predicted_ms": 5.0,
+            "error": SENTINEL,
+            "calibrated": False,
+            "by": "formula",
+        }
+    ]
+    results["scaling"] = [{"row": shut["row"], "workers": [4], "measured": [SENTINEL], "predicted": [5.0]}]
+    results["bandwidth"] = [
+        {**where, "size": 8, "count": 2, "type": "float32", "redop": "avg", "wrong": 0}
+        | {"time": SENTINEL, "algbw": SENTINEL, "busbw": SENTINEL}
+    ]
+    made = page(results)
+    assert re.findall(r"77[,.]?[78]\d*", made) == []
+    assert "speed withheld" in made
+    assert "hub-aggregate differs from local by 0.031 in head.weight" in made
+    del shut["withheld"]
+    assert len(re.findall(r"77[,.]?[78]\d*", page(results))) > 5, "the search finds what it looks for"
+
+
+def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
+    tree = outline(page(small()))
+    for part in ("throughput", "breakdown"):
+        (section,) = [each for each in tree.all("section") if each.attributes["id"] == part]
+        names = [each.text for each in section.all("span") if each.attributes.get("class") == "who"]
+        assert names
+        assert all(each.endswith("emulated compute and stragglers") for each in names)
+        rows = [each.text for each in section.all("th") if each.attributes["scope"] == "row"]
+        assert all(each.endswith("emulated compute and stragglers") for each in rows)
+
+
+def test_a_page_of_little_says_what_is_missing() -> None:
+    tree = outline(page(minimal()))
+    assert [each.text for each in tree.all("h1")] == ["This experiment came to no verdict."]
+    assert [each.attributes["id"] for each in tree.all("section")] == [
+        "gate",
+        "throughput",
+        "numbers",
+        "noise",
+        "repeat",
+    ]
+    text = tree.text
+    assert "Not measured in this experiment: progress by time, progress by samples, step time," in text
+    assert "one seed" in text
+    assert "Only one synchronous row ran" in text
+
+
+def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
+    results = minimal()
+    results["rows"][0]["numbers"] |= {"samples_per_second": None, "final_loss": summary([0.5])}
+    tree = outline(page(results))
+    (section,) = [each for each in tree.all("section") if each.attributes["id"] == "throughput"]
+    assert "not measured" in section.text
+    assert [each.text for each in section.all("td")] == ["–", "–", "–", "–", "–", "0.500", "1"]
+
+
+def test_seeds_that_missed_the_target_are_counted() -> None:
+    results = small()
+    results["rows"] = results["rows"][:2]
+    results["rows"][0]["numbers"]["seconds_to_target"] = summary([2.0, None, 2.0])
+    results["rows"][1]["numbers"]["seconds_to_target"] = None
+    text = outline(page(results)).text
+    assert "0.93 reached after 2.00\u00a0s, but not in 1 of 3 seeds" in text
+    assert "0.93 not reached" in text
+
+
+def test_a_run_that_failed_is_told() -> None:
+    results = minimal()
+    results["rows"][0]["failed"] = "1 of 1 runs: a peer closed its connection"
+    assert "failed: 1 of 1 runs: a peer closed its connection" in page(results)
+
+
+def test_predictions_that_were_measured_nowhere_are_listed_and_not_drawn() -> None:
+    results = minimal()
+    alone = {"setting": "n64 k1", "row": "ring", "measured_ms": None, "predicted_ms": 9.0, "error": None}
+    results["predictions"] = [alone | {"calibrated": False, "by": "simulation"}]
+    (section,) = [
+        each for each in outline(page(results)).all("section") if each.attributes["id"] == "predictions"
+    ]
+    assert [each.text for each in section.all("td")] == ["n64 k1", "–", "9.00", "–", "simulation", "no"]
+    assert not list(section.all("svg"))
+    assert "the predictions have no score" in section.text
+
+
+def test_the_crossing_is_marked_where_measurement_and_prediction_have_it(tree: Node) -> None:
+    (section,) = [each for each in tree.all("section") if each.attributes["id"] == "scaling"]
+    marked = [each.text for each in section.all("text") if each.text.startswith("crossover")]
+    assert marked == ["crossover measured", "crossover predicted"] * 2
+    assert (
+        "measured from 3.2 servers on, predicted from 2.8 servers on, by the rule k > n^2/(2(n-1))"
+        in section.text
+    )
+
+
+def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
+    results = minimal() | {
+        "crossover": [{"setting": "n2 1mbit", "measured": None, "predicted": 3, "formula": "f"}]
+    }
+    assert (
+        "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 3 servers on"
+        in outline(page(results)).text
+    )
+
+
+def test_results_of_another_version_are_refused() -> None:
+    with pytest.raises(
+        ConfigError, match="version 1 and version 2 is read here; take the program that wrote it"
+    ):
+        page(minimal() | {"version": 1})
+
+
+def test_results_that_are_not_what_they_should_be_are_refused_with_the_place() -> None:
+    results = minimal()
+    results["rows"][0]["seeds"] = ["a"]
+    with pytest.raises(
+        ConfigError, match=r"results.json: Expected `int`, got `str` - at `\$.rows\[0\].seeds\[0\]`"
+    ):
+        page(results)
+
+
+def luminance(colour: str) -> float:
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_accent_can_be_told_from_its_paper(dark: bool) -> None:
+    style = files("workers.compare.page").joinpath("page.css").read_text()
+    light, _, night = style.partition("@media screen and (prefers-color-scheme: dark)")
+    part = night.partition("\n}\n")[0] if dark else light
+    colours = dict(re.findall(r"(--\w+|\.accent-\d) ?[:{][^#;]*(#[0-9a-f]{6})", part))
+    paper = luminance(colours["--paper"])
+    accents = {
+        name: value for name, value in colours.items() if name.startswith(".accent") or name == "--soft"
+    }
+    assert len(accents) == 11
+    for name, value in accents.items():
+        low, high = sorted((paper, luminance(value)))
+        assert (high + 0.05) / (low + 0.05) >= 4.5, name

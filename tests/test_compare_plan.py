@@ -1,0 +1,66 @@
+"""Runs come in a fair order, and none twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.replayed import experiment
+from workers.compare.experiment import FaultTable, LinkTable
+from workers.compare.plan import AGAIN, again, runs
+from workers.compare.row import ROWS
+from workers.compare.setting import Fault, Link, Setting, Straggler
+
+
+def test_every_row_runs_once_with_each_seed_and_the_hub_once_more() -> None:
+    found = runs(experiment())
+    counts = Counter((run.row.name, run.seed) for run in found)
+    assert counts.pop(("hub-bsp", 0)) == 2
+    assert set(counts.values()) == {1}
+    assert len(counts) == 4 * 2 - 1
+
+
+def test_seeds_follow_each_other_and_rows_take_turns_in_going_first() -> None:
+    found = [run for run in runs(experiment(seeds=(5, 6, 7, 8))) if not run.turn]
+    assert [run.seed for run in found] == [5] * 4 + [6] * 4 + [7] * 4 + [8] * 4
+    assert [run.row.name for run in found[::4]] == ["local", "ring", "hub-bsp", "hub-asp"]
+
+
+def test_repeats_come_after_all_seeds_and_need_no_second_run_of_the_hub() -> None:
+    found = runs(experiment(repeats=2))
+    assert [run.turn for run in found] == [0] * 4 + [1] + [0] * 4 + [1] * 7
+    assert len(set(found)) == len(found) == 16
+
+
+def test_settings_are_interleaved_too_and_change_direction() -> None:
+    found = runs(experiment(rows=("hub-bsp",), servers=(1, 2, 4)))
+    assert [run.setting.servers for run in found if not run.turn] == [1, 2, 4, 4, 2, 1]
+
+
+def test_what_makes_no_difference_to_a_row_is_not_run_again() -> None:
+    found = runs(experiment(rows=("local", "ring", "hub-bsp"), seeds=(0,), servers=(1, 2), link=LINK))
+    assert Counter(run.row.name for run in found) == {"local": 1, "ring": 2, "hub-bsp": 5}
+
+
+LINK = LinkTable(rate=(1e9, 2e8))
+
+
+def test_a_lone_process_meets_no_network_and_no_loss_and_its_own_host_only() -> None:
+    setting = Setting(workers=4, servers=2, link=Link(rate=1e9), fault=Fault(rank=1, step=3), compute=0.1)
+    assert ROWS["local"].meets(setting) == Setting(workers=4, compute=0.1)
+    slow = Straggler(kind="constant", seconds=1.0, ranks=(1,))
+    assert ROWS["local"].meets(Setting(workers=4, straggler=slow)) == Setting(workers=4)
+    everybody = Straggler(kind="constant", seconds=1.0)
+    assert ROWS["local"].meets(Setting(workers=4, straggler=everybody)).straggler == everybody
+
+
+def test_labels_tell_all_runs_apart() -> None:
+    found = runs(experiment(servers=(1, 2), workers=(2, 4), link=LINK, repeats=2))
+    assert len({run.label for run in found}) == len(found)
+    assert found[0].label == "n2 k1 local seed0"
+
+
+def test_a_hub_that_loses_a_worker_is_not_expected_to_repeat_itself() -> None:
+    assert again(experiment(fault=FaultTable(rank=1, step=9))) is None
+    pair = again(experiment())
+    assert pair is not None
+    assert [run.row.name for run in pair] == [AGAIN, AGAIN]

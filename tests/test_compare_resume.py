@@ -1,0 +1,135 @@
+"""A comparison that was interrupted goes on, and repeats nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ps.errors import HubringError, UsageError
+from tests.replayed import Heard, Replayed, carried_out, experiment
+from workers.compare import lifeline
+from workers.compare.comparison import Comparison
+from workers.compare.lifeline import Lifeline
+from workers.compare.noise import Noise
+from workers.compare.outcome import Line, Outcome
+from workers.compare.plan import Run, runs
+
+LABELS = [run.label for run in runs(experiment())]
+
+
+class Interrupted(Replayed):
+    """Is interrupted in its fourth run, of which only half is written."""
+
+    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+        if len(self.ran) == 3:
+            folder.mkdir(parents=True)
+            (folder / "record 0.jsonl").write_text('{"step": 1, "sec')
+            raise KeyboardInterrupt
+        return Replayed.run(self, run, folder, progress)
+
+
+@pytest.mark.slow
+def test_what_was_finished_is_kept_and_the_rest_is_run(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(tmp_path, Interrupted())
+    assert not (tmp_path / "results.json").exists()
+    later = Replayed()
+    results, heard = carried_out(tmp_path, later)
+    assert later.ran == heard.finished_runs == LABELS[3:]
+    assert heard.kept_runs == LABELS[:3]
+    assert results == carried_out(tmp_path / "in one go", Replayed())[0]
+
+
+@pytest.mark.slow
+def test_a_finished_experiment_trains_nothing_and_comes_out_the_same(tmp_path: Path) -> None:
+    first, _ = carried_out(tmp_path, Replayed())
+    idle = Replayed()
+    again, _ = carried_out(tmp_path, idle)
+    assert idle.ran == []
+    assert again == first
+
+
+@pytest.mark.slow
+def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
+    carried_out(tmp_path, Replayed())
+    with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\];.*another --out"):
+        carried_out(tmp_path, Replayed(), seeds=(0, 2))
+
+
+@pytest.mark.slow
+def test_a_longer_timeout_is_not_another_experiment(tmp_path: Path) -> None:
+    carried_out(tmp_path, Replayed())
+    idle = Replayed()
+    carried_out(tmp_path, idle, timeout=1e4)
+    assert idle.ran == []
+
+
+@pytest.mark.slow
+def test_the_folder_can_be_copied_and_reported_elsewhere(tmp_path: Path) -> None:
+    results, _ = carried_out(tmp_path / "here", Replayed())
+    shutil.copytree(tmp_path / "here", tmp_path / "there")
+    shutil.rmtree(tmp_path / "here")
+    (tmp_path / "there" / "results.json").unlink()
+    assert Comparison.open(tmp_path / "there").report() == results
+    assert json.loads((tmp_path / "there" / "results.json").read_text()) == results
+
+
+def test_a_report_of_half_an_experiment_says_how_to_finish_it(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(tmp_path, Interrupted())
+    with pytest.raises(UsageError, match=r"is not finished: ps-compare run EXPERIMENT --out"):
+        Comparison.open(tmp_path).report()
+
+
+def test_a_folder_without_an_experiment_is_no_comparison(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"holds no experiment: it has no experiment.json"):
+        Comparison.open(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
+    carried_out(tmp_path, Replayed())
+    (tmp_path / "runs" / LABELS[0] / "outcome.json").write_text("{")
+    with pytest.raises(HubringError, match=r"outcome.json is damaged .*: delete it, and the run is repeated"):
+        Comparison.open(tmp_path).report()
+
+
+def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
+    comparison = Comparison.begin(experiment(), tmp_path, "ps-compare run")
+    with (tmp_path / "experiment.json").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another ps-compare is at work in"):
+            comparison.run(Replayed(), Heard())
+
+
+@pytest.mark.slow
+def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> None:
+    results, heard = carried_out(tmp_path, Replayed(noise=Noise((0.0, 0.0), 0.4)))
+    assert f"{LABELS[0]}: other programs took 40% of the machine" in heard.warnings
+    assert not results["noise"]["quiet"]
+    assert any(sentence.startswith("The machine was not idle.") for sentence in results["verdict"])
+
+
+def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
+    lifeline.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
+    assert killed == [6, 7]
+
+
+@pytest.mark.slow
+def test_the_lifeline_ends_a_session_when_its_pipe_closes() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True
+    ) as sleeper:
+        with Lifeline() as line:
+            line.hold(sleeper.pid)
+        assert sleeper.wait(60) == -9

@@ -1,0 +1,75 @@
+"""The terminal's table, made from the results alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compared import EMULATED, GIGABIT, full, minimal
+from workers.compare.reading import read
+from workers.compare.screen import show
+from workers.compare.setting import Setting
+from workers.compare.table import columns, lines, notes
+
+GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key
+
+
+def test_every_row_has_a_cell_for_every_column() -> None:
+    findings = read(full())
+    for setting in findings.setting_keys:
+        assert {len(line) for line in lines(findings, setting)} == {len(columns(findings))}
+
+
+def test_columns_are_called_as_the_job_calls_things() -> None:
+    assert columns(read(full()))[1:6] == ["images/s", "step ms", "s to 0.93", "final loss", "test accuracy"]
+    assert columns(read(minimal()))[1:4] == ["tokens/s", "step ms", "s to target"]
+
+
+def test_a_withheld_row_shows_no_speed_and_its_reason_stands_below() -> None:
+    findings = read(full())
+    (line,) = [line for line in lines(findings, GIGABIT_KEY) if line[0] == "hub-aggregate"]
+    assert [cell for cell in line if cell == "withheld"] == ["withheld"] * 4
+    assert notes(findings)[0] == (
+        f"{GIGABIT_KEY} hub-aggregate: withheld, hub-aggregate differs from local by 0.031 in head.weight"
+    )
+
+
+def test_medians_come_with_half_their_interval_and_with_who_has_them() -> None:
+    findings = read(full())
+    (slow,) = [line for line in lines(findings, "n4 k1 200mbit") if line[0] == "hub-asp"]
+    assert slow[3] == "24.55 ±2% (2/3)"
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    findings = read(minimal())
+    assert lines(findings, "n2 k1") == [["ring", "812", *["–"] * 7]]
+
+
+def test_rows_that_slept_say_so() -> None:
+    findings = read(full())
+    assert all(line[0].endswith("(emulated)") for line in lines(findings, EMULATED.key))
+    assert any(note.startswith("Emulated:") for note in notes(findings))
+
+
+def test_notes_speak_of_nothing_that_did_not_run() -> None:
+    said = notes(read(minimal()))
+    assert said[0].startswith("One seed:")
+    assert not any("Staleness" in note or "local" in note or "Emulated" in note for note in said)
+
+
+def test_a_run_that_failed_is_told_below_the_table() -> None:
+    results = minimal()
+    results["rows"][0]["failed"] = "1 of 1 runs: it was killed"
+    assert notes(read(results))[0] == "ring: failed, 1 of 1 runs: it was killed"
+
+
+def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    results = full() | {"verdict": ["the hub [wins] by [/] far"]}
+    show(results)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "4 workers, 1 server, links of 1 Gbit/s with 0.5 ms latency" in said.err
+    assert "hub-asp (emulated)" in said.err
+    assert "* the hub [wins] by [/] far" in said.err

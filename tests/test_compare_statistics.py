@@ -1,0 +1,106 @@
+"""Intervals agree with what can be counted exactly, and a claim of difference needs more than one seed."""
+
+from __future__ import annotations
+
+from itertools import product
+from math import comb
+from statistics import median
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.compare.statistics import Interval, differ, median_interval, ratio_interval
+
+
+def chance_at_most(rank: int, count: int) -> float:
+    """That a resample's median is at most the value of that rank, counted from 1, of an odd count."""
+    share, half = rank / count, (count + 1) // 2
+    return sum(
+        comb(count, hits) * share**hits * (1 - share) ** (count - hits) for hits in range(half, count + 1)
+    )
+
+
+def test_one_value_is_its_own_interval() -> None:
+    assert median_interval([4.0]) == Interval(4.0, 4.0, 4.0)
+
+
+def test_three_values_are_told_by_their_range() -> None:
+    # A resample's median is the least of them in 7 of 27 draws, far more than the tail's 2.5 %.
+    assert median_interval([3.0, 1.0, 2.0]) == Interval(2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize("count", [11, 15, 21, 31])
+def test_bounds_are_the_ranks_that_counting_gives(count: int) -> None:
+    values = [float(rank) for rank in range(1, count + 1)]
+    found = median_interval(values, resamples=20_000)
+    low = next(rank for rank in range(1, count + 1) if chance_at_most(rank, count) >= 0.025)
+    high = next(rank for rank in range(1, count + 1) if chance_at_most(rank, count) >= 0.975)
+    assert found == Interval(median(values), low, high)
+
+
+def test_every_resample_of_four_values_counted_gives_the_same_bounds() -> None:
+    values = [1.0, 2.0, 4.0, 8.0]
+    medians = sorted(median(drawn) for drawn in product(values, repeat=4))
+    found = median_interval(values, confidence=0.8, resamples=20_000)
+    assert (found.low, found.high) == (medians[int(0.1 * 256)], medians[int(0.9 * 256)])
+
+
+def test_less_confidence_gives_a_narrower_interval() -> None:
+    values = [float(value) for value in range(21)]
+    wide, narrow = median_interval(values), median_interval(values, confidence=0.5)
+    assert wide.low < narrow.low < narrow.median < narrow.high < wide.high
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=9))
+def test_order_changes_nothing_and_the_median_lies_within(values: list[float]) -> None:
+    found = median_interval(values, resamples=200)
+    assert median_interval(values[::-1], resamples=200) == found
+    assert min(values) <= found.low <= found.median <= found.high <= max(values)
+
+
+@pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
+def test_no_median_is_made_of_nothing_or_of_what_is_not_finite(values: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least one value, and only finite ones"):
+        median_interval(values)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_is_a_share(confidence: float) -> None:
+    with pytest.raises(ValueError, match="above 0 and below 1"):
+        median_interval([1.0], confidence=confidence)
+
+
+def test_rows_differ_where_every_seed_says_so_though_seeds_vary_more_than_rows() -> None:
+    fast, slow = [10.0, 20.0, 40.0], [11.0, 22.0, 44.0]
+    assert differ(fast, slow)
+    assert differ(slow, fast)
+    ratio = ratio_interval(slow, fast)
+    assert ratio is not None
+    assert ratio.median == pytest.approx(1.1)
+
+
+def test_rows_do_not_differ_where_seeds_disagree() -> None:
+    assert not differ([10.0, 20.0, 40.0], [11.0, 19.0, 41.0])
+    assert not differ([10.0, 20.0, 40.0], [10.0, 20.0, 40.0])
+
+
+def test_one_seed_never_makes_a_difference() -> None:
+    assert not differ([1.0], [9.0])
+    assert ratio_interval([1.0, None, 5.0], [9.0, 8.0, None]) is None
+
+
+def test_only_seeds_that_have_both_values_count() -> None:
+    assert ratio_interval([2.0, None, 4.0], [1.0, 7.0, 2.0]) == Interval(2.0, 2.0, 2.0)
+
+
+def test_rows_with_other_seeds_cannot_be_paired() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        differ([1.0, 2.0], [1.0])
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
+def test_a_ratio_of_what_is_not_above_zero_is_refused(wrong: float) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        differ([1.0, wrong], [1.0, 2.0])

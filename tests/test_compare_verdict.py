@@ -1,0 +1,231 @@
+"""The words follow from the numbers, and claim no more than these show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.replayed import Replayed, compared, record
+from workers.compare.contest import Ratio, ratio
+from workers.compare.experiment import ComputeTable, FaultTable, LinkTable, StragglerTable
+from workers.compare.outcome import Line
+from workers.compare.plan import Run
+from workers.compare.scaling import servers_needed
+
+SEEDS = (0, 1, 2)
+CALM = (1.0, 1.02, 0.98)
+"""Seeds differ a little, in all rows alike."""
+
+
+def paced(steps: dict[str, float], noise: dict[str, tuple[float, ...]] | None = None) -> Replayed:
+    """Rows with these seconds a step; 10 ms where none is given."""
+
+    def records(run: Run) -> list[Line]:
+        name = run.row.name
+        factors = (noise or {}).get(name, CALM)
+        return record(steps.get(name, 0.01) * factors[run.seed], pause=0.0)
+
+    return Replayed(records=records)
+
+
+def verdict(folder: Path, trainer: Replayed, **changes: Any) -> str:
+    found: list[str] = compared(folder, trainer, **{"seeds": SEEDS, **changes})["verdict"]
+    return "\n".join(found)
+
+
+def test_who_is_first_to_the_target_is_said_with_by_how_much(tmp_path: Path) -> None:
+    said = verdict(tmp_path, paced({"ring": 0.02, "hub-bsp": 0.04, "local": 0.05, "hub-asp": 0.06}))
+    assert "First to test accuracy 0.93 is ring, in 1.98 s; hub-bsp needs 2.00 times" in said
+
+
+def test_rows_whose_interval_holds_1_are_even(tmp_path: Path) -> None:
+    noisy = {"ring": (0.7, 1.0, 1.4), "hub-bsp": (1.4, 1.0, 0.7)}
+    said = verdict(tmp_path, paced({"hub-asp": 0.5}, noisy), rows=("ring", "hub-bsp", "hub-asp"))
+    assert "First to test accuracy 0.93 are ring and hub-bsp, even in 0.99 to 0.99 s" in said
+    assert "The hub (hub-bsp) is even with the ring" in said
+
+
+def test_a_hundredth_is_no_win_even_if_every_seed_shows_it(tmp_path: Path) -> None:
+    said = verdict(tmp_path, paced({"ring": 0.0101}))
+    assert "The hub (hub-bsp) is even with the ring" in said
+
+
+@pytest.mark.parametrize(
+    ("hub", "said"),
+    [(0.02, "The hub (hub-bsp) loses to the ring"), (0.005, "The hub (hub-bsp) beats the ring")],
+)
+def test_it_says_plainly_whether_the_hub_wins_or_loses_and_why(tmp_path: Path, hub: float, said: str) -> None:
+    words = verdict(tmp_path, paced({"hub-bsp": hub}))
+    assert said in words
+    verb = "loses" if "loses" in said else "wins"
+    assert f"The hub {verb} here, because its steps wait 5.00 ms for the exchange" in words
+    assert "on one machine copies and cores decide" in words
+
+
+def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
+    said = verdict(
+        tmp_path, paced({"hub-bsp": 0.02}), workers=(4,), servers=(2,), link=LinkTable(rate=(1e9,))
+    )
+    assert (
+        "4 workers on 2 servers move 2 times the model each way over the busiest link, and the ring 1.5"
+        in said
+    )
+    assert "with more than 2.67 servers (k > n^2/(2(n-1)))" in said
+
+
+def test_an_asynchronous_hub_is_not_held_against_the_ring_as_a_hub(tmp_path: Path) -> None:
+    said = verdict(tmp_path, paced({"hub-asp": 0.001}), rows=("ring", "hub-asp"))
+    assert "The hub" not in said
+    assert "hub-asp goes through its samples 10.00 times as fast as ring, and reaches" in said
+
+
+def test_faster_by_step_yet_later_at_the_target_is_said(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        if run.row.name != "hub-asp":
+            return record(0.02, pause=0.0)
+        # Twice as fast, and after all of its steps where the others are after a fourth of theirs.
+        return [
+            {**line, "test_accuracy": line["step"] / 400} if "epoch" in line else line
+            for line in record(0.01, steps=400, pause=0.0)
+        ]
+
+    said = verdict(tmp_path, Replayed(records=records))
+    assert "hub-asp goes through its samples 2.00 times as fast as hub-bsp, yet reaches" in said
+    assert "test accuracy 0.93 1.91 times later." in said
+
+
+def test_faster_by_step_yet_never_at_the_target_is_said(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        if run.row.name != "hub-asp":
+            return record(0.02, pause=0.0)
+        return [
+            {**line, "test_accuracy": 0.1} if "epoch" in line else line for line in record(0.01, pause=0.0)
+        ]
+
+    said = verdict(tmp_path, Replayed(records=records))
+    assert "hub-asp did not reach test accuracy 0.93." in said
+    assert "times as fast as hub-bsp, yet does not reach test accuracy 0.93 with every seed" in said
+    assert "(it ends at 0.100, hub-bsp at 1.000)" in said
+
+
+def test_a_target_reached_with_some_seeds_only_wins_no_race(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        lines = record(0.001 if run.row.name == "hub-asp" else 0.02, pause=0.0)
+        return lines[:60] if (run.row.name, run.seed) == ("hub-asp", 1) else lines
+
+    said = verdict(tmp_path, Replayed(records=records))
+    assert "hub-asp reached with 2 of 3 seeds only test accuracy 0.93." in said
+    assert "First to test accuracy 0.93 are local, ring and hub-bsp" in said
+
+
+def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
+    said = verdict(tmp_path, paced({"local": 0.001}))
+    assert "loses to one process alone" in said
+    assert "this job is too small, or this machine has too few cores, for dividing it to pay." in said
+
+
+def by_straggler(slow: dict[str, float]) -> Callable[[Run], list[Line]]:
+    """Steps of 10 ms, and what a straggler makes of them by row."""
+
+    def records(run: Run) -> list[Line]:
+        step = slow[run.row.name] if run.setting.straggler else 0.01
+        return record(step * CALM[run.seed], pause=0.0)
+
+    return records
+
+
+def test_it_says_whom_a_straggler_slowed(tmp_path: Path) -> None:
+    slow = {"ring": 0.03, "hub-bsp": 0.02, "hub-asp": 0.0101}
+    table = StragglerTable(seconds=(0.02,), ranks=(1,), baseline=True)
+    trainer = Replayed(records=by_straggler(slow))
+    said = verdict(tmp_path, trainer, rows=tuple(slow), straggler=table)
+    assert (
+        "With 2 workers, 1 server: rank 1 slower by 20 ms a step makes steps longer, ring 3.00 and hub-bsp"
+        " 2.00 times as long, not hub-asp."
+    ) in said
+    assert "times of an emulated machine" in said
+
+
+def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
+    trainer = Replayed(failed={"ring": "lost its ring"})
+    said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), fault=FaultTable(rank=1, step=9))
+    assert "ring did not survive the loss of worker 1 at step 9 (3 of 3 runs: lost its ring)." in said
+    assert "hub-bsp went on to the end without worker 1." in said
+
+
+def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
+    def records(run: Run) -> list[Line]:
+        step = 0.03 if run.row.name == "ring" else {1: 0.08, 2: 0.04, 4: 0.02}[run.setting.servers]
+        return record(step, pause=0.0)
+
+    results = compared(
+        tmp_path,
+        Replayed(records=records),
+        rows=("ring", "hub-bsp"),
+        workers=(4,),
+        servers=(1, 2, 4),
+        link=LinkTable(rate=(2e8,)),
+    )
+    assert results["crossover"] == [
+        {
+            "setting": "n4 200mbit",
+            "tried": [1, 2, 4],
+            "measured": 4,
+            "predicted": 3,
+            "formula": "k > n^2/(2(n-1))",
+        }
+    ]
+    assert "the hub steps faster than the ring from 4 servers on; the formula" in "\n".join(
+        results["verdict"]
+    )
+
+
+def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
+    results = compared(tmp_path, rows=("ring",), workers=(2, 4))
+    assert results["scaling"] == [
+        {
+            "row": "ring",
+            "workers": [2, 4],
+            "measured": [pytest.approx(6400), pytest.approx(12800)],
+            "predicted": [None, None],
+        }
+    ]
+
+
+def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:
+    compute = ComputeTable(step=(0.05,))
+    said = verdict(tmp_path, paced({}), seeds=(0,), lr="per-worker", compute=compute)
+    assert "Asynchronous rows were given the job's learning rate divided by their workers" in said
+    assert "Workers slept for a part of every step" in said
+    assert "one seed, so nothing here tells chance from difference" in said
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "decided"),
+    [
+        ([2.0, 2.1, 2.2], [1.0, 1.1, 1.2], True),
+        ([2.0, 0.9, 2.2], [1.0, 1.0, 1.0], False),
+        ([1.01, 1.02, 1.02], [1.0, 1.0, 1.0], False),
+        ([1.04], [1.0], False),
+        ([1.06], [1.0], True),
+    ],
+)
+def test_a_ratio_is_decided_where_its_interval_and_its_size_say_so(
+    first: list[float], second: list[float], decided: bool
+) -> None:
+    found = ratio({"values": first}, {"values": second})
+    assert found is not None
+    assert found.decided is decided
+
+
+def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
+    assert ratio({"values": [None, 2.0]}, {"values": [1.0, 1.0]}) == Ratio(2.0)
+    assert ratio({"values": [None]}, {"values": [1.0]}) is None
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, None), (2, None), (3, 3), (4, 3), (8, 5), (64, 33)])
+def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: int | None) -> None:
+    assert servers_needed(workers) == servers

@@ -1,0 +1,45 @@
+"""`ps-compare list`: what can be compared, and what has been."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps import terminal
+
+
+def show_list(
+    folder: Annotated[Path, typer.Argument(help="where results lie [results]")] = Path("results"),
+) -> None:
+    """List rows, jobs, the experiments that ship, and results."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
+
+
+def _list(folder: Path) -> dict[str, Any]:
+    from ps.settings import read_toml
+    from workers.compare.experiment_file import shipped
+    from workers.compare.job import JOBS
+    from workers.compare.row import ROWS
+
+    results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
+    parts: dict[str, dict[str, str]] = {
+        "rows": {row.name: row.about for row in ROWS.values()},
+        "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
+        "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
+        f"results in {folder}": results,
+    }
+    for title, entries in parts.items():
+        print(f"\n{title}", file=sys.stderr)
+        for name, about in entries.items():
+            print(f"  {name:<22} {about}", file=sys.stderr)
+    return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
+
+
+def _state(folder: Path) -> str:
+    finished = len(list(folder.glob("runs/*/outcome.json")))
+    if (folder / "results.json").is_file():
+        return f"finished, {finished} runs"
+    return f"interrupted after {finished} runs: ps-compare run EXPERIMENT --out {folder}"

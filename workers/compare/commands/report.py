@@ -1,0 +1,29 @@
+"""`ps-compare report`: makes the results and the report again from what the runs left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps import terminal
+
+
+def report(folder: Annotated[Path, typer.Argument(help="what --out named")]) -> None:
+    """Make results.json and the report again; nothing is trained."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder)))
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    from workers.compare.comparison import Comparison
+    from workers.compare.screen import show
+
+    results = Comparison.open(folder).report()
+    show(results)
+    return {
+        "report": str(folder / "report.html"),
+        "results": str(folder / "results.json"),
+        "verdict": results["verdict"],
+        "exit_code": 0,
+    }

@@ -1,0 +1,119 @@
+"""`ps-compare run`: trains, judges, measures, reports; or goes on where it was interrupted."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps import terminal
+
+DEFAULT = "digits"
+"""The experiment that ships and is run where none is named."""
+
+
+def run(
+    experiment: Annotated[
+        str | None, typer.Argument(help="TOML file, or one that ships: see ps-compare list [digits]")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="digits or char-lm")] = None,
+    script: Annotated[Path | None, typer.Option(help="a training script of your own; needs --metric")] = None,
+    arguments: Annotated[
+        str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
+    ] = None,
+    metric: Annotated[str | None, typer.Option(help="which key of workers.report() is the measure")] = None,
+    rows: Annotated[str | None, typer.Option(help="which ways to train, by comma")] = None,
+    seeds: Annotated[str | None, typer.Option(help="by comma [0,1,2]")] = None,
+    repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
+    workers: Annotated[str | None, typer.Option(help="processes that share the batch, by comma [2]")] = None,
+    servers: Annotated[str | None, typer.Option(help="shard processes of the hub, by comma [1]")] = None,
+    transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
+    backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
+    batch: Annotated[int | None, typer.Option(help="samples a step over all workers [the job's]")] = None,
+    lr: Annotated[str | None, typer.Option(help="same, linear or per-worker [same]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="[the job's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="[the job's]")] = None,
+    target: Annotated[float | None, typer.Option(help="value of the measure to reach [the job's]")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="how far synchronous rows may be apart [0.0001]")
+    ] = None,
+    warmup: Annotated[int | None, typer.Option(help="steps that count for no speed [a tenth]")] = None,
+    threads: Annotated[int | None, typer.Option(help="of PyTorch in every process [cores / workers]")] = None,
+    rate: Annotated[str | None, typer.Option(help="of hosts' links, as 1gbit,200mbit [no links]")] = None,
+    latency: Annotated[str | None, typer.Option(help="of hosts' links, as 5ms [0]")] = None,
+    jitter: Annotated[str | None, typer.Option(help="of that latency, as 1ms [0]")] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="workers sleep so long a step, as a GPU would compute: 50ms")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="seconds that one run may take [600]")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder to write to or go on in [results/DATE]")] = None,
+) -> None:
+    """Train, judge, measure; the report's path is in the last line.
+
+    Started again with the same --out it finishes what is missing and repeats nothing.
+
+    Ends with 1 where synchronous rows disagree.
+    """
+    flags = dict(locals())
+    source, folder = flags.pop("experiment"), flags.pop("out")
+    raise SystemExit(_run(source, flags, folder))
+
+
+def _run(source: str | None, flags: dict[str, Any], out: Path | None) -> int:
+    folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
+    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, folder))
+    if code > 128:
+        words = [word for word in sys.argv[1:] if out is None or word != str(out)]
+        print(f"ps-compare: to go on: {_again(words, folder)}", file=sys.stderr)
+    return code
+
+
+def _again(words: list[str], folder: Path) -> str:
+    """The command that finishes what was interrupted."""
+    kept = [word for word in words if word != "--out" and not word.startswith("--out=")]
+    return shlex.join(["ps-compare", *kept, "--out", str(folder)])
+
+
+def _compare(source: str | None, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
+    from workers.compare.experiment_file import load
+
+    chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
+    experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
+
+    from workers.compare.comparison import Comparison
+    from workers.compare.lifeline import Lifeline
+    from workers.compare.plan import runs
+    from workers.compare.runner import Runner
+    from workers.compare.screen import Screen, show
+
+    comparison = Comparison.begin(experiment, folder, shlex.join(["ps-compare", *sys.argv[1:]]))
+    labels = [run.label for run in runs(experiment)]
+    with Lifeline() as lifeline, Screen(labels) as screen:
+        results = comparison.run(Runner(experiment, lifeline), screen)
+    show(results)
+    return _result(results, folder)
+
+
+def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """For the last line."""
+    medians = [
+        {
+            "setting": row["setting"],
+            "row": row["row"],
+            "withheld": row["withheld"],
+            **{name: None if number is None else number["median"] for name, number in row["numbers"].items()},
+        }
+        for row in results["rows"]
+    ]
+    return {
+        "report": str(folder / "report.html"),
+        "results": str(folder / "results.json"),
+        "rows": medians,
+        "gate": {"passed": results["gate"]["passed"], "pairs": len(results["gate"]["pairs"])},
+        "verdict": results["verdict"],
+        "exit_code": 0 if results["gate"]["passed"] else 1,
+    }

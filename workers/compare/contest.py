@@ -1,0 +1,60 @@
+"""Contests: by how much one row's numbers are another's, and whether that can be chance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from workers.compare.statistics import ratio_interval
+
+EVEN = 1.03
+"""Two numbers closer than this ratio are called even whatever their interval."""
+EVEN_ONCE = 1.05
+"""The same where there is one seed, and so no interval."""
+
+Number = Mapping[str, Any]
+"""`values`, one a seed, `median`, `low` and `high`: as in `results.json`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One number by another, paired by seed.
+
+    Attributes:
+        value: The median.
+        low: From where it may lie; None with one seed.
+        high: Up to where.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def decided(self) -> bool:
+        """Whether it is larger or smaller than 1, rather than even."""
+        least = EVEN_ONCE if self.low is None else EVEN
+        if 1 / least < self.value < least:
+            return False
+        return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+    def __str__(self) -> str:
+        value, low, high = (
+            None if each is None else f"{each:.2f}" for each in (self.value, self.low, self.high)
+        )
+        return str(value) if low is None or low == high else f"{value} ({low} to {high})"
+
+
+def ratio(first: Number, second: Number) -> Ratio | None:
+    """`first / second`; None where no seed has both above 0."""
+    pairs = list(zip(first["values"], second["values"], strict=True))
+    both = [(a, b) for a, b in pairs if a and b]  # a None and a 0 have no ratio
+    if not both:
+        return None
+    ones, others = [a for a, _ in both], [b for _, b in both]
+    interval = ratio_interval(ones, others)
+    if interval is None:
+        return Ratio(median(a / b for a, b in both))
+    return Ratio(interval.median, interval.low, interval.high)

@@ -1,0 +1,107 @@
+"""Figures: what the numbers of a row are called, and how they are written for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.compare.findings import Number
+
+NOTHING = "–"
+"""Stands where nothing was measured."""
+
+
+def digits(value: float, count: int = 3) -> str:
+    """A number with so many significant digits, and no exponent where it can be read without."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    scale = math.floor(math.log10(abs(value)))
+    if not -5 <= scale <= 11:
+        return f"{value:.{count - 1}e}"
+    rounded = round(value, count - 1 - scale)
+    return f"{rounded:,.{max(0, count - 1 - scale)}f}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def percent(share: float) -> str:
+    """A relative number as people say it."""
+    return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
+
+
+def signed(share: float) -> str:
+    """A relative difference, with its sign as printers set it."""
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
+
+
+def _four(value: float) -> str:
+    return digits(value, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One of the numbers of `results.json`.
+
+    Attributes:
+        title: What people call it.
+        unit: Written after a value; empty where the value says it.
+        write: Makes text of a value.
+    """
+
+    title: str
+    unit: str = ""
+    write: Callable[[float], str] = digits
+
+    @property
+    def head(self) -> str:
+        """For the head of a column."""
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+    def median(self, number: Number | None) -> str:
+        return NOTHING if number is None else self.write(number.median)
+
+    def interval(self, number: Number | None) -> str:
+        """`median (low–high)`, or the median alone where they are one."""
+        if number is None:
+            return NOTHING
+        low, high = self.write(number.low), self.write(number.high)
+        middle = self.write(number.median)
+        return middle if low == high else f"{middle} ({low}–{high})"
+
+
+def figures(samples: str, metric: str) -> dict[str, Figure]:
+    """All of them by the names that they have in `results.json`.
+
+    Args:
+        samples: What the job calls its samples.
+        metric: What its measure is called.
+    """
+    return {
+        "samples_per_second": Figure("throughput", f"{samples}/s"),
+        "step_ms": Figure("step", "ms"),
+        "seconds_to_target": Figure("to target", "s"),
+        "samples_to_target": Figure("to target", samples),
+        "seconds": Figure("whole run", "s"),
+        "final_loss": Figure("final loss"),
+        "final_metric": Figure(metric, write=_four),
+        "bytes_sent_per_step": Figure("sent a step", write=size),
+        "bytes_received_per_step": Figure("received a step", write=size),
+        "compute_ms": Figure("compute", "ms"),
+        "exposed_ms": Figure("exposed exchange", "ms"),
+        "hidden_ms": Figure("hidden exchange", "ms"),
+        "read_wait_ms": Figure("read wait", "ms"),
+        "queue_ms": Figure("queue at the server", "ms"),
+        "apply_ms": Figure("apply at the server", "ms"),
+        "staleness_mean": Figure("staleness, mean"),
+        "staleness_max": Figure("staleness, most"),
+        "memory_mb": Figure("memory", "MB"),
+        "cpu_ms_per_step": Figure("CPU a step", "ms"),
+    }

@@ -1,0 +1,64 @@
+"""Hardships: what a straggler or a loss did to each row, held against the same setting without it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.compare.contest import Ratio, ratio
+from workers.compare.scope import Scope, listed, scopes, spoken, straggler
+
+Results = Mapping[str, Any]
+
+
+def hardships(results: Results) -> list[str]:
+    """Sentences: whom each straggler slowed, and by how much; who went on after a loss."""
+    found = scopes(results)
+    return [
+        *(said for scope in found if scope.setting["straggler"] for said in _slowed(scope, found)),
+        *(said for scope in found if scope.setting["fault"] for said in _survived(scope)),
+    ]
+
+
+def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
+    calm = _without(scope, others, "straggler")
+    if calm is None:
+        return []
+    ratios = {name: _step_ratio(name, scope, calm) for name in scope.names}
+    slowed = [f"{name} {each}" for name, each in ratios.items() if each and _is_slower(each)]
+    spared = [name for name, each in ratios.items() if each and not _is_slower(each)]
+    who = straggler(scope.setting["straggler"])
+    told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
+    told += [f"{'not ' if slowed else f'{who} did not slow '}{listed(spared, 'or')}"] if spared else []
+    where = f"With {spoken({**scope.setting, 'straggler': None})}: "
+    return [f"{where}{', '.join(told)}."] if told else []
+
+
+def _is_slower(ratio: Ratio) -> bool:
+    return ratio.decided and ratio.value > 1
+
+
+def _step_ratio(name: str, scope: Scope, calm: Scope) -> Ratio | None:
+    """Mean time a step here by that without; of means, since medians hide what happens seldom."""
+    here, there = scope.number(name, "samples_per_second"), calm.number(name, "samples_per_second")
+    return None if here is None or there is None else ratio(there, here)
+
+
+def _survived(scope: Scope) -> list[str]:
+    rows = [
+        row["row"]
+        for row in scope.rows
+        if row["failed"] is None and row["numbers"]["final_metric"] and row["row"] != "local"
+    ]
+    if not rows:
+        return []
+    return [scope.say(f"{listed(rows)} went on to the end without worker {scope.setting['fault']['rank']}.")]
+
+
+def _without(scope: Scope, others: list[Scope], part: str) -> Scope | None:
+    """The same setting without a part of it."""
+    wanted = {name: value for name, value in scope.setting.items() if name != "key"} | {part: None}
+    for other in others:
+        if {name: value for name, value in other.setting.items() if name != "key"} == wanted:
+            return other
+    return None

@@ -1,0 +1,73 @@
+"""Marks: what tells one row from another in every drawing: a colour, a dash and a symbol, always all three.
+
+The colours are classes of the style sheet, where each has a light and a dark form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from workers.compare.page.element import Html, element, together
+
+SHAPES = {
+    "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
+    "square": "M-3.6-3.6h7.2v7.2h-7.2z",
+    "diamond": "M0-5L5 0L0 5L-5 0z",
+    "triangle": "M0-4.8L4.6 3.6H-4.6z",
+    "down": "M0 4.8L4.6-3.6H-4.6z",
+    "plus": "M-1.6-4.6h3.2v3h3v3.2h-3v3h-3.2v-3h-3v-3.2h3z",
+    "cross": "M-4.4-2.2L-2.2-4.4L0-2.2L2.2-4.4L4.4-2.2L2.2 0L4.4 2.2L2.2 4.4L0 2.2L-2.2 4.4L-4.4 2.2L-2.2 0z",
+    "bar": "M-1.8-5h3.6v10h-3.6z",
+    "wide": "M-5-1.8h10v3.6h-10z",
+    "star": "M0-5.4L1.5-1.7L5.2-1.7L2.2.6L3.3 4.4L0 2.1L-3.3 4.4L-2.2.6L-5.2-1.7L-1.5-1.7z",
+}
+"""Outlines about the origin, in pixels."""
+
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 3", "1 2", "6 2 1 2 1 2", "3 5", "10 2 4 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How a row is drawn.
+
+    Attributes:
+        accent: Class that sets the colour.
+        dash: Of its lines, as SVG writes it; empty: none.
+        shape: Which of `SHAPES`.
+    """
+
+    accent: str
+    dash: str
+    shape: str
+
+    def symbol(self, x: str = "0", y: str = "0", title: str | None = None) -> Html:
+        """The symbol at a place of a drawing, with the words that a pointer over it shows."""
+        shown = element("path", element("title", title) if title else None, d=SHAPES[self.shape])
+        return element("svg", shown, x=x, y=y, class_=f"symbol {self.accent}")
+
+    def swatch(self) -> Html:
+        """A piece of its line with its symbol, for a key."""
+        line = element("line", x1=0, y1=6, x2=30, y2=6, stroke_dasharray=self.dash or None)
+        drawn = together(line, self.symbol("15", "6"))
+        return element("svg", drawn, width=30, height=12, class_=f"swatch {self.accent}", aria_hidden="true")
+
+
+KNOWN = ("local", "ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-aggregate", "ddp", "mpi", "rpc", "ray")
+"""They look the same on every page, whichever of them are there."""
+
+
+def marks(rows: Iterable[str]) -> dict[str, Mark]:
+    """The mark of every row. Rows that are not known take what is left, and after ten, the first again."""
+    found = {row: KNOWN.index(row) for row in rows if row in KNOWN}
+    left = [slot for slot in range(len(KNOWN)) if slot not in found.values()] or list(range(len(KNOWN)))
+    others = [row for row in rows if row not in found]
+    found |= {row: left[index % len(left)] for index, row in enumerate(dict.fromkeys(others))}
+    shapes = list(SHAPES)
+    return {row: Mark(f"accent-{slot}", DASHES[slot], shapes[slot]) for row, slot in found.items()}
+
+
+def key(entries: Iterable[tuple[Mark, str]]) -> Html:
+    """What the marks mean, as a list."""
+    items = (element("li", mark.swatch(), " ", label) for mark, label in entries)
+    return element("ul", *items, class_="key")

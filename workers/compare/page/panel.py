@@ -1,0 +1,55 @@
+"""Panels: which rows a reader wants to see beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.compare.circumstance import without_servers, words
+from workers.compare.findings import Entry, Findings
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A setting with its rows, and with those that it makes no difference to.
+
+    A ring has no servers and a process alone no links, so they are run once for all settings that differ
+    in nothing else.
+    """
+
+    setting: str
+    title: str
+    entries: Sequence[Entry]
+
+
+def panels(findings: Findings) -> list[Panel]:
+    """One for every setting, except for those whose rows all stand beside others already."""
+    borrowed = {key: _borrowed(findings, key) for key in findings.setting_keys}
+    lent = {id(entry) for entries in borrowed.values() for entry in entries}
+    shown = [key for key in borrowed if any(id(entry) not in lent for entry in findings.under(key))]
+    order = {row: place for place, row in enumerate(findings.row_names)}
+    return [
+        Panel(
+            key,
+            words(findings.setting(key), key),
+            sorted([*findings.under(key), *borrowed[key]], key=lambda entry: order[entry.row]),
+        )
+        for key in shown
+    ]
+
+
+def _borrowed(findings: Findings, key: str) -> list[Entry]:
+    there = {entry.row for entry in findings.under(key)}
+    fitting: dict[str, Entry] = {}
+    for entry in findings.rows:
+        if entry.row not in there and unaffected(entry.row, entry.setting, key):
+            fitting[entry.row] = max(fitting.get(entry.row, entry), entry, key=lambda each: len(each.setting))
+    return list(fitting.values())
+
+
+def unaffected(row: str, one: str, other: str) -> bool:
+    """Whether a run of this row under one setting would be the same under the other."""
+    mine, theirs = without_servers(one).split(), without_servers(other).split()
+    if row == "local":
+        return mine[:1] == theirs[:1] and set(mine) <= set(theirs)
+    return mine == theirs and not row.startswith("hub-")

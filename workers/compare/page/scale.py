@@ -1,0 +1,99 @@
+"""Scales: where on a drawing a value lies, and which values are written at its edge."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.compare.figures import digits
+
+
+class Scale(Protocol):
+    """From values to shares of the drawing's length, 0 at its beginning."""
+
+    def place(self, value: float) -> float:
+        """Where a value lies; below 0 or above 1 outside."""
+
+    def ticks(self) -> list[float]:
+        """Round values within, rising, about five."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Equal steps are equally far apart."""
+
+    low: float
+    high: float
+
+    @staticmethod
+    def around(values: Iterable[float], zero: bool = False) -> Linear:
+        """A scale that holds the values and ends at round ones; with `zero`, it begins at 0."""
+        known = [*values, *([0.0] if zero else [])] or [0.0]
+        low, high = min(known), max(known)
+        step = _round_step((high - low or abs(high) or 1.0) / 5)
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        return Linear(first * step, max(last, first + 1) * step)
+
+    def place(self, value: float) -> float:
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        step = _round_step((self.high - self.low) / 5)
+        first = math.ceil(self.low / step - 1e-9)
+        return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Equal ratios are equally far apart; values are above 0."""
+
+    low: float
+    high: float
+    only: tuple[float, ...] = ()
+    """The ticks, where they are not powers of ten."""
+
+    @staticmethod
+    def around(values: Iterable[float]) -> Log:
+        """A scale that holds the values above 0, with a little room on both sides."""
+        known = [value for value in values if value > 0] or [1.0]
+        room = max(1.06, (max(known) / min(known)) ** 0.04)
+        return Log(min(known) / room, max(known) * room)
+
+    @staticmethod
+    def of(values: Iterable[float]) -> Log:
+        """A scale whose ticks are these values."""
+        scale, only = Log.around(known := sorted(set(values))), tuple(known)
+        return Log(scale.low, scale.high, only)
+
+    def place(self, value: float) -> float:
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+    def ticks(self) -> list[float]:
+        if self.only:
+            return list(self.only[:: math.ceil(len(self.only) / 6)])
+        tens = [10.0**power for power in _powers(self.low, self.high)]
+        for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+            found = [at for ten in tens for step in steps if self.low <= (at := ten * step) <= self.high]
+            if len(found) > 2:
+                return found[:: math.ceil(len(found) / 6)]
+        return Linear(self.low, self.high).ticks()
+
+
+def _powers(low: float, high: float) -> range:
+    return range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+
+
+def _round_step(rough: float) -> float:
+    """The nearest of 1, 2, 5 times a power of ten that is not much smaller."""
+    ten = 10.0 ** math.floor(math.log10(rough))
+    return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= 0.8 * rough)
+
+
+def tick_label(value: float) -> str:
+    """A round value, written short: it stands below a narrow drawing."""
+    for unit, scale, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
+        if abs(value) >= least:
+            return f"{value / scale:g}{unit}"
+    return f"{value:,.6g}" if abs(value) >= 1e-4 or value == 0 else digits(value, 2)

@@ -1,0 +1,112 @@
+"""The crossing: step time by servers, and from how many on the hub is faster than the ring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from workers.compare.circumstance import without_servers, words
+from workers.compare.figures import NOTHING, digits
+from workers.compare.findings import Crossover
+from workers.compare.page.chart import Axis, Column, figure, table
+from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
+from workers.compare.page.element import Html, element
+from workers.compare.page.material import Material
+from workers.compare.page.scale import Linear, Log
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Step times of one row, in ms, by servers: measured and predicted, None where it was not."""
+
+    row: str
+    by: dict[int, tuple[float | None, float | None]]
+
+    @property
+    def known(self) -> list[float]:
+        return [value for both in self.by.values() for value in both if value is not None]
+
+
+def by_servers(material: Material) -> list[Html]:
+    """A drawing for every setting of which several numbers of servers were tried."""
+    return [_figure(material, index, key) for index, key in enumerate(_keys(material))]
+
+
+def untold(material: Material) -> Html | None:
+    """The crossings that no drawing shows."""
+    found = [each for each in material.findings.crossover if each.setting not in _keys(material)]
+    items = [element("li", element("b", each.setting), ": ", _says(each)) for each in found]
+    return element("ul", *items) if items else None
+
+
+def _keys(material: Material) -> list[str]:
+    """Settings without their servers, of which hub rows ran with several numbers of them."""
+    keys = dict.fromkeys(map(without_servers, material.findings.setting_keys))
+    return [key for key in keys if any(len(each.by) > 1 for each in _times(material, key))]
+
+
+def _times(material: Material, key: str) -> list[Times]:
+    """Of the ring and of every hub row; a ring has no servers, so its time is the same for all."""
+    findings = material.findings
+    keys = [each for each in findings.setting_keys if without_servers(each) == key]
+    servers = sorted({n for each in keys if (n := findings.setting(each).get("servers"))})
+    rows = [row for row in findings.row_names if row == "ring" or row.startswith("hub-")]
+    found = [Times(row, _of(material, row, keys)) for row in rows]
+    ring = next((both for each in found if each.row == "ring" for both in each.by.values()), None)
+    across = [Times("ring", dict.fromkeys(servers, ring))] if ring is not None else []
+    return [*across, *(each for each in found if each.row != "ring" and each.known)]
+
+
+def _of(material: Material, row: str, keys: Sequence[str]) -> dict[int, tuple[float | None, float | None]]:
+    """What was measured and predicted of a row under these settings."""
+    findings, found = material.findings, {}
+    predicted = {each.setting: each.predicted_ms for each in findings.predictions if each.row == row}
+    for entry in findings.rows:
+        servers = findings.setting(entry.setting).get("servers")
+        if entry.row == row and entry.setting in keys and servers:
+            found[servers] = (entry.median("step_ms"), predicted.get(entry.setting))
+    return dict(sorted(found.items()))
+
+
+def _figure(material: Material, index: int, key: str) -> Html:
+    name, found = f"scaling-servers-{index}", _times(material, key)
+    x = Axis(Log.of(n for each in found for n in each.by), "servers, log scale")
+    y = Axis(Linear.around((value for each in found for value in each.known), zero=True), "ms a step")
+    keys = [each for each in material.findings.setting_keys if without_servers(each) == key]
+    title = f"Step time by servers: {words(material.findings.setting(keys[0]), key, servers=False)}"
+    crossing = next((each for each in material.findings.crossover if each.setting == key), None)
+    drawn = list(chain.from_iterable(_lines(material, each, keys) for each in found))
+    heads = (Column("row"), Column("servers"), Column("measured ms"), Column("predicted ms"))
+    told = table(title, heads, _cells(material, found, keys))
+    shown = material.key([each.row for each in found], keys)
+    return figure(name, title, _says(crossing), lines(name, drawn, x, y, _rules(crossing, x)), told, shown)
+
+
+def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
+    label, mark = material.name_under(times.row, keys), material.marks[times.row]
+    both = measured_and_predicted(mark, label, ((n, *pair) for n, pair in times.by.items()))
+    return both if times.row != "ring" else [both[0], Line(mark, label, both[1].spots)]
+
+
+def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> Iterable[Sequence[str | Html]]:
+    for each in found:
+        told = {"any": next(iter(each.by.values()))} if each.row == "ring" else each.by
+        for servers, both in told.items():
+            times = (NOTHING if value is None else digits(value) for value in both)
+            yield [material.name_under(each.row, keys), str(servers), *times]
+
+
+def _rules(crossing: Crossover | None, x: Axis) -> list[Html]:
+    known = {} if crossing is None else {"measured": crossing.measured, "predicted": crossing.predicted}
+    there = [(word, at) for word, at in known.items() if at is not None and 0 <= x.scale.place(at) <= 1]
+    return [upright(at, x, f"crossover {word}", row) for row, (word, at) in enumerate(there)]
+
+
+def _says(crossing: Crossover | None) -> str:
+    if crossing is None:
+        return "No crossover was looked for."
+    known = {"measured": crossing.measured, "predicted": crossing.predicted}
+    told = [f"{word} {'nowhere' if at is None else f'from {at:g} servers on'}" for word, at in known.items()]
+    rule = f", by the rule {crossing.formula}" if crossing.formula else ""
+    return f"The hub overtakes the ring: {', '.join(told)}{rule}."

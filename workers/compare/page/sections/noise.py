@@ -1,0 +1,47 @@
+"""Noise: how far all of the above can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from workers.compare.figures import NOTHING, digits, percent
+from workers.compare.page.chart import Column, table
+from workers.compare.page.element import Html, element, together
+from workers.compare.page.material import Material, section
+
+
+def noise(material: Material) -> Html:
+    """What else the machine did, and how far repeats of one row were apart."""
+    found = material.findings.noise
+    word = "The machine was quiet." if found.quiet else "The machine was busy with something else."
+    lead = together(element("strong", word, class_="yes" if found.quiet else "no"), " ", _load(material))
+    said = element("ul", *(element("li", sentence) for sentence in found.said)) if found.said else None
+    return section("noise", "How noisy was it?", lead, said, _few(material), _spread(found.spread.items()))
+
+
+def _load(material: Material) -> str:
+    load = material.findings.noise.load
+    if load.median is None or load.max is None:
+        return "Its load was not recorded."
+    return f"1-minute load: median {digits(load.median, 2)}, at most {digits(load.max, 2)}."
+
+
+def _few(material: Material) -> Html | None:
+    """What so few seeds cannot tell."""
+    seeds = material.findings.seeds
+    if seeds == 1:
+        return element(
+            "p", "Everything ran with one seed: no interval can be given, and chance is not told apart."
+        )
+    weak = f"With {seeds} seeds, two equal rows come out in the same order every time with a chance of"
+    return element("p", f"{weak} {percent(2 * 0.5**seeds)}.") if 1 < seeds < 6 else None
+
+
+def _spread(spreads: Iterable[tuple[str, float | None]]) -> Html | None:
+    lines = [[row, NOTHING if share is None else percent(share)] for row, share in spreads]
+    heads = (Column("row"), Column("spread of the step time"))
+    return (
+        table("How far repeats of a row were apart, relative to their median", heads, lines)
+        if lines
+        else None
+    )

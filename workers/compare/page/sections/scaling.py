@@ -1,0 +1,88 @@
+"""Scaling: what more workers bring, measured and predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from workers.compare.figures import NOTHING, digits, signed
+from workers.compare.findings import Scaling
+from workers.compare.page.chart import Axis, Column, figure, table
+from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
+from workers.compare.page.element import Html
+from workers.compare.page.material import Material, folded, section
+from workers.compare.page.scale import Linear, Log
+from workers.compare.page.sections.crossing import by_servers, untold
+
+
+def scaling(material: Material) -> Html | None:
+    """Throughput by workers, step time by servers, and where hub and ring cross."""
+    servers, told = by_servers(material), untold(material)
+    found = [*([_by_workers(material)] if material.findings.scaling else []), *servers]
+    if not found and told is None:
+        return None
+    lead = (
+        "Symbols are measured, thin lines predicted. Where hub and ring cross is marked: from there on the"
+        " hub is faster."
+    )
+    return section("scaling", "With more workers, with more servers", lead, told, folded(found, "setting"))
+
+
+def _by_workers(material: Material) -> Html:
+    rows = material.findings.scaling
+    x = Axis(Log.of(size for row in rows for size in row.workers), "workers, log scale")
+    y = Axis(Linear.around(_shares(rows), zero=True), f"{material.goal.samples}/s and worker")
+    drawn = list(chain.from_iterable(_pair(material, row) for row in rows))
+    heads = (Column("row"), Column("workers"), Column("measured"), Column("predicted"), Column("off by"))
+    told = table(f"{material.goal.samples.capitalize()}/s by workers", heads, _lines(material, rows))
+    name, key = "scaling-workers", material.key(row.row for row in rows)
+    rules = [upright(at, x, f"{row} overtakes", place) for place, (row, at) in enumerate(overtaking(rows))]
+    title = "What each worker gets done, by their number"
+    return figure(name, title, _says(rows), lines(name, drawn, x, y, rules), told, key)
+
+
+def _shares(rows: Iterable[Scaling]) -> list[float]:
+    """Throughput of one worker: level where scaling is perfect, so that its loss can be seen."""
+    both = ((row.workers, values) for row in rows for values in (row.measured, row.predicted))
+    return [v / n for sizes, values in both for n, v in zip(sizes, values, strict=True) if v is not None]
+
+
+def overtaking(rows: Sequence[Scaling]) -> list[tuple[str, int]]:
+    """Hub rows with the number of workers from which on, as predicted, they are ahead of the ring."""
+    speeds = {row.row: dict(zip(row.workers, row.predicted, strict=True)) for row in rows}
+    ring = {n: v for n, v in speeds.pop("ring", {}).items() if v is not None}
+    found = []
+    for row, mine in speeds.items():
+        behind = [n for n, v in ring.items() if (mine.get(n) or 0.0) <= v]
+        ahead = [n for n in ring if n > max(behind, default=0)]
+        found += [(row, min(ahead))] if row.startswith("hub-") and behind and ahead else []
+    return found
+
+
+def _pair(material: Material, row: Scaling) -> list[Line]:
+    """What was measured as symbols, what is predicted as a thin line."""
+    mark, label = material.marks[row.row], material.name_under(row.row)
+    points = zip(row.workers, row.measured, row.predicted, strict=True)
+    shares = ((n, real and real / n, thought and thought / n) for n, real, thought in points)
+    return measured_and_predicted(mark, label, shares)
+
+
+def _says(rows: Sequence[Scaling]) -> str:
+    known = [(row, [n for n, value in zip(row.workers, row.measured, strict=True) if value]) for row in rows]
+    told = [f"{row.row} measured with up to {max(sizes)} workers" for row, sizes in known if sizes]
+    far = max(size for row in rows for size in row.workers)
+    ahead = [
+        f" {row} overtakes the ring from {at:,} workers on, as predicted." for row, at in overtaking(rows)
+    ]
+    return f"{'; '.join(told) or 'Nothing was measured'}; predicted up to {far:,}.{''.join(ahead)}"
+
+
+def _lines(material: Material, rows: Iterable[Scaling]) -> Iterable[list[str | Html]]:
+    for row in rows:
+        for size, real, thought in zip(row.workers, row.measured, row.predicted, strict=True):
+            off = NOTHING if real is None or thought is None else signed(thought / real - 1)
+            yield [material.name_under(row.row), f"{size:,}", _number(real), _number(thought), off]
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else digits(value)

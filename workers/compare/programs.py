@@ -1,0 +1,141 @@
+"""The programs of a run, as their command lines: everything they are told stands there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ps.config import is_loopback
+from workers.compare.experiment import Experiment
+from workers.compare.hardship.delays import Slowness
+from workers.compare.hardship.hosts import Hosts
+from workers.compare.plan import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What one run starts.
+
+    Attributes:
+        experiment: What it is part of.
+        run: Which.
+        folder: Where it writes.
+        hosts: Where it runs.
+    """
+
+    experiment: Experiment
+    run: Run
+    folder: Path
+    hosts: Hosts
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self.run.row.workers(self.run.setting.workers)
+
+    @property
+    def apart(self) -> int:
+        """Shards on hosts of their own, beside the server's."""
+        return self.run.setting.servers - 1 if self.run.setting.link is not None else 0
+
+    def record(self, rank: int) -> Path:
+        """The file of a worker's reports."""
+        return self.folder / f"record {rank}.jsonl"
+
+    @property
+    def parameters(self) -> Path:
+        """The file of the final parameters."""
+        return self.folder / "parameters.safetensors"
+
+    @property
+    def address_file(self) -> Path:
+        """Where the server writes its address."""
+        return self.folder / "address"
+
+    def server(self) -> list[str]:
+        """The coordinator with the shards that are not apart."""
+        row, setting = self.run.row, self.run.setting
+        assert row.server is not None
+        flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
+        words = _spell({**flags, "address-file": self.address_file})
+        argv = [sys.executable, "-m", "ps.cli", "start", "--once", *self._listening("server"), *words]
+        return self.hosts.command("server", [*argv, *row.server])
+
+    def shard(self, number: int, server: str) -> list[str]:
+        """A shard that is apart."""
+        role = f"shard {number}"
+        argv = [sys.executable, "-m", "ps.cli", "start", "--join", server, "--shards", "1"]
+        return self.hosts.command(role, [*argv, *self._listening(role)])
+
+    def status(self, server: str) -> list[str]:
+        """Asks the server how it goes."""
+        return self.hosts.command("server", [sys.executable, "-m", "ps.cli", "status", server])
+
+    def worker(self, rank: int, server: str | None) -> list[str]:
+        """The worker of this rank."""
+        flags: dict[str, object] = {"record": self.record(rank)}
+        if server is not None:
+            host = 0 if self.run.setting.link is not None else rank
+            flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": host}
+        if self.run.row.on_hub:
+            flags["transport"] = self._transport()
+        elif server is not None:
+            flags["backend"] = self.experiment.backend
+        if rank == 0:
+            flags["save-parameters"] = self.parameters
+        if self.run.setting.emulated:
+            flags["hardship"] = self.hardship
+        argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]
+        return self.hosts.command(f"worker {rank}", argv)
+
+    @property
+    def hardship(self) -> Path:
+        """The file that tells workers how long to sleep."""
+        return self.folder / "hardship.json"
+
+    def write_hardship(self) -> None:
+        """Writes that file, where the setting has any."""
+        setting = self.run.setting
+        if setting.emulated:
+            told = Slowness(setting.straggler, self._compute(), self.run.seed)
+            self.hardship.write_text(json.dumps(told.as_json()))
+
+    def _compute(self) -> float | None:
+        """Seconds; a process alone computes what the others share."""
+        one, setting = self.workers == 1, self.run.setting
+        return setting.compute * setting.workers if one and setting.compute else setting.compute
+
+    def _transport(self) -> str:
+        # Network namespaces of one machine share its memory, which would go past the link.
+        wired = self.run.setting.link is not None and self.experiment.transport == "auto"
+        return "zmq" if wired else self.experiment.transport
+
+    def _listening(self, role: str) -> list[str]:
+        host = self.hosts.address(role)
+        return ["--host", host, *([] if is_loopback(host) else ["--insecure"])]
+
+    def _job(self) -> list[str]:
+        rate = self.experiment.rate_for(self.run.row, self.run.setting.workers)
+        given = {"seed": self.run.seed, "epochs": self.experiment.epochs, "lr": rate}
+        given["batch"] = self.experiment.batch
+        if self.experiment.script is not None:
+            words = [_filled(word, given) for word in self.experiment.arguments]
+            return [str(self.experiment.script), *words]
+        told = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
+        said = _spell({name: value for name, value in told.items() if value is not None})
+        return ["--job", str(self.experiment.job), "--", *said, *self.experiment.arguments]
+
+
+def _filled(word: str, given: Mapping[str, Any]) -> str:
+    for name, value in given.items():
+        if value is not None:
+            word = word.replace(f"{{{name}}}", str(value))
+    return word
+
+
+def _spell(flags: Mapping[str, object]) -> list[str]:
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

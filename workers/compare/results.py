@@ -1,0 +1,121 @@
+"""Results: `results.json`, version 2, from the outcomes of an experiment; everything else is made from it.
+
+version      2
+command      repeats the experiment
+experiment   as `Experiment.as_json`
+job          the yardstick: metric, title, target, rising, samples
+machine      what it ran on, versions included
+noise        load, spread of step times by row, quiet, said: sentences
+settings     key, and the fields of `Setting`
+gate         passed, tolerance, pairs
+rows         one object for every row of every setting: as `Summary.as_json`
+curves       setting, row, seed; loss, metric: points of seconds, samples and value;
+             none of a row whose speed is withheld
+commands     label of a run -> the commands that it consisted of
+predictions, score, crossover, scaling   what the model of cost says beside what was measured
+verdict      sentences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from statistics import median
+from typing import Any
+
+from workers.compare import gate, measure, noise
+from workers.compare.curve import curves
+from workers.compare.experiment import Experiment
+from workers.compare.gate import Gate
+from workers.compare.job import Job
+from workers.compare.outcome import Outcome
+from workers.compare.scaling import crossovers, scaling
+from workers.compare.summary import Summary, summarise
+from workers.compare.verdict import verdict
+
+VERSION = 2
+
+
+def results(
+    experiment: Experiment, outcomes: Mapping[str, Outcome], machine: Mapping[str, Any], command: str
+) -> dict[str, Any]:
+    """Judges, measures and puts into words.
+
+    Args:
+        experiment: What was run.
+        outcomes: By label, in the order in which they ran.
+        machine: On what.
+        command: What the user typed.
+
+    Raises:
+        HubringError: A record holds nothing to measure.
+    """
+    job, judged = experiment.yardstick, gate.judge(experiment, outcomes)
+    numbers = {label: measure.measure(outcome, job, experiment.warmup) for label, outcome in outcomes.items()}
+    counts = {label: measure.staleness(outcome) for label, outcome in outcomes.items()}
+    failures = {label: outcome.failed for label, outcome in outcomes.items() if outcome.failed}
+    summaries = summarise(experiment, judged, numbers, counts, failures)
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "command": command,
+        "experiment": experiment.as_json(),
+        "job": asdict(job),
+        "machine": dict(machine),
+        "noise": _noise(list(outcomes.values()), summaries),
+        "settings": [{"key": setting.key, **setting.as_json()} for setting in experiment.settings],
+        "gate": judged.as_json(),
+        "rows": [summary.as_json() for summary in summaries],
+        "curves": list(_curves(experiment, outcomes, judged, job)),
+        "commands": {label: list(outcome.commands) for label, outcome in outcomes.items()},
+        "predictions": [],
+        "score": None,
+    }
+    found["crossover"] = crossovers(found["settings"], found["rows"])
+    found["scaling"] = scaling(found["settings"], found["rows"])
+    return found | {"verdict": verdict(found)}
+
+
+def _curves(
+    experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Gate, job: Job
+) -> Iterable[dict[str, Any]]:
+    """Those of the first turn; a run that counts in several settings is drawn in the first."""
+    drawn: set[str] = set()
+    for label, outcome in outcomes.items():
+        run = outcome.run
+        if run.turn or judged.closed_to({label}):
+            continue
+        key = next(each.key for each in experiment.settings if run.row.meets(each) == run.setting)
+        if label not in drawn:
+            yield {"setting": key, "row": run.row.name, "seed": run.seed, **curves(outcome, job.metric)}
+        drawn.add(label)
+
+
+def _noise(outcomes: Sequence[Outcome], summaries: Sequence[Summary]) -> dict[str, Any]:
+    loads = [load for outcome in outcomes for load in outcome.noise.load]
+    foreign = [outcome.noise.foreign for outcome in outcomes if outcome.noise.foreign is not None]
+    disturbed = [outcome.run.label for outcome in outcomes if (outcome.noise.foreign or 0.0) > noise.FOREIGN]
+    said = []
+    if disturbed:
+        said.append(
+            f"In {len(disturbed)} of {len(outcomes)} runs other programs took more than {noise.FOREIGN:.0%}"
+            f" of the machine, up to {max(foreign):.0%} ({', '.join(disturbed[:3])}"
+            f"{' and others' if len(disturbed) > 3 else ''}): repeat them on an idle machine."
+        )
+    return {
+        "load": {"median": median(loads), "max": max(loads)},
+        "foreign": {"median": median(foreign), "max": max(foreign)} if foreign else None,
+        "spread": _spread(summaries),
+        "quiet": not disturbed,
+        "said": said,
+    }
+
+
+def _spread(summaries: Iterable[Summary]) -> dict[str, float]:
+    """How far step times lay apart from seed to seed, relative to their median: the worst setting's."""
+    spread: dict[str, float] = {}
+    for summary in summaries:
+        steps = [value for value in summary.numbers["step_ms"] or () if value is not None]
+        if len(steps) > 1:
+            apart = (max(steps) - min(steps)) / median(steps)
+            spread[summary.row.name] = max(apart, spread.get(summary.row.name, 0.0))
+    return spread

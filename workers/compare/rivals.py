@@ -1,0 +1,150 @@
+"""Rivals: hub against ring and why, and what a row gains or loses by not waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.compare.scaling import FORMULA
+from workers.compare.scope import Scope
+
+Results = Mapping[str, Any]
+
+
+def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], results: Results) -> str:
+    """Who processes more samples a second, as a sentence.
+
+    Args:
+        first: What the first row is called.
+        second: What the second is called.
+        scope: Where both ran.
+        rows: Their names; both have a speed.
+        results: Name the samples.
+    """
+    ratio = scope.ratio("samples_per_second", rows[0], rows[1])
+    mine, theirs = (scope.number(row, "samples_per_second") for row in rows)
+    assert ratio is not None
+    assert mine is not None
+    assert theirs is not None
+    samples = results["job"]["samples"]
+    speeds = f"{mine['median']:,.0f} {samples}/s against {theirs['median']:,.0f}"
+    if not ratio.decided:
+        return f"{first} is even with {second}: {speeds}."
+    if ratio.value > 1:
+        return f"{first} beats {second}: {speeds}, a factor of {ratio}."
+    turned = scope.ratio("samples_per_second", rows[1], rows[0])
+    return f"{first} loses to {second}: {speeds}, a factor of {turned}."
+
+
+def hub_against_ring(scope: Scope, results: Results) -> list[str]:
+    """The like with the like: synchronous hub rows, which compute what the ring computes."""
+    speeds = {
+        row["row"]: row["numbers"]["samples_per_second"]["median"]
+        for row in scope.rows
+        if row["synchronous"] and row["numbers"]["samples_per_second"] and row["row"] != "local"
+    }
+    hubs = [name for name in speeds if name.startswith("hub-")]
+    if "ring" not in speeds or not hubs:
+        return []
+    hub = max(hubs, key=lambda name: float(speeds[name]))
+    said = contest(f"the hub ({hub})", "the ring", scope, (hub, "ring"), results)
+    ratio = scope.ratio("samples_per_second", hub, "ring")
+    if ratio is None or not ratio.decided:
+        return [scope.say(said)]
+    reasons = [*_waits(scope, hub), _wires(scope) if scope.setting["link"] else _cores(scope, results)]
+    verb = "wins" if ratio.value > 1 else "loses"
+    return [scope.say(said), scope.say(f"the hub {verb} here, because {'; '.join(reasons)}.")]
+
+
+def _waits(scope: Scope, hub: str) -> list[str]:
+    """What a step waited for either exchange."""
+    mine, theirs = scope.number(hub, "exposed_ms"), scope.number("ring", "exposed_ms")
+    if mine is None or theirs is None:
+        return []
+    return [
+        f"its steps wait {mine['median']:.2f} ms for the exchange, which hides behind no computing,"
+        f" and the ring's {theirs['median']:.2f} ms"
+    ]
+
+
+def _wires(scope: Scope) -> str:
+    """What a link carries, by the formula."""
+    n, k = scope.setting["workers"], scope.setting["servers"]
+    hub, ring = max(1.0, n / k), 2 * (n - 1) / n
+    return (
+        f"{n} workers on {k} server{'' if k == 1 else 's'} move {hub:.3g} times the model each way over the"
+        f" busiest link, and the ring {ring:.3g} times; by bytes alone it wins with more than"
+        f" {n * n / (2 * (n - 1)):.3g} servers ({FORMULA})"
+    )
+
+
+def _cores(scope: Scope, results: Results) -> str:
+    """Without a link nothing decides but processors and copies."""
+    n, k, cores = scope.setting["workers"], scope.setting["servers"], results["machine"]["cores"]
+    shared = (
+        f"{n + k} busy processes share {cores} cores, where the ring has {n}"
+        if n + k > cores
+        else f"every one of its {n + k} processes has a core"
+    )
+    return f"on one machine copies and cores decide, not wires: {shared}"
+
+
+def asynchronous(scope: Scope, results: Results) -> list[str]:
+    """What each row that does not wait gains by step, and what becomes of that on the way to the target."""
+    base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in scope.names), None)
+    if base is None or scope.setting["workers"] < 2:
+        return []
+    rows = [row["row"] for row in scope.rows if not row["synchronous"]]
+    return [scope.say(said) for name in rows if (said := _gain(scope, name, base, results))]
+
+
+def _gain(scope: Scope, name: str, base: str, results: Results) -> str:
+    pace = scope.ratio("samples_per_second", name, base)
+    if pace is None:
+        return ""
+    faster = pace.decided and pace.value > 1
+    if faster:
+        step = f"{name} goes through its samples {pace} times as fast as {base}"
+    elif pace.decided:
+        step = f"{name} goes through its samples more slowly than {base}, at {pace} of its pace"
+    else:
+        step = f"{name} is even with {base} in samples a second"
+    good, outcome = _outcome(scope, name, base, results)
+    if not outcome:
+        return ""
+    joint = ("and" if good else "yet") if faster else ("yet" if good else "and")
+    return f"{step}, {joint} {outcome}."
+
+
+def _outcome(scope: Scope, name: str, base: str, results: Results) -> tuple[bool, str]:
+    """Whether that paid, and the words for it; empty where there is nothing to say."""
+    job = results["job"]
+    goal = f"{job['title']} {job['target']:g}" if job["target"] is not None else ""
+    mine, theirs = (scope.number(row, "seconds_to_target") for row in (name, base))
+    reached = [number is not None and None not in number["values"] for number in (mine, theirs)]
+    if goal and reached == [False, True]:
+        return False, f"does not reach {goal} with every seed, as {base} does{_finals(scope, name, base)}"
+    if goal and reached == [True, False]:
+        return True, f"reaches {goal} with every seed, as {base} does not"
+    ratio = scope.ratio("seconds_to_target", name, base) if all(reached) else None
+    if ratio is not None and ratio.decided:
+        sooner = ratio.value < 1
+        times = scope.ratio("seconds_to_target", base, name) if sooner else ratio
+        return sooner, f"reaches {goal} {times} times {'sooner' if sooner else 'later'}"
+    return _final(scope, name, base, results)
+
+
+def _final(scope: Scope, name: str, base: str, results: Results) -> tuple[bool, str]:
+    """Where the two ended, if that is not even."""
+    ratio = scope.ratio("final_metric", name, base)
+    if ratio is None or not ratio.decided:
+        return True, ""
+    better = (ratio.value > 1) == results["job"]["rising"]
+    return better, f"ends {'better' if better else 'worse'}{_finals(scope, name, base)}"
+
+
+def _finals(scope: Scope, name: str, base: str) -> str:
+    mine, theirs = (scope.number(row, "final_metric") for row in (name, base))
+    if mine is None or theirs is None:
+        return ""
+    return f" (it ends at {mine['median']:.3f}, {base} at {theirs['median']:.3f})"

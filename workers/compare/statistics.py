@@ -1,0 +1,109 @@
+"""What a few repeats allow to say: medians with intervals, and whether two rows differ.
+
+Repeats are few and their times are skewed, so nothing is assumed of their distribution: the intervals are
+bootstrap percentile intervals (Efron 1979; Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
+chapter 13). They are honest about what three seeds can tell: the interval is then the range of the three.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ranks = NDArray[np.int64]
+
+SEED = 0
+"""Of the resampling: the same values give the same interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A median, and between what it may lie; in the unit of the values."""
+
+    median: float
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95, resamples: int = 2000) -> Interval:
+    """The median with its bootstrap percentile interval.
+
+    Args:
+        values: One a repeat, in any order: the order changes nothing. One value is its own interval.
+        confidence: How often such an interval holds the true median, above 0 and below 1.
+        resamples: How many samples are drawn from the values, with replacement.
+
+    Raises:
+        ValueError: There is no value, one is not finite, or the confidence is out of range.
+    """
+    if not values or not all(map(math.isfinite, values)):
+        raise ValueError(f"a median of {list(values)}: give at least one value, and only finite ones")
+    if not 0 < confidence < 1:
+        raise ValueError(f"a confidence of {confidence:g}: it lies above 0 and below 1")
+    ordered = np.sort(np.asarray(values, np.float64))
+    lower, upper = _middles(len(ordered), resamples)
+    medians = (ordered[lower] + ordered[upper]) / 2
+    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(np.median(ordered)), float(low), float(high))
+
+
+@cache
+def _middles(count: int, resamples: int) -> tuple[Ranks, Ranks]:
+    """Which of `count` ordered values are in the middle of each resample: two where their number is even.
+
+    The values do not matter, so that a page with thousands of intervals draws once.
+    """
+    drawn = np.random.default_rng(SEED).integers(count, size=(resamples, count))
+    drawn.sort(axis=1)
+    return drawn[:, (count - 1) // 2].copy(), drawn[:, count // 2].copy()
+
+
+def ratio_interval(first: Sequence[float | None], second: Sequence[float | None]) -> Interval | None:
+    """The median of `first / second`, seed by seed, with its interval.
+
+    Pairing takes out what a seed does to both alike: an easy start, an unlucky order of the data.
+
+    Args:
+        first: One value a seed, above 0; None where that seed has none.
+        second: The same seeds in the same order.
+
+    Returns:
+        None where fewer than two seeds have both values: one pair says nothing about chance.
+
+    Raises:
+        ValueError: The seeds are not the same in number, or a value is not above 0.
+    """
+    ratios = [a / b for a, b in zip(first, second, strict=True) if _above_zero(a) and _above_zero(b)]
+    return median_interval(ratios) if len(ratios) > 1 else None
+
+
+def differ(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
+    """Whether the interval of the ratio, paired by seed, leaves out 1.
+
+    With fewer than six seeds that is a weak claim: two rows that are equal come out on the same side in
+    all of three seeds one time in four.
+
+    Args:
+        first: As for `ratio_interval`.
+        second: As for `ratio_interval`.
+
+    Raises:
+        ValueError: As for `ratio_interval`.
+    """
+    ratio = ratio_interval(first, second)
+    return ratio is not None and 1.0 not in ratio
+
+
+def _above_zero(value: float | None) -> TypeGuard[float]:
+    if value is not None and not value > 0:
+        raise ValueError(f"a ratio with {value:g}: all values must be above 0")
+    return value is not None
