@@ -1,0 +1,36 @@
+"""Quantities as people write them: `1gbit`, `5ms`."""
+
+from __future__ import annotations
+
+import re
+
+from ps.errors import UsageError
+
+_NUMBER = re.compile(r"([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([a-z]*)")
+_RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TIMES = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def rate(value: object) -> float:
+    """Bits a second: a number, or text as tc spells it, as in `200mbit`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    return _read(value, _RATES, "a rate in bits a second, as in 200mbit, 1gbit or 1000000000")
+
+
+def seconds(value: object) -> float:
+    """Seconds: a number, or text with a unit, as in `5ms`.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    return _read(value, _TIMES, "a time, as in 5ms, 100us, 2s or 0.005")
+
+
+def _read(value: object, units: dict[str, float], allowed: str) -> float:
+    match = _NUMBER.fullmatch(str(value).strip().lower())
+    if match is None or match[2] not in units or isinstance(value, bool):
+        raise UsageError(f"{value!r}: expected {allowed}")
+    return float(match[1]) * units[match[2]]
