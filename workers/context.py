@@ -26,7 +26,7 @@ from ps.errors import ConfigError, HubringError, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
-from ps.transport.host import reachable
+from ps.transport.host import towards
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
 from workers.launch import Placement, detect
@@ -373,7 +373,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     server, _ = address(session.address)
     store = ring_store(
         session.sender.rank,
-        reachable(server if server in ("127.0.0.1", "localhost", "::1") else ""),
+        towards(server),  # where the other ranks are, too; a default route may lead elsewhere, or nowhere
         lambda where: session.publish("ring", where),
         lambda: session.lookup("ring", config.timeout),
         config.timeout,

@@ -5,7 +5,7 @@ M: bytes of the model, B: bytes a second of a host's link each way, n: workers, 
 | topology | bytes at line rate | why |
 | --- | --- | --- |
 | ring | 2(n-1)/n M/B + 2(n-1) alpha | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
-| hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way, both ways at once |
+| hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
 | hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries its worker's and its shard's (n-1)/n M |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
 
@@ -167,7 +167,7 @@ def _serving(
 
 
 def colocated(constants: Constants, task: Task, workers: int, wire: str) -> float:
-    """Seconds of an exchange where every worker's host has one of n shards: the ring's bytes, the hub's hops."""
+    """Seconds of an exchange where every worker's host has a shard: the ring's bytes, the hub's hops."""
     moved = 2 * (workers - 1) / workers * task.nbytes * seconds_a_byte(constants.wire(wire), task.link)
     step = task.nbytes * (constants.step(task.optimizer) / workers + constants.reduce)
     cores = _core_seconds(

@@ -7,9 +7,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,7 +47,8 @@ class Partner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._child.stdin is not None and self._child.stdout is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._child.stdin.close()
         try:
             self._child.wait(PATIENCE)
@@ -101,7 +101,7 @@ class Line:
             work.wait(PATIENCE)
 
     @staticmethod
-    def _memory(allocate: partial[memoryview], numel: int) -> Tensor:
+    def _memory(allocate: Callable[[int], memoryview], numel: int) -> Tensor:
         return torch.frombuffer(allocate(4 * numel), dtype=torch.float32)[:numel]
 
     def exchange_small(self) -> None:

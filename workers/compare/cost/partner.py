@@ -3,8 +3,9 @@
     python -m workers.compare.cost.partner shard HOST      one shard that serves by every transport
     python -m workers.compare.cost.partner ring DIRECTORY  rank 1 of a ring of two
 
-It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds of
-processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends with its input.
+It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
+of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends with its
+input.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from ps.consistency import BSP
 from ps.home import HostHome
@@ -47,7 +49,7 @@ def bucket() -> BucketSpec:
 
 def open_ring(rank: int, directory: str) -> Ring:
     """One of two ranks that meet in a file of that directory."""
-    store = torch.distributed.FileStore(f"{directory}/ring", 2)
+    store = FileStore(f"{directory}/ring", 2)
     device = torch.device("cpu")
     return Ring(rank, 2, store, backend="gloo", device=device, host="127.0.0.1", timeout=PATIENCE)
 

@@ -13,8 +13,7 @@ from workers.compare.cost.constants import Wire
 from workers.compare.setting import Link
 
 LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
-"""A full Ethernet frame, and what of it TCP carries for its user: 14 bytes are Ethernet's, 20 IP's, and 32 TCP's
-with timestamps."""
+"""A full Ethernet frame, and what of it TCP carries for its user, with timestamps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

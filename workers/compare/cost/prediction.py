@@ -1,0 +1,194 @@
+"""Predictions: a row's step in a setting, by the formula where it holds, else by simulation.
+
+Formulas hold where all workers are alike and nobody is lost. Without lockstep they are the two bounds of
+a closed queue (Denning and Buzen, Computing Surveys 1978): a worker's own cycle, or the busiest that
+all share; with everyone alike the larger one is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ps.errors import UsageError
+from workers.compare.cost import formulas
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.formulas import Task
+from workers.compare.cost.reading import Reading, read
+from workers.compare.cost.scene import Scene
+from workers.compare.cost.simulation import simulate
+from workers.compare.cost.way import Way
+from workers.compare.row import Row
+from workers.compare.setting import Setting
+
+By = Literal["formula", "simulation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is trained, as far as its cost goes.
+
+    Attributes:
+        model_bytes: Of all parameters.
+        compute: Seconds a step, forward and backward, of a worker with its share of the batch.
+        batch: Samples of that share.
+        optimizer: Which steps.
+        overlap: Part of `compute` behind which the exchange can hide: 2/3 where gradients leave during
+            backward, 0 where computing and exchanging take the same cores.
+        wire: To the hub where the row does not say; empty: the fastest that reaches.
+        together: All hosts share one machine's cores; None: they do where no link joins them.
+    """
+
+    model_bytes: int
+    compute: float = 0.0
+    batch: float = 1.0
+    optimizer: str = "sgd"
+    overlap: float = 0.0
+    wire: str = ""
+    together: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a row is expected to do.
+
+    Attributes:
+        step_seconds: Median step of a worker.
+        samples_per_second: Of all workers.
+        efficiency: Part of the step that is spent computing.
+        by: How it was found.
+        parts: Seconds of a step by what takes them; they overlap, so they may sum to more.
+        bound: Which of them is the one that counts.
+    """
+
+    step_seconds: float
+    samples_per_second: float
+    efficiency: float
+    by: By
+    parts: dict[str, float]
+    bound: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The prediction as a JSON object."""
+        return {
+            "step_ms": 1e3 * self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "efficiency": self.efficiency,
+            "by": self.by,
+            "bound": self.bound,
+            "parts_ms": {name: 1e3 * seconds for name, seconds in self.parts.items()},
+        }
+
+
+def predict(
+    constants: Constants,
+    row: str | Row,
+    setting: Setting,
+    job: Job,
+    *,
+    steps: int = 200,
+    seed: int = 0,
+) -> Prediction:
+    """Predicts one row's step.
+
+    Args:
+        constants: Of the machine.
+        row: Which way to train.
+        setting: Under which circumstances.
+        job: What is trained.
+        steps: Simulated, of each worker.
+        seed: Of the simulation's draws.
+
+    Raises:
+        UsageError: There is no model of the row, or the calibration lacks what it needs.
+    """
+    reading = read(row)
+    workers = 1 if reading.alone else setting.workers
+    way, compute = way_of(constants, reading, setting, job), job.compute + (setting.compute or 0.0)
+    compute -= _hidden(way, workers, job)
+    if _alike(reading, setting):
+        seconds, by = _by_formula(reading, way, workers, compute), "formula"
+        rate = workers / seconds
+    else:
+        course = simulate(_scene(reading, setting, way, workers, compute, steps, seed))
+        seconds, rate, by = course.step_seconds, course.steps_per_second, "simulation"
+    parts = _parts(way, workers, job.compute + (setting.compute or 0.0), reading)
+    return Prediction(
+        step_seconds=seconds,
+        samples_per_second=rate * job.batch,
+        efficiency=min(1.0, parts["compute"] / seconds) if seconds else 0.0,
+        by="formula" if by == "formula" else "simulation",
+        parts=parts,
+        bound=max(parts, key=lambda name: parts[name]),
+    )
+
+
+def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job) -> float:
+    """Seconds by which a step is longer than its computing, where all are alike and nobody waits in line."""
+    way = way_of(constants, reading, setting, job)
+    return way.lockstep(setting.workers if reading.rule == "bsp" and reading.on_hub else 1)
+
+
+def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:
+    """What one exchange of the row asks of whom."""
+    together = setting.link is None if job.together is None else job.together
+    task = Task(nbytes=job.model_bytes, optimizer=job.optimizer, link=setting.link, together=together)
+    if reading.alone:
+        return formulas.ring(constants, task, 1)
+    if reading.rule == "ring":
+        return formulas.ring(constants, task, setting.workers)
+    if reading.colocated:
+        raise UsageError(f"{reading.name}: there is no model of a step with colocated shards yet")
+    wire = reading.wire or job.wire or reading.wire_in(setting)
+    lockstep = reading.rule == "bsp"
+    return formulas.hub(
+        constants, task, setting.workers, setting.servers, wire, steps=reading.steps, shows=lockstep
+    )
+
+
+def _alike(reading: Reading, setting: Setting) -> bool:
+    slow = setting.straggler is not None and setting.straggler.seconds > 0
+    return not slow and setting.fault is None and reading.rule != "backup"
+
+
+def _by_formula(reading: Reading, way: Way, workers: int, compute: float) -> float:
+    if reading.alone or reading.rule == "ring":
+        return compute + way.alone
+    if reading.rule == "bsp":
+        return compute + way.lockstep(workers)
+    return max(compute + way.alone, workers * way.bottleneck)
+
+
+def _hidden(way: Way, workers: int, job: Job) -> float:
+    """Of the exchange, what passes while backward still runs: all slices but the last, at most."""
+    busiest = max(way.moving(workers), way.serving(workers), way.working(workers))
+    return min(job.overlap * job.compute, busiest * (1 - 1 / way.slices))
+
+
+def _scene(
+    reading: Reading, setting: Setting, way: Way, workers: int, compute: float, steps: int, seed: int
+) -> Scene:
+    return Scene(
+        workers=workers,
+        way=way,
+        compute=compute,
+        rule="ring" if reading.alone else reading.rule,
+        staleness=reading.staleness,
+        backup=reading.backup,
+        straggler=setting.straggler,
+        fault=setting.fault,
+        steps=steps,
+        seed=seed,
+    )
+
+
+def _parts(way: Way, workers: int, compute: float, reading: Reading) -> dict[str, float]:
+    crowd = workers if reading.on_hub else 1
+    return {
+        "compute": compute,
+        "link": way.moving(crowd),
+        "server": way.serving(crowd),
+        "cores": way.working(crowd),
+        "latency": way.latency + way.sway(crowd),
+        "step": way.after,
+    }
