@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ps import terminal
+from workers.compare.cost import cli as cost
 
 if TYPE_CHECKING:
     from workers.compare.comparison import Comparison
@@ -27,11 +28,6 @@ app = typer.Typer(
 )
 
 ALL_ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp,hub-aggregate"
-
-
-@app.callback()
-def _program() -> None:
-    """Keeps `run` a word of its own though there is only one command yet."""
 
 
 @app.command()
@@ -57,6 +53,10 @@ def run(
     Ends with 1 where synchronous rows disagree.
     """
     raise SystemExit(_run(dict(locals())))
+
+
+app.command()(cost.calibrate)
+app.command()(cost.predict)
 
 
 def main() -> None:

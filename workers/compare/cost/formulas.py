@@ -28,6 +28,10 @@ from workers.compare.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
 """Of which a hub's workers take the best on a wire (`workers.slicing`); the first in shared memory."""
+TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
+"""What they try each with, how often, and how long that may take; else they keep the first."""
+GAIN = 0.05
+"""By which another must be faster than the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +43,14 @@ class Task:
         optimizer: Which steps them.
         link: Of each host; None: no limit but the machine's.
         together: All hosts share one machine's cores.
+        slice_bytes: What travels at once; None: what the workers find out to be best.
     """
 
     nbytes: int
     optimizer: str = "sgd"
     link: Link | None = None
     together: bool = False
+    slice_bytes: int | None = None
 
     @property
     def latency(self) -> float:
@@ -108,8 +114,21 @@ def hub(
     """
     if wire == "shm":
         return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
-    ways = [_by_wire(constants, task, workers, servers, wire, size, steps=steps) for size in SLICE_BYTES]
-    return min(ways, key=lambda way: way.lockstep(workers))
+    default, *others = (
+        _by_wire(constants, task, workers, servers, wire, size, steps=steps)
+        for size in _sizes(constants, task, workers, servers, wire)
+    )
+    best = min((default, *others), key=lambda way: way.lockstep(workers))
+    return best if best.lockstep(workers) < (1 - GAIN) * default.lockstep(workers) else default
+
+
+def _sizes(constants: Constants, task: Task, workers: int, servers: int, wire: str) -> tuple[int, ...]:
+    """Slices that are tried: one size, where it was given or trying takes too long."""
+    if task.slice_bytes is not None:
+        return (task.slice_bytes,)
+    a_byte = max(1.0, workers / servers) * seconds_a_byte(constants.wire(wire), task.link)
+    trial = len(SLICE_BYTES) * TRIAL_EXCHANGES * min(task.nbytes, TRIAL_BYTES) * a_byte
+    return SLICE_BYTES[:1] if trial > TRIAL_SECONDS else SLICE_BYTES
 
 
 def _by_wire(
@@ -136,7 +155,7 @@ def _by_wire(
 def _in_memory(
     constants: Constants, task: Task, workers: int, servers: int, *, steps: bool, shows: bool
 ) -> Way:
-    most, part = slices(task.nbytes, servers, SLICE_BYTES[0])
+    most, part = slices(task.nbytes, servers, task.slice_bytes or SLICE_BYTES[0])
     step = constants.step(task.optimizer) if steps else constants.copy
     copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
     return Way(

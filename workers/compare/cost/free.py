@@ -31,6 +31,8 @@ class Crowd:
         way = scene.way
         self._scene, self._way = scene, way
         self._own = max(way.own, way.shared, way.cores + way.closing)
+        self._first = way.shared / way.slices / self._own if self._own else 0.0
+        """Part of the time in a link that the first slice takes."""
         self._entry = Station(max(way.shared, way.cores + way.closing))
         self._server = Station(way.serve + way.close)
         self._exit = Station(max(way.shared, way.cores + way.closing))
@@ -46,11 +48,13 @@ class Crowd:
         self._applied = self._lead = 0
         self._lost_at: float | None = None
         self._stale = 0
+        self._now = 0.0
+        """When the last gradient was applied."""
         self._times: list[Array] = []
 
     def run(self) -> Course:
         """Until the workers have taken their steps, on average."""
-        now, wanted = 0.0, self._scene.workers * self._scene.steps
+        wanted = self._scene.workers * self._scene.steps
         while self._applied < wanted:
             self._lose()
             if self._lost_at is not None and self._ready.min() >= self._lost_at + self._scene.lease:
@@ -59,7 +63,7 @@ class Crowd:
                 continue
             now = float(self._ready.min())
             self._step(np.flatnonzero(self._ready <= now + self._window * (1 - 1e-9)))
-        return self._course(now)
+        return self._course()
 
     @property
     def _lost(self) -> int:
@@ -83,13 +87,14 @@ class Crowd:
         self._note_lead(answered.ranks)
         self._read[answered.ranks] = self._applied + np.searchsorted(pushes.tails, answered.tails, "right")
         self._applied += len(ranks)
+        self._now = float(pushes.tails[-1])
         self._answer(answered)
 
     def _push(self, ranks: Ranks, arrivals: Array) -> Pushes:
         """Through the servers' links and processors."""
         way = self._way
         tails = np.maximum(arrivals + self._own, self._entry.take(arrivals))
-        heads = arrivals + (tails - arrivals) / way.slices
+        heads = arrivals + (tails - arrivals) * self._first
         each = way.serve + way.close
         served = np.maximum(self._server.take(heads), tails + each / way.slices)
         return Pushes(ranks, np.minimum(heads + each / way.slices, served), served)
@@ -100,7 +105,7 @@ class Crowd:
         by_head = np.argsort(pushes.heads, kind="stable")
         left = np.empty(len(ranks))
         left[by_head] = self._exit.take(pushes.heads[by_head])
-        ends = np.maximum(np.maximum(left, pushes.heads + self._own), pushes.tails + self._own / way.slices)
+        ends = np.maximum(np.maximum(left, pushes.heads + self._own), pushes.tails + self._own * self._first)
         ends += way.latency + way.after
         self._times.append(ends - self._begun[ranks])
         self._begun[ranks] = ends
@@ -113,12 +118,12 @@ class Crowd:
             counts = self._rule.counts
             self._lead = max(self._lead, int(counts[ranks].max() - counts.min()))
 
-    def _course(self, now: float) -> Course:
+    def _course(self) -> Course:
         times = np.concatenate(self._times)
         return Course(
             step_seconds=float(np.median(times[len(times) // 10 :])),  # after the others' queues are there
-            steps_per_second=self._applied / now,
-            seconds=now,
+            steps_per_second=self._applied / self._now,
+            seconds=self._now,
             exchanges=self._applied,
             busy=self._entry.busy,
             lead=self._lead,

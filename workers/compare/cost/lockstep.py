@@ -91,9 +91,8 @@ def after_last(way: Way, arrivals: Array) -> float:
     serving = float((arrivals + behind * way.serve).max() - last) + way.close
     working = float((arrivals + behind * way.cores).max() - last) + way.closing
     leaving = way.moving(workers)
-    stages = entering, serving, leaving
-    through = (sum(stages) - max(stages)) / way.slices
-    return max(*stages, working) + through + way.latency + way.sway(workers) + way.after
+    passing = way.passing(entering, serving, leaving, working, workers)
+    return passing + way.latency + way.sway(workers) + way.after
 
 
 def _course(

@@ -37,6 +37,7 @@ class Job:
             backward, 0 where computing and exchanging take the same cores.
         wire: To the hub where the row does not say; empty: the fastest that reaches.
         together: All hosts share one machine's cores; None: they do where no link joins them.
+        slice_bytes: What travels at once; None: what the workers find out to be best.
     """
 
     model_bytes: int
@@ -46,6 +47,7 @@ class Job:
     overlap: float = 0.0
     wire: str = ""
     together: bool | None = None
+    slice_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,11 +84,11 @@ class Prediction:
 
 def predict(
     constants: Constants,
-    row: str | Row,
+    row: str | Row | Reading,
     setting: Setting,
     job: Job,
     *,
-    steps: int = 200,
+    steps: int = 100,
     seed: int = 0,
 ) -> Prediction:
     """Predicts one row's step.
@@ -102,7 +104,7 @@ def predict(
     Raises:
         UsageError: There is no model of the row, or the calibration lacks what it needs.
     """
-    reading = read(row)
+    reading = row if isinstance(row, Reading) else read(row)
     workers = 1 if reading.alone else setting.workers
     way, compute = way_of(constants, reading, setting, job), job.compute + (setting.compute or 0.0)
     compute -= _hidden(way, workers, job)
@@ -132,7 +134,13 @@ def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job)
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:
     """What one exchange of the row asks of whom."""
     together = setting.link is None if job.together is None else job.together
-    task = Task(nbytes=job.model_bytes, optimizer=job.optimizer, link=setting.link, together=together)
+    task = Task(
+        nbytes=job.model_bytes,
+        optimizer=job.optimizer,
+        link=setting.link,
+        together=together,
+        slice_bytes=job.slice_bytes,
+    )
     if reading.alone:
         return formulas.ring(constants, task, 1)
     if reading.rule == "ring":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ps.errors import UsageError
@@ -98,5 +99,5 @@ def _rule(word: str) -> Rule:
 
 def _flags(words: tuple[str, ...]) -> dict[str, str]:
     """Flags with what follows them, empty where that is the next flag."""
-    pairs = zip(words, (*words[1:], ""), strict=True)
+    pairs = pairwise((*words, ""))
     return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}

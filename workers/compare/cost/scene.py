@@ -40,7 +40,7 @@ class Scene:
     straggler: Straggler | None = None
     fault: Fault | None = None
     lease: float = LEASE_SECONDS
-    steps: int = 200
+    steps: int = 100
     seed: int = 0
 
 

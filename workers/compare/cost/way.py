@@ -69,13 +69,21 @@ class Way:
     def lockstep(self, workers: int) -> float:
         """What it takes where so many begin at once and each waits for all.
 
-        A slice goes in, is computed, and goes out, while the next one is a stage behind: all take what
-        they take at the slowest stage, and one slice's time at the two others.
+        A slice goes in, is computed, and goes out, while the next one is a stage behind.
         """
-        moving, serving = self.moving(workers), self.serving(workers)
-        busiest = max(moving, serving, self.working(workers))
-        through = (moving + min(moving, serving)) / self.slices
-        return busiest + through + self.latency + self.sway(workers) + self.after
+        moving = self.moving(workers)
+        passing = self.passing(moving, self.serving(workers), moving, self.working(workers), workers)
+        return passing + self.latency + self.sway(workers) + self.after
+
+    def passing(self, entering: float, serving: float, leaving: float, working: float, workers: int) -> float:
+        """From the first byte in to the last one out, where each stage takes so long and all overlap.
+
+        The last slice is computed when it is in, and goes out when it is computed; the first one's way
+        keeps the later stages waiting.
+        """
+        first, computed = workers * self.shared / self.slices, serving / self.slices
+        served = max(first + serving, entering + computed)
+        return max(served + first, first + computed + leaving, working + first)
 
     def sway(self, workers: int) -> float:
         """The most that jitter adds there and back: of so many even draws, the largest on average."""
