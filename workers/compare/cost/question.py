@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ps.errors import UsageError
-from workers.bench import shapes
 from workers.compare import quantity
 from workers.compare.cost.constants import Constants
 from workers.compare.cost.formulas import needed_servers
@@ -16,7 +15,8 @@ from workers.compare.cost.reading import Reading, read
 from workers.compare.setting import Link, Setting, Straggler
 
 KINDS = ("constant", "pareto", "host")
-MODELS = ("digits", "mlp", "resnet50")
+MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
+"""Bytes of the models that `ps-worker bench` knows by these names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,14 +147,17 @@ def _size(model_bytes: int | None, job: str | None) -> int:
         raise UsageError("--model-bytes and --job both tell the model's size: give one of them")
     if model_bytes is not None:
         return model_bytes
-    if job not in (None, *MODELS):
+    name = job or "digits"
+    if name not in MODELS:
         raise UsageError(f"--job {job}: known are {', '.join(MODELS)}; for others give --model-bytes")
-    return shapes.nbytes(job or "digits", 0)
+    return MODELS[name]
 
 
 def _straggler(text: str) -> Straggler:
     match text.split(":"):
         case [("constant" | "pareto" | "host") as kind, seconds, *ranks] if len(ranks) < 2:
-            slow = tuple(int(rank) for rank in ranks[0].split("+") if rank.isdecimal()) if ranks else ()
-            return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=slow)
+            named = ranks[0].split("+") if ranks else []
+            if all(rank.isdecimal() for rank in named):
+                slow = tuple(int(rank) for rank in named)
+                return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=slow)
     raise UsageError(f"--straggler {text}: expected KIND:SECONDS[:RANKS] with KIND of {', '.join(KINDS)}")
