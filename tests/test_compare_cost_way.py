@@ -113,6 +113,12 @@ def test_sizes_of_slices_are_those_that_workers_try() -> None:
     assert formulas.GAIN == NOISE
 
 
+def test_lines_at_once_are_the_transport_s() -> None:
+    from ps.transport.zmq import IO_THREADS
+
+    assert formulas.SERVER_LINES["zmq"] == IO_THREADS
+
+
 def test_a_slow_wire_keeps_the_first_size() -> None:
     def count(rate: float) -> float:
         task = Task(nbytes=40 * MEBI, link=Link(rate=rate))

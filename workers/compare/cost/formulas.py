@@ -28,6 +28,8 @@ from workers.compare.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
 """Of which a hub's workers take the best on a wire (`workers.slicing`); the first in shared memory."""
+SERVER_LINES = {"zmq": 2}
+"""Lines whose bytes a server moves at once, each in a thread of its own; by any other wire one."""
 TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
 """What they try each with, how often, and how long that may take; else they keep the first."""
 GAIN = 0.05
@@ -137,11 +139,12 @@ def _by_wire(
     wire = constants.wire(name)
     most, part = slices(task.nbytes, servers, slice_bytes)
     a_byte = seconds_a_byte(wire, task.link)
+    served = seconds_a_byte(wire, task.link, min(workers, SERVER_LINES.get(name, 1)))
     step = constants.step(task.optimizer) if steps else constants.copy
     working = _core_seconds(constants, task, 2 * wire.cpu + constants.reduce)
     return Way(
         own=task.nbytes * a_byte,
-        shared=part * task.nbytes * a_byte,
+        shared=part * task.nbytes * served,
         slices=most,
         latency=2 * (wire.alpha + task.latency),
         jitter=task.jitter,

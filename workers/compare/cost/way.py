@@ -96,11 +96,17 @@ def goodput(link: Link | None) -> float:
     return inf if rate is None else rate / 8 * PAYLOAD_BYTES / LINE_BYTES
 
 
-def seconds_a_byte(wire: Wire, link: Link | None) -> float:
-    """Of one host, each way: by the slowest of its link, its I/O thread, and a window's round trips."""
+def seconds_a_byte(wire: Wire, link: Link | None, lines: int = 1) -> float:
+    """Of one host, each way: by the slowest of its link, its I/O threads, and a window's round trips.
+
+    Args:
+        wire: What was measured of one line.
+        link: The host's.
+        lines: That it moves bytes of at once.
+    """
     round_trip = 2 * (0.0 if link is None else link.latency)
     waiting = round_trip / wire.window if wire.window else 0.0
-    return max(1 / goodput(link), wire.beta, waiting)
+    return max(1 / goodput(link), max(wire.beta, waiting) / lines)
 
 
 def slices(nbytes: int, servers: int, slice_bytes: int) -> tuple[int, float]:
