@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +83,31 @@ def test_models_are_as_large_as_the_bench_s(name: str) -> None:
     assert question.MODELS[name] == shapes.nbytes(name, 0)
 
 
+def test_a_shard_for_everybody_must_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, last, _ = told(capsys, "calibrate", "--serve", "0.0.0.0")
+    assert code == 2
+    assert "--serve 0.0.0.0 is reachable from other machines without credentials" in last["error"]
+
+
+@pytest.fixture
+def peer() -> Iterator[str]:
+    """The address of another host, as far as this one knows."""
+    command = [sys.executable, "-m", "workers.compare.cli", "calibrate", "--serve", "127.0.0.1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        yield serving.stderr.readline().split()[-1]
+        serving.send_signal(signal.SIGINT)
+        out, _ = serving.communicate(timeout=30)
+    assert json.loads(out.splitlines()[-1])["error"] == "interrupted"
+
+
 @pytest.mark.slow
 def test_calibrate_measures_every_wire_and_shows_its_spread(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str
 ) -> None:
     monkeypatch.setattr(calibration, "SMALL_TIMES", 10)
     out = tmp_path / "calibration.json"
-    code, last, shown = told(capsys, "calibrate", "--out", str(out), "--turns", "3")
+    code, last, shown = told(capsys, "calibrate", "--out", str(out), "--turns", "3", "--peer", peer)
     assert (code, last["calibration"]) == (0, str(out))
     constants = read(out)
     assert set(constants.wires) == set(WIRES)
@@ -93,5 +115,6 @@ def test_calibrate_measures_every_wire_and_shows_its_spread(
     assert all(constants.wires[name].beta > 0 and constants.wires[name].cpu > 0 for name in WIRES[1:])
     assert min(constants.copy, constants.serve, *constants.apply.values()) > 0
     assert all(low <= high for low, high in constants.spread.values())
+    assert constants.link is not None
     assert constants.machine["cores"] == constants.cores
     assert "zmq.alpha" in shown

@@ -13,6 +13,7 @@ from ps.errors import UsageError
 from workers.compare.cost.constants import Constants, Wire, read
 from workers.compare.cost.measured import model_bytes, points
 from workers.compare.cost.overhead import Overhead
+from workers.compare.cost.peer import link_of
 from workers.compare.cost.prediction import Job, predict
 from workers.compare.cost.reading import read as reading_of
 from workers.compare.cost.score import Score
@@ -35,9 +36,17 @@ JOB = Job(model_bytes=40 << 20, compute=0.1, batch=32)
 LINKED = Setting(workers=4, servers=1, link=Link(rate=1e9))
 
 
+def test_a_link_is_what_the_wire_takes_longer_than_within_the_host() -> None:
+    seen = link_of(WIRE, [3e-4, 1e-4 + 5e-5, 9e-5], [8 / 1e9 * 1514 / 1448] * 3)
+    assert seen.rate == pytest.approx(1e9)
+    assert seen.latency == pytest.approx(5e-5)
+    assert link_of(WIRE, [9e-5], [1.1e-9]) == Link()
+
+
 def test_constants_are_the_same_after_a_file(tmp_path: Path) -> None:
-    CONSTANTS.write(tmp_path / "new" / "calibration.json")
-    assert read(tmp_path / "new" / "calibration.json") == CONSTANTS
+    linked = replace(CONSTANTS, link=Link(rate=1e10, latency=2e-5))
+    linked.write(tmp_path / "new" / "calibration.json")
+    assert read(tmp_path / "new" / "calibration.json") == linked
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"wires": {}}'])

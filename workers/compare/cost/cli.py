@@ -24,12 +24,21 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="file to write")] = CALIBRATION,
     turns: Annotated[int, typer.Option(min=2, help="measurements of each figure")] = 7,
     job: Annotated[str | None, typer.Option(help="measure this job's step too: digits or char-lm")] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="measure nothing: be the other host, listening on this address")
+    ] = None,
+    peer: Annotated[str | None, typer.Option(help="measure the link to the host that serves there")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="with --serve: listen beyond loopback without credentials")
+    ] = False,
 ) -> None:
     """Measure what wires and processors take here, for `predict` and every report's score.
 
     Takes some ten seconds. Shown are medians and their spread; measure on an idle machine.
     """
-    raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _calibrate(out, turns, job)))
+    if serve is not None:
+        raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _serve(serve, insecure)))
+    raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _calibrate(out, turns, job, peer)))
 
 
 def predict(
@@ -43,7 +52,9 @@ def predict(
     compute: Annotated[
         str | None, typer.Option(help="of a worker's step, as 50ms [what the calibration measured, or none]")
     ] = None,
-    rate: Annotated[str | None, typer.Option(help="of each host's link, as 25gbit [one machine]")] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="of each host's link, as 25gbit [calibration's, or one machine]")
+    ] = None,
     latency: Annotated[str, typer.Option(help="from host to host, as 20us")] = "0",
     jitter: Annotated[str, typer.Option(help="of the latency, up and down")] = "0",
     straggler: Annotated[
@@ -74,14 +85,21 @@ def predict(
     raise SystemExit(terminal.conclude("ps-compare predict", lambda: _predict(**options)))
 
 
-def _calibrate(out: Path, turns: int, job: str | None) -> dict[str, Any]:
+def _serve(host: str, insecure: bool) -> dict[str, Any]:
+    from workers.compare.cost import peer
+
+    peer.serve(host, insecure=insecure)
+    return {"served": host, "exit_code": 0}
+
+
+def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict[str, Any]:
     from dataclasses import replace
 
     from workers.compare.cost import screen
     from workers.compare.cost.calibration import calibrate as measure
     from workers.compare.cost.own_step import own_step
 
-    constants = measure(turns, _say)
+    constants = measure(turns, _say, peer)
     if job is not None:
         _say(f"the step of {job}")
         middle, least, most = own_step(job)

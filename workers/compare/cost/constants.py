@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ps.errors import UsageError
+from workers.compare.setting import Link
 
 WIRES = ("shm", "zmq", "grpc", "gloo")
 """What gradients travel by; the ring's is Gloo."""
@@ -42,6 +43,7 @@ class Constants:
         apply: A step of a byte of parameters, by the optimizer's name in lower case.
         serve: What a server computes for one message whatever its size.
         cores: Of the machine that was measured.
+        link: Between this host and another, where one served; None: it was not measured.
         compute: A step of the job on one worker with its share of the batch; None: not measured.
         spread: Least and most of what was measured, by the figure's name, as `zmq.alpha`.
         machine: What it was measured on, with versions.
@@ -54,6 +56,7 @@ class Constants:
     apply: Mapping[str, float]
     serve: float
     cores: int
+    link: Link | None = None
     compute: float | None = None
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     machine: Mapping[str, str | int] = field(default_factory=dict)
@@ -94,7 +97,8 @@ class Constants:
         """
         wires = {name: Wire(**wire) for name, wire in values["wires"].items()}
         spread = {name: (low, high) for name, (low, high) in values.get("spread", {}).items()}
-        return Constants(**{**values, "wires": wires, "spread": spread})
+        link = None if values.get("link") is None else Link(**values["link"])
+        return Constants(**{**values, "wires": wires, "spread": spread, "link": link})
 
     def write(self, path: Path) -> None:
         """Writes them as a JSON file, whole or not at all."""

@@ -60,12 +60,17 @@ def reduce(ring: Ring, tensor: torch.Tensor, times: int) -> None:
         ring.run("a measurement", lambda group: group.allreduce([tensor]))
 
 
-def _serve(host: str) -> None:
+def open_shard(host: str) -> tuple[ShardLoop, dict[str, str]]:
+    """A shard that listens on `host`, and its address by each transport; `run` it."""
     doors = open_doors(host)
     loop = ShardLoop(BSP(), list(doors.listeners.values()), HostHome(doors.allocate))
     loop.store.on_view(View(1, (Member(*SENDER),)))
     loop.assign(slices(), [bucket()])
-    addresses = {name: listener.address for name, listener in doors.listeners.items()}
+    return loop, {name: listener.address for name, listener in doors.listeners.items()}
+
+
+def _serve(host: str) -> None:
+    loop, addresses = open_shard(host)
     threading.Thread(target=_obey, args=(json.dumps(addresses), _nothing, loop.stop), daemon=True).start()
     loop.run()
 

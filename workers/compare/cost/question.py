@@ -65,7 +65,7 @@ class Question:
             latency=quantity.seconds(latency),
             jitter=quantity.seconds(jitter),
         )
-        between = link if link != Link() else None
+        between = link if link != Link() else constants.link
         return Question(
             rows=tuple(read(name.strip()) for name in rows.split(",")),
             workers=_counts("--workers", workers),

@@ -34,13 +34,19 @@ def _figures(constants: Constants) -> dict[str, float]:
     for name, wire in constants.wires.items():
         figures = {"alpha": wire.alpha, "beta": wire.beta, "cpu": wire.cpu}
         found |= {f"{name}.{figure}": value for figure, value in figures.items() if value}
+    if constants.link is not None and constants.link.rate is not None:
+        found["link.rate"] = constants.link.rate
+    if constants.link is not None:
+        found["link.latency"] = constants.link.latency
     return found | ({} if constants.compute is None else {"compute": constants.compute})
 
 
 def _unit(name: str) -> tuple[float, str]:
     if name == "compute":
         return 1e3, "ms a step"
-    if name.endswith("alpha") or name == "serve":
+    if name == "link.rate":
+        return 1e-9, "Gbit/s"
+    if name.endswith(("alpha", "latency")) or name == "serve":
         return 1e6, "us a message"
     return 1e9, "ns a byte"
 
