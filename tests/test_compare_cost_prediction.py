@@ -81,6 +81,8 @@ def test_a_row_is_read_from_what_its_programs_are_told() -> None:
     ssp = reading_of("hub-ssp")
     assert (ssp.rule, ssp.staleness, ssp.steps) == ("ssp", 2, True)
     assert not reading_of("hub-aggregate").steps
+    near = Row("near", "", ("--mode", "bsp", "--colocate"))
+    assert predict(CONSTANTS, near, LINKED, JOB).bound == "link"
     spare = Row("mine", "", ("--mode", "backup", "--backup", "3"), ("--transport", "grpc"))
     assert (reading_of(spare).rule, reading_of(spare).backup, reading_of(spare).wire) == ("backup", 3, "grpc")
 
@@ -100,6 +102,15 @@ def test_stragglers_cost_lockstep_more_than_others() -> None:
         for row in ("hub-bsp", "hub-ssp", "hub-asp")
     }
     assert speeds["hub-bsp"] < speeds["hub-ssp"] < speeds["hub-asp"]
+
+
+def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> None:
+    lossy = replace(LINKED, fault=Fault(rank=1, step=10))
+    assert not predict(CONSTANTS, "ring", lossy, JOB).finished
+    assert predict(CONSTANTS, "hub-bsp", lossy, JOB).finished
+    assert predict(CONSTANTS, "local", lossy, JOB) == predict(CONSTANTS, "local", LINKED, JOB)
+    with pytest.raises(UsageError, match="nobody is left"):
+        predict(CONSTANTS, "hub-bsp", Setting(workers=1, fault=Fault(rank=0, step=1)), JOB)
 
 
 def test_an_exchange_hides_behind_backward_but_for_its_last_slice() -> None:

@@ -142,4 +142,5 @@ def test_more_servers_are_never_slower(workers: int, servers: int, nbytes: int, 
 
 def test_colocated_shards_carry_what_a_ring_carries() -> None:
     task = Task(nbytes=100 * MEBI, link=GIGABIT)
-    assert formulas.colocated(WEIGHTLESS, task, 4, "zmq") == pytest.approx(ring(task, 4))
+    colocated = formulas.colocated(WEIGHTLESS, task, 4, "zmq", steps=True)
+    assert colocated.lockstep(4) == pytest.approx(ring(task, 4))

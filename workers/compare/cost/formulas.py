@@ -188,14 +188,27 @@ def _serving(
     }
 
 
-def colocated(constants: Constants, task: Task, workers: int, wire: str) -> float:
-    """Seconds of an exchange where every worker's host has a shard: the ring's bytes, the hub's hops."""
-    moved = 2 * (workers - 1) / workers * task.nbytes * seconds_a_byte(constants.wire(wire), task.link)
-    step = task.nbytes * (constants.step(task.optimizer) / workers + constants.reduce)
-    cores = _core_seconds(
-        constants, task, 2 * (workers - 1) * constants.wire(wire).cpu + workers * constants.reduce
+def colocated(constants: Constants, task: Task, workers: int, wire: str, *, steps: bool) -> Way:
+    """A hub whose shards are on the workers' own hosts: the ring's bytes in the hub's two hops.
+
+    A host's link carries, each way, its worker's pushes to the others' shards and its shard's answers
+    to the others' workers: (n-1)/n of the model each. Two ways at once are two of these, one after another.
+    """
+    line = constants.wire(wire)
+    moved = 2 * (workers - 1) / workers * task.nbytes
+    most, part = slices(task.nbytes, workers, task.slice_bytes or SLICE_BYTES[0])
+    step = constants.step(task.optimizer) if steps else constants.copy
+    return Way(
+        own=moved * seconds_a_byte(line, task.link),
+        shared=0.0,
+        slices=most,
+        latency=2 * (line.alpha + task.latency),
+        jitter=task.jitter,
+        after=0.0 if steps else own_step(constants, task, workers),
+        cores=_core_seconds(constants, task, 2 * (workers - 1) / workers * line.cpu + constants.reduce),
+        closing=_core_seconds(constants, task, step - constants.reduce),
+        **_serving(constants, task, workers, most, part, step),
     )
-    return max(moved, step, cores) + 2 * (constants.wire(wire).alpha + task.latency)
 
 
 def needed_servers(workers: int) -> float:

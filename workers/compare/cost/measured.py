@@ -86,7 +86,7 @@ def _point(row: Mapping[str, Any], settings: Mapping[str, Setting]) -> Point | N
         reading = read(row["row"])
     except UsageError:
         return None
-    if step is None or reading.colocated:
+    if step is None:
         return None
     return Point(row["setting"], settings[row["setting"]], reading, step / 1e3, speed)
 

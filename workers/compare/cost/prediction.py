@@ -7,10 +7,9 @@ all share; with everyone alike the larger one is reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ps.errors import UsageError
 from workers.compare.cost import formulas
 from workers.compare.cost.constants import Constants
 from workers.compare.cost.formulas import Task
@@ -61,6 +60,7 @@ class Prediction:
         by: How it was found.
         parts: Seconds of a step by what takes them; they overlap, so they may sum to more.
         bound: Which of them is the one that counts.
+        finished: False: the loss of a worker ends it, as it ends a ring.
     """
 
     step_seconds: float
@@ -69,6 +69,7 @@ class Prediction:
     by: By
     parts: dict[str, float]
     bound: str
+    finished: bool = True
 
     def as_json(self) -> dict[str, Any]:
         """The prediction as a JSON object."""
@@ -78,6 +79,7 @@ class Prediction:
             "efficiency": self.efficiency,
             "by": self.by,
             "bound": self.bound,
+            "finished": self.finished,
             "parts_ms": {name: 1e3 * seconds for name, seconds in self.parts.items()},
         }
 
@@ -105,7 +107,9 @@ def predict(
         UsageError: There is no model of the row, or the calibration lacks what it needs.
     """
     reading = row if isinstance(row, Reading) else read(row)
-    workers = 1 if reading.alone else setting.workers
+    if reading.alone:
+        setting = _of_one(setting)
+    workers, finished = setting.workers, True
     way, compute = way_of(constants, reading, setting, job), job.compute + (setting.compute or 0.0)
     compute -= _hidden(way, workers, job)
     if _alike(reading, setting):
@@ -114,6 +118,7 @@ def predict(
     else:
         course = simulate(_scene(reading, setting, way, workers, compute, steps, seed))
         seconds, rate, by = course.step_seconds, course.steps_per_second, "simulation"
+        finished = course.finished
     parts = _parts(way, workers, job.compute + (setting.compute or 0.0), reading)
     return Prediction(
         step_seconds=seconds,
@@ -122,6 +127,7 @@ def predict(
         by="formula" if by == "formula" else "simulation",
         parts=parts,
         bound=max(parts, key=lambda name: parts[name]),
+        finished=finished,
     )
 
 
@@ -141,16 +147,23 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
         together=together,
         slice_bytes=job.slice_bytes,
     )
-    if reading.alone:
-        return formulas.ring(constants, task, 1)
-    if reading.rule == "ring":
-        return formulas.ring(constants, task, setting.workers)
-    if reading.colocated:
-        raise UsageError(f"{reading.name}: there is no model of a step with colocated shards yet")
+    if not reading.on_hub:
+        return formulas.ring(constants, task, 1 if reading.alone else setting.workers)
     wire = reading.wire or job.wire or reading.wire_in(setting)
-    lockstep = reading.rule == "bsp"
-    return formulas.hub(
-        constants, task, setting.workers, setting.servers, wire, steps=reading.steps, shows=lockstep
+    if reading.colocated and wire != "shm":
+        return formulas.colocated(constants, task, setting.workers, wire, steps=reading.steps)
+    lockstep, servers = reading.rule == "bsp", setting.workers if reading.colocated else setting.servers
+    return formulas.hub(constants, task, setting.workers, servers, wire, steps=reading.steps, shows=lockstep)
+
+
+def _of_one(setting: Setting) -> Setting:
+    """What of a setting a process alone meets: its own host's slowness, and no other's loss."""
+    slow = setting.straggler
+    here = slow is not None and (not slow.ranks or 0 in slow.ranks)
+    return Setting(
+        workers=1,
+        straggler=replace(slow, ranks=()) if slow is not None and here else None,
+        compute=setting.compute,
     )
 
 
@@ -160,7 +173,7 @@ def _alike(reading: Reading, setting: Setting) -> bool:
 
 
 def _by_formula(reading: Reading, way: Way, workers: int, compute: float) -> float:
-    if reading.alone or reading.rule == "ring":
+    if not reading.on_hub:
         return compute + way.alone
     if reading.rule == "bsp":
         return compute + way.lockstep(workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ps.errors import UsageError
 from workers.compare.cost.way import Way
 from workers.compare.setting import Fault, Straggler
 
@@ -42,6 +43,10 @@ class Scene:
     lease: float = LEASE_SECONDS
     steps: int = 100
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.fault is not None and self.workers == 1 and self.rule != "ring":
+            raise UsageError(f"{self.fault}: with one worker nobody is left; take 2 at least")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

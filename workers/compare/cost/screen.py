@@ -62,7 +62,7 @@ def show_answer(answer: Mapping[str, Any]) -> None:
         table.add_row(*_cells(each, computing=bool(answer["compute_ms"])))
     console.print(table)
     for each in answer["crossover"]:
-        console.print(_told(each))
+        console.print(_told(each), soft_wrap=True)
 
 
 def _cells(each: Mapping[str, Any], *, computing: bool) -> list[str]:
