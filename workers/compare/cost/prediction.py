@@ -8,7 +8,7 @@ all share; with everyone alike the larger one is reached.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from workers.compare.cost import formulas
 from workers.compare.cost.constants import Constants
@@ -58,7 +58,8 @@ class Prediction:
         samples_per_second: Of all workers.
         efficiency: Part of the step that is spent computing.
         by: How it was found.
-        parts: Seconds of a step by what takes them; they overlap, so they may sum to more.
+        parts: Seconds of a step by what takes them; they overlap, so they may sum to more. `waiting` is
+            for others: the slowest, or whoever is before in a queue.
         bound: Which of them is the one that counts.
         finished: False: the loss of a worker ends it, as it ends a ring.
     """
@@ -109,32 +110,27 @@ def predict(
     reading = row if isinstance(row, Reading) else read(row)
     if reading.alone:
         setting = _of_one(setting)
-    workers, finished = setting.workers, True
-    way, compute = way_of(constants, reading, setting, job), job.compute + (setting.compute or 0.0)
-    compute -= _hidden(way, workers, job)
-    if _alike(reading, setting):
-        seconds, by = _by_formula(reading, way, workers, compute), "formula"
-        rate = workers / seconds
-    else:
-        course = simulate(_scene(reading, setting, way, workers, compute, steps, seed))
-        seconds, rate, by = course.step_seconds, course.steps_per_second, "simulation"
-        finished = course.finished
-    parts = _parts(way, workers, job.compute + (setting.compute or 0.0), reading)
+    way = way_of(constants, reading, setting, job)
+    computing = job.compute + (setting.compute or 0.0)
+    shown = computing - _hidden(way, setting.workers, job)
+    found = _found(reading, setting, way, shown, steps, seed)
+    parts = _parts(way, setting.workers, reading)
+    waiting = found.seconds - shown - _exchanging(reading, way, setting.workers)
+    parts |= {"compute": computing, "waiting": max(0.0, waiting)}
     return Prediction(
-        step_seconds=seconds,
-        samples_per_second=rate * job.batch,
-        efficiency=min(1.0, parts["compute"] / seconds) if seconds else 0.0,
-        by="formula" if by == "formula" else "simulation",
+        step_seconds=found.seconds,
+        samples_per_second=found.rate * job.batch,
+        efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
+        by=found.by,
         parts=parts,
         bound=max(parts, key=lambda name: parts[name]),
-        finished=finished,
+        finished=found.finished,
     )
 
 
 def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job) -> float:
     """Seconds by which a step is longer than its computing, where all are alike and nobody waits in line."""
-    way = way_of(constants, reading, setting, job)
-    return way.lockstep(setting.workers if reading.rule == "bsp" and reading.on_hub else 1)
+    return _exchanging(reading, way_of(constants, reading, setting, job), setting.workers)
 
 
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:
@@ -172,12 +168,29 @@ def _alike(reading: Reading, setting: Setting) -> bool:
     return not slow and setting.fault is None and reading.rule != "backup"
 
 
-def _by_formula(reading: Reading, way: Way, workers: int, compute: float) -> float:
-    if not reading.on_hub:
-        return compute + way.alone
-    if reading.rule == "bsp":
-        return compute + way.lockstep(workers)
-    return max(compute + way.alone, workers * way.bottleneck)
+class _Found(NamedTuple):
+    seconds: float
+    rate: float
+    """Steps a second, of all workers."""
+    by: By
+    finished: bool = True
+
+
+def _found(reading: Reading, setting: Setting, way: Way, compute: float, steps: int, seed: int) -> _Found:
+    """The step, by formula where it holds."""
+    if not _alike(reading, setting):
+        course = simulate(_scene(reading, setting, way, compute, steps, seed))
+        return _Found(course.step_seconds, course.steps_per_second, "simulation", course.finished)
+    seconds = compute + _exchanging(reading, way, setting.workers)
+    if reading.rule in ("ssp", "asp"):
+        seconds = max(seconds, setting.workers * way.bottleneck)
+    return _Found(seconds, setting.workers / seconds, "formula")
+
+
+def _exchanging(reading: Reading, way: Way, workers: int) -> float:
+    """An exchange, beside all others in lockstep, else as if alone."""
+    together = reading.on_hub and reading.rule in ("bsp", "backup")
+    return way.lockstep(workers if together else 1)
 
 
 def _hidden(way: Way, workers: int, job: Job) -> float:
@@ -186,11 +199,9 @@ def _hidden(way: Way, workers: int, job: Job) -> float:
     return min(job.overlap * job.compute, busiest * (1 - 1 / way.slices))
 
 
-def _scene(
-    reading: Reading, setting: Setting, way: Way, workers: int, compute: float, steps: int, seed: int
-) -> Scene:
+def _scene(reading: Reading, setting: Setting, way: Way, compute: float, steps: int, seed: int) -> Scene:
     return Scene(
-        workers=workers,
+        workers=setting.workers,
         way=way,
         compute=compute,
         rule="ring" if reading.alone else reading.rule,
@@ -203,10 +214,9 @@ def _scene(
     )
 
 
-def _parts(way: Way, workers: int, compute: float, reading: Reading) -> dict[str, float]:
+def _parts(way: Way, workers: int, reading: Reading) -> dict[str, float]:
     crowd = workers if reading.on_hub else 1
     return {
-        "compute": compute,
         "link": way.moving(crowd),
         "server": way.serving(crowd),
         "cores": way.working(crowd),
