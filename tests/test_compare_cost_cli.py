@@ -1,0 +1,120 @@
+"""`ps-compare calibrate` and `ps-compare predict`, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_compare_cost_prediction import CONSTANTS
+from workers.bench import shapes
+from workers.compare import cli
+from workers.compare.cost import calibration, question
+from workers.compare.cost.constants import WIRES, read
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, last line, and what a person reads."""
+    with pytest.raises(SystemExit) as ended:
+        cli.terminal.run(cli.app, "ps-compare", words)
+    said = capsys.readouterr()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, json.loads(said.out.splitlines()[-1]), said.err
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path) -> str:
+    CONSTANTS.write(tmp_path / "calibration.json")
+    return str(tmp_path / "calibration.json")
+
+
+def test_predict_tells_steps_and_where_the_hub_wins(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    asked = ["--workers", "4,8", "--servers", "1,8", "--rate", "10gbit", "--latency", "20us"]
+    model = ["--model-bytes", "100000000", "--compute", "50ms", "--slice-bytes", "65536"]
+    code, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked, *model)
+    assert code == 0
+    rows = [(each["workers"], each["row"], each["servers"]) for each in last["predictions"]]
+    assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
+    assert len(rows) == 2 * (2 + 3 * 2)
+    assert [each["workers"] for each in last["crossover"]] == [4, 8]
+    assert "4 workers: at line rate the hub wins with more than 2.667 servers" in " ".join(shown.split())
+
+
+def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
+    asked = ["--workers", "4", "--rows", "hub-asp", "--straggler", "constant:50ms:0+3", "--steps", "20"]
+    _, last, _ = told(capsys, "predict", "--calibration", calibrated, *asked)
+    assert last["predictions"][0]["by"] == "simulation"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--workers", "4,none"), "--workers 4,none: expected numbers from 1"),
+        (("--workers", "0"), "--workers 0: expected numbers from 1"),
+        (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected KIND:SECONDS"),
+        (("--straggler", "pareto:1:first"), "--straggler pareto:1:first: expected KIND:SECONDS"),
+        (("--job", "gpt"), "--job gpt: known are digits"),
+        (("--job", "digits", "--model-bytes", "5"), "give one of them"),
+        (("--rate", "fast"), "fast"),
+        (("--rows", "gossip"), "no model of a row 'gossip'"),
+        (("--optimizer", "lion"), "no optimizer 'lion'"),
+        (("--calibration", "nowhere.json"), "nowhere.json holds no calibration"),
+    ],
+)
+def test_a_question_that_means_nothing_is_answered_by_what_was_allowed(
+    capsys: pytest.CaptureFixture[str], calibrated: str, words: tuple[str, ...], says: str
+) -> None:
+    code, last, shown = told(capsys, "predict", "--calibration", calibrated, *words)
+    assert code == 2
+    assert says in last["error"]
+    assert says in shown
+
+
+@pytest.mark.parametrize("name", question.MODELS)
+def test_models_are_as_large_as_the_bench_s(name: str) -> None:
+    assert question.MODELS[name] == shapes.nbytes(name, 0)
+
+
+def test_a_shard_for_everybody_must_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, last, _ = told(capsys, "calibrate", "--serve", "0.0.0.0")
+    assert code == 2
+    assert "--serve 0.0.0.0 is reachable from other machines without credentials" in last["error"]
+
+
+@pytest.fixture
+def peer() -> Iterator[str]:
+    """The address of another host, as far as this one knows."""
+    command = [sys.executable, "-m", "workers.compare.cli", "calibrate", "--serve", "127.0.0.1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
+        assert serving.stderr is not None
+        yield serving.stderr.readline().split()[-1]
+        serving.send_signal(signal.SIGINT)
+        out, _ = serving.communicate(timeout=30)
+    assert json.loads(out.splitlines()[-1])["error"] == "interrupted"
+
+
+@pytest.mark.slow
+def test_calibrate_measures_every_wire_and_shows_its_spread(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, peer: str
+) -> None:
+    monkeypatch.setattr(calibration, "SMALL_TIMES", 10)
+    out = tmp_path / "calibration.json"
+    code, last, shown = told(capsys, "calibrate", "--out", str(out), "--turns", "3", "--peer", peer)
+    assert (code, last["calibration"]) == (0, str(out))
+    constants = read(out)
+    assert set(constants.wires) == set(WIRES)
+    assert all(wire.alpha > 0 for wire in constants.wires.values())
+    assert all(constants.wires[name].beta > 0 and constants.wires[name].cpu > 0 for name in WIRES[1:])
+    assert min(constants.copy, constants.serve, *constants.apply.values()) > 0
+    assert all(low <= high for low, high in constants.spread.values())
+    assert constants.link is not None
+    assert constants.machine["cores"] == constants.cores
+    assert "zmq.alpha" in shown

@@ -1,0 +1,220 @@
+"""Predictions of rows, and their score beside what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.errors import UsageError
+from workers.compare.cost.constants import Constants, Wire, read
+from workers.compare.cost.measured import model_bytes, points
+from workers.compare.cost.overhead import Overhead
+from workers.compare.cost.peer import link_of
+from workers.compare.cost.prediction import Job, predict
+from workers.compare.cost.reading import read as reading_of
+from workers.compare.cost.score import Score
+from workers.compare.row import ROWS, Row
+from workers.compare.setting import Fault, Link, Setting, Straggler
+
+WIRE = Wire(alpha=1e-4, beta=1e-9, cpu=0.5e-9)
+CONSTANTS = Constants(
+    wires=dict.fromkeys(("shm", "zmq", "grpc", "gloo"), WIRE),
+    copy=1e-10,
+    reduce=1e-10,
+    apply={"sgd": 2e-10, "adam": 4e-10},
+    serve=5e-5,
+    cores=2,
+    spread={"copy": (0.9e-10, 1.2e-10)},
+    machine={"cores": 2},
+    date="2026-11-21T12:00:00+00:00",
+)
+JOB = Job(model_bytes=40 << 20, compute=0.1, batch=32)
+LINKED = Setting(workers=4, servers=1, link=Link(rate=1e9))
+
+
+def test_a_link_is_what_the_wire_takes_longer_than_within_the_host() -> None:
+    seen = link_of(WIRE, [3e-4, 1e-4 + 5e-5, 9e-5], [8 / 1e9 * 1514 / 1448] * 3)
+    assert seen.rate == pytest.approx(1e9)
+    assert seen.latency == pytest.approx(5e-5)
+    assert link_of(WIRE, [9e-5], [1.1e-9]) == Link()
+
+
+def test_constants_are_the_same_after_a_file(tmp_path: Path) -> None:
+    linked = replace(CONSTANTS, link=Link(rate=1e10, latency=2e-5))
+    linked.write(tmp_path / "new" / "calibration.json")
+    assert read(tmp_path / "new" / "calibration.json") == linked
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"wires": {}}'])
+def test_a_file_that_is_no_calibration_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "calibration.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"calibration\.json holds no calibration .*ps-compare calibrate"):
+        read(file)
+
+
+def test_what_was_not_measured_is_named_with_what_was() -> None:
+    with pytest.raises(UsageError, match="no wire 'rdma'; it has shm, zmq"):
+        CONSTANTS.wire("rdma")
+    with pytest.raises(UsageError, match="no optimizer 'Lion'; it has sgd, adam"):
+        CONSTANTS.step("Lion")
+
+
+@pytest.mark.parametrize("row", [*ROWS, "hub-zmq", "hub-grpc", "ddp", "mpi", "rpc"])
+def test_every_row_has_a_model(row: str) -> None:
+    predicted = predict(CONSTANTS, row, LINKED, JOB)
+    assert predicted.step_seconds >= JOB.compute
+    assert predicted.by == "formula"
+    assert json.loads(json.dumps(predicted.as_json()))["step_ms"] == 1e3 * predicted.step_seconds
+
+
+def test_a_row_without_a_model_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(UsageError, match="no model of a row 'gossip'; there is one of local, ring"):
+        predict(CONSTANTS, "gossip", LINKED, JOB)
+
+
+def test_a_row_is_read_from_what_its_programs_are_told() -> None:
+    ssp = reading_of("hub-ssp")
+    assert (ssp.rule, ssp.staleness, ssp.steps) == ("ssp", 2, True)
+    assert not reading_of("hub-aggregate").steps
+    near = Row("near", "", ("--mode", "bsp", "--colocate"))
+    assert predict(CONSTANTS, near, LINKED, JOB).bound == "link"
+    spare = Row("mine", "", ("--mode", "backup", "--backup", "3"), ("--transport", "grpc"))
+    assert (reading_of(spare).rule, reading_of(spare).backup, reading_of(spare).wire) == ("backup", 3, "grpc")
+
+
+@pytest.mark.parametrize(
+    "more", [{"straggler": Straggler(kind="pareto", seconds=0.02)}, {"fault": Fault(rank=1, step=10)}]
+)
+def test_what_is_not_alike_is_simulated(more: dict[str, Any]) -> None:
+    setting = replace(LINKED, **more)
+    assert predict(CONSTANTS, "hub-asp", setting, JOB).by == "simulation"
+
+
+def test_stragglers_cost_lockstep_more_than_others() -> None:
+    slow = replace(LINKED, servers=4, straggler=Straggler(kind="pareto", seconds=0.2))
+    speeds = {
+        row: predict(CONSTANTS, row, slow, JOB).samples_per_second
+        for row in ("hub-bsp", "hub-ssp", "hub-asp")
+    }
+    assert speeds["hub-bsp"] < speeds["hub-ssp"] < speeds["hub-asp"]
+
+
+def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> None:
+    lossy = replace(LINKED, fault=Fault(rank=1, step=10))
+    assert not predict(CONSTANTS, "ring", lossy, JOB).finished
+    assert predict(CONSTANTS, "hub-bsp", lossy, JOB).finished
+    assert predict(CONSTANTS, "local", lossy, JOB) == predict(CONSTANTS, "local", LINKED, JOB)
+    with pytest.raises(UsageError, match="nobody is left"):
+        predict(CONSTANTS, "hub-bsp", Setting(workers=1, fault=Fault(rank=0, step=1)), JOB)
+
+
+def test_an_exchange_hides_behind_backward_but_for_its_last_slice() -> None:
+    shown = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20))
+    hidden = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20, overlap=0.5))
+    assert shown.step_seconds - hidden.step_seconds == pytest.approx(0.05)
+
+
+def test_efficiency_is_the_part_that_computes() -> None:
+    predicted = predict(CONSTANTS, "ring", LINKED, JOB)
+    assert predicted.efficiency == pytest.approx(0.1 / predicted.step_seconds)
+    assert predicted.samples_per_second == pytest.approx(4 * 32 / predicted.step_seconds)
+    assert predicted.bound == "link"
+
+
+# The score.
+
+
+def setting_json(setting: Setting) -> dict[str, Any]:
+    return {"key": setting.key, **setting.as_json()}
+
+
+def row_json(name: str, setting: Setting, seconds: float, batch: float = 128) -> dict[str, Any]:
+    speed = {"values": [batch / seconds], "median": batch / seconds, "low": 0.0, "high": 0.0}
+    step = {"values": [1e3 * seconds], "median": 1e3 * seconds, "low": 0.0, "high": 0.0}
+    sent = {"values": [40 << 20], "median": float(40 << 20), "low": 0.0, "high": 0.0}
+    if name == "ring":
+        sent["median"] = (40 << 20) * 1.5
+    numbers = {"step_ms": step, "samples_per_second": speed, "bytes_sent_per_step": sent}
+    return {"setting": setting.key, "row": name, "withheld": None, "numbers": numbers}
+
+
+THEIRS = Job(model_bytes=40 << 20, compute=0.05, together=True)
+FINE = replace(THEIRS, slice_bytes=1 << 19)
+
+
+def experiment(job: Job = THEIRS, wrong: float = 1.0) -> dict[str, Any]:
+    """What the model itself would measure, if all but the first setting took `wrong` times as long."""
+    links = [replace(LINKED, servers=k, link=Link(rate=rate)) for rate in (1e9, 2e8) for k in (1, 2, 4)]
+    rows = [
+        row_json(row, setting, predict(CONSTANTS, row, setting, job).step_seconds * (wrong if place else 1))
+        for place, setting in enumerate(links)
+        for row in ("ring", "hub-bsp")
+        if row == "hub-bsp" or setting.servers == 1
+    ]
+    return {"version": 2, "settings": [setting_json(each) for each in links], "rows": rows}
+
+
+def test_the_model_size_is_what_a_worker_sends() -> None:
+    results = experiment()
+    assert model_bytes(results) == 40 << 20
+    hubs = {**results, "rows": [row for row in results["rows"] if row["row"] != "ring"]}
+    assert model_bytes(hubs) == 40 << 20
+    with pytest.raises(UsageError, match="give --model-bytes"):
+        model_bytes({**results, "rows": []})
+
+
+def test_only_what_was_not_calibrated_on_counts() -> None:
+    told = Score(experiment(), CONSTANTS).as_json()
+    calibrated = [each for each in told["predictions"] if each["calibrated"]]
+    assert {(each["row"], each["setting"]) for each in calibrated} == {
+        ("ring", "n4 k1 1000mbit"),
+        ("hub-bsp", "n4 k1 1000mbit"),
+    }
+    assert told["score"] == {"mean_error": pytest.approx(0.0, abs=1e-9), "settings": 6}
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_what_is_predicted_wrongly_is_said() -> None:
+    told = Score(experiment(wrong=1.25), CONSTANTS).as_json()
+    assert told["score"]["mean_error"] == pytest.approx(0.2)
+    assert {round(each["error"], 6) for each in told["predictions"] if not each["calibrated"]} == {-0.2}
+
+
+def test_a_crossover_is_measured_predicted_and_told_by_formula() -> None:
+    first = Score(experiment(FINE), CONSTANTS, FINE).as_json()["crossover"][0]
+    assert first["setting"] == "n4 1000mbit"
+    assert (first["measured"], first["predicted"]) == (4, 3)
+    assert first["formula"] == "k > n^2/(2(n-1)) = 2.67"
+
+
+def test_scaling_has_what_was_measured_and_what_lies_beyond() -> None:
+    ring = next(each for each in Score(experiment(), CONSTANTS).as_json()["scaling"] if each["row"] == "ring")
+    assert ring["workers"] == [1, 2, 4, 8, 16]
+    assert [speed is not None for speed in ring["measured"]] == [False, False, True, False, False]
+    assert ring["predicted"][2] == pytest.approx(ring["measured"][2])
+
+
+def test_withheld_and_unknown_rows_are_left_out() -> None:
+    results = experiment()
+    results["rows"][0]["withheld"] = "wrong"
+    results["rows"][1]["row"] = "gossip"
+    results["rows"][2]["numbers"]["step_ms"] = None
+    assert len(points(results)) == 5
+
+
+def test_overhead_is_split_by_what_a_process_alone_takes() -> None:
+    # alone = fixed + batch = 10; four workers on two cores: 2 (fixed + batch / 4) = 8
+    solved = Overhead.solve(8.0, 4, 2, 10.0)
+    assert (solved.fixed, solved.batch) == (pytest.approx(2.0), pytest.approx(8.0))
+    assert solved.of(4) == pytest.approx(8.0)
+    assert solved.of(8) == pytest.approx(4 * (2 + 1))
+
+
+def test_overhead_is_never_negative() -> None:
+    assert Overhead.solve(-1.0, 4, 2, None).of(4) == 0.0
+    assert Overhead.solve(8.0, 4, 2, 0.1).batch == 0.0

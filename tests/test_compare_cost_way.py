@@ -1,0 +1,146 @@
+"""The formulas of the model of cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ps.sharding import SLICE_BYTES
+from workers.compare.cost import formulas
+from workers.compare.cost.constants import Constants, Wire
+from workers.compare.cost.formulas import Task
+from workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
+from workers.compare.setting import Link
+
+MEBI = 1 << 20
+GIGABIT = Link(rate=1e9)
+GOODPUT = 125e6 * PAYLOAD_BYTES / LINE_BYTES
+FREE = Wire(alpha=0.0, beta=0.0, cpu=0.0)
+WEIGHTLESS = Constants(
+    wires=dict.fromkeys(("shm", "zmq", "grpc", "gloo"), FREE),
+    copy=0.0,
+    reduce=0.0,
+    apply={"sgd": 0.0},
+    serve=0.0,
+    cores=2,
+)
+"""A machine on which nothing but links takes time."""
+
+
+def hub(task: Task, workers: int, servers: int, constants: Constants = WEIGHTLESS) -> float:
+    way = formulas.hub(constants, task, workers, servers, "zmq", steps=True, shows=True)
+    return way.lockstep(workers)
+
+
+def ring(task: Task, workers: int, constants: Constants = WEIGHTLESS) -> float:
+    return formulas.ring(constants, task, workers).alone
+
+
+def fine(nbytes: int, link: Link = GIGABIT) -> Task:
+    """So small slices that the first one's way does not count."""
+    return Task(nbytes=nbytes, link=link, slice_bytes=nbytes // 10_000)
+
+
+def test_a_link_brings_its_user_what_headers_leave() -> None:
+    assert goodput(GIGABIT) == pytest.approx(119.55e6, rel=1e-3)
+    assert goodput(None) == goodput(Link(latency=1e-3)) == inf
+
+
+@pytest.mark.parametrize("workers", [2, 4, 8, 64])
+def test_a_ring_moves_twice_the_model_but_for_a_part(workers: int) -> None:
+    expected = 2 * (workers - 1) / workers * 100 * MEBI / GOODPUT
+    assert ring(Task(nbytes=100 * MEBI, link=GIGABIT), workers) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (4, 1), (4, 2), (4, 4), (4, 8), (8, 2)])
+def test_a_hub_takes_what_its_busiest_link_takes(workers: int, servers: int) -> None:
+    expected = max(1, workers / servers) * 100 * MEBI / GOODPUT
+    assert hub(fine(100 * MEBI), workers, servers) == pytest.approx(expected, rel=2e-3)
+
+
+def test_n_slices_take_the_time_of_one_more() -> None:
+    task = Task(nbytes=40 * MEBI, link=GIGABIT, slice_bytes=MEBI)
+    assert hub(task, 4, 1) == pytest.approx(41 / 40 * 4 * 40 * MEBI / GOODPUT)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8, 16, 64])
+def test_a_hub_wins_from_the_servers_on_that_the_formula_says(workers: int) -> None:
+    task, needed = fine(100 * MEBI), formulas.needed_servers(workers)
+    least = ring(task, workers)
+    for servers in range(1, workers + 1):
+        if abs(servers - needed) > 0.1 * needed:  # where they are apart by more than a slice
+            assert (hub(task, workers, servers) < least) == (servers > needed)
+
+
+def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:
+    task = Task(nbytes=4, link=Link(latency=1e-3))
+    assert ring(task, 8) == pytest.approx(14e-3)
+    assert hub(task, 8, 1) == pytest.approx(2e-3)
+
+
+def test_a_window_limits_what_a_long_line_carries() -> None:
+    wire = replace(FREE, window=1e6)
+    assert seconds_a_byte(wire, Link(latency=5e-3)) == pytest.approx(10e-3 / 1e6)
+    assert seconds_a_byte(wire, None) == 0.0
+
+
+def test_hosts_that_share_cores_take_the_processor_time_of_all() -> None:
+    wire = replace(FREE, cpu=1e-9)
+    busy = replace(WEIGHTLESS, wires={**WEIGHTLESS.wires, "zmq": wire, "gloo": wire})
+    task = Task(nbytes=100 * MEBI, together=True)
+    assert hub(task, 4, 1, busy) == pytest.approx(4 * 2 * 100 * MEBI * 1e-9 / 2)
+    assert ring(task, 4, busy) == pytest.approx(2 * 3 * 100 * MEBI * 1e-9 / 2)
+    assert hub(replace(task, together=False), 4, 1, busy) == 0.0
+
+
+def test_the_busiest_server_has_a_slice_more_than_others() -> None:
+    assert slices(40 * MEBI, 4, 4 * MEBI) == (3, 0.3)
+    assert slices(1, 4, 4 * MEBI) == (1, 1.0)
+
+
+def test_sizes_of_slices_are_those_that_workers_try() -> None:
+    from workers import slicing
+    from workers.tuning import NOISE
+
+    assert formulas.SLICE_BYTES == slicing.SIZES
+    assert formulas.SLICE_BYTES[0] == SLICE_BYTES
+    tried = (slicing.TRIAL_BYTES, 1 + slicing.EXCHANGES, slicing.BUDGET)
+    assert tried == (formulas.TRIAL_BYTES, formulas.TRIAL_EXCHANGES, formulas.TRIAL_SECONDS)
+    assert formulas.GAIN == NOISE
+
+
+def test_lines_at_once_are_the_transport_s() -> None:
+    from ps.transport.zmq import IO_THREADS
+
+    assert formulas.SERVER_LINES["zmq"] == IO_THREADS
+
+
+def test_a_slow_wire_keeps_the_first_size() -> None:
+    def count(rate: float) -> float:
+        task = Task(nbytes=40 * MEBI, link=Link(rate=rate))
+        return formulas.hub(WEIGHTLESS, task, 4, 4, "zmq", steps=True, shows=True).slices
+
+    assert count(1e9) == 3
+    assert count(100e9) == 10
+
+
+@given(
+    workers=st.integers(1, 200),
+    servers=st.integers(1, 200),
+    nbytes=st.integers(1, 10**9),
+    rate=st.floats(1e6, 1e11),
+)
+@settings(max_examples=30, deadline=None)
+def test_more_servers_are_never_slower(workers: int, servers: int, nbytes: int, rate: float) -> None:
+    task = Task(nbytes=nbytes, link=Link(rate=rate), slice_bytes=4 * MEBI)
+    assert hub(task, workers, servers + 1) <= hub(task, workers, servers) * (1 + 1e-9)
+
+
+def test_colocated_shards_carry_what_a_ring_carries() -> None:
+    task = Task(nbytes=100 * MEBI, link=GIGABIT)
+    colocated = formulas.colocated(WEIGHTLESS, task, 4, "zmq", steps=True)
+    assert colocated.lockstep(4) == pytest.approx(ring(task, 4))

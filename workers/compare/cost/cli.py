@@ -1,0 +1,137 @@
+"""`ps-compare calibrate` and `ps-compare predict`.
+
+Only typer is imported here, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ps import terminal
+
+if TYPE_CHECKING:
+    from workers.compare.cost.constants import Constants
+
+CALIBRATION = Path("calibration.json")
+ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
+
+
+def calibrate(
+    out: Annotated[Path, typer.Option(help="file to write")] = CALIBRATION,
+    turns: Annotated[int, typer.Option(min=2, help="measurements of each figure")] = 7,
+    job: Annotated[str | None, typer.Option(help="measure this job's step too: digits or char-lm")] = None,
+    serve: Annotated[
+        str | None, typer.Option(help="measure nothing: be the other host, listening on this address")
+    ] = None,
+    peer: Annotated[str | None, typer.Option(help="measure the link to the host that serves there")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="with --serve: listen beyond loopback without credentials")
+    ] = False,
+) -> None:
+    """Measure what wires and processors take here, for `predict` and every report's score.
+
+    Takes some ten seconds. Shown are medians and their spread; measure on an idle machine.
+    """
+    if serve is not None:
+        raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _serve(serve, insecure)))
+    raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _calibrate(out, turns, job, peer)))
+
+
+def predict(
+    workers: Annotated[str, typer.Option(help="how many, by comma")] = "2,4,8,16,64",
+    servers: Annotated[str, typer.Option(help="hosts with one shard each, by comma")] = "1",
+    rows: Annotated[str, typer.Option(help="ways to train, by comma; all but peers")] = ROWS,
+    model_bytes: Annotated[int | None, typer.Option(min=1, help="of all parameters")] = None,
+    job: Annotated[
+        str | None, typer.Option(help="instead of --model-bytes: digits, mlp or resnet50 [digits]")
+    ] = None,
+    compute: Annotated[
+        str | None, typer.Option(help="of a worker's step, as 50ms [what the calibration measured, or none]")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option(help="of each host's link, as 25gbit [calibration's, or one machine]")
+    ] = None,
+    latency: Annotated[str, typer.Option(help="from host to host, as 20us")] = "0",
+    jitter: Annotated[str, typer.Option(help="of the latency, up and down")] = "0",
+    straggler: Annotated[
+        str | None, typer.Option(help="KIND:SECONDS[:RANKS], as pareto:0.02 or constant:50ms:0+3")
+    ] = None,
+    slice_bytes: Annotated[int | None, typer.Option(min=4096, help="what travels at once [tuned]")] = None,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",
+    transport: Annotated[str, typer.Option(help="to the hub: auto, shm, zmq or grpc")] = "auto",
+    overlap: Annotated[
+        float, typer.Option(min=0, max=1, help="part of computing that the exchange hides behind")
+    ] = 0.0,
+    batch: Annotated[float, typer.Option(help="samples of one worker's step")] = 1.0,
+    together: Annotated[
+        bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
+    ] = False,
+    steps: Annotated[int, typer.Option(min=10, help="simulated, where formulas do not hold")] = 100,
+    seed: Annotated[int, typer.Option(help="of the simulation")] = 0,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="what `calibrate` wrote [calibration.json, or measured now]"),
+    ] = None,
+) -> None:
+    """Predict step time and efficiency, and from how many servers on the hub wins.
+
+    Formulas where they hold, else a simulation; the table says which. Takes seconds for 10,000 workers.
+    """
+    options = dict(locals())
+    raise SystemExit(terminal.conclude("ps-compare predict", lambda: _predict(**options)))
+
+
+def _serve(host: str, insecure: bool) -> dict[str, Any]:
+    from workers.compare.cost import peer
+
+    peer.serve(host, insecure=insecure)
+    return {"served": host, "exit_code": 0}
+
+
+def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict[str, Any]:
+    from dataclasses import replace
+
+    from workers.compare.cost import screen
+    from workers.compare.cost.calibration import calibrate as measure
+    from workers.compare.cost.own_step import own_step
+
+    constants = measure(turns, _say, peer)
+    if job is not None:
+        _say(f"the step of {job}")
+        middle, least, most = own_step(job)
+        spread = {**constants.spread, "compute": (least, most)}
+        constants = replace(constants, compute=middle, spread=spread)
+    constants.write(out)
+    screen.show_constants(constants)
+    return {"calibration": str(out), **constants.as_json(), "exit_code": 0}
+
+
+def _predict(**options: Any) -> dict[str, Any]:
+    from workers.compare.cost import screen
+    from workers.compare.cost.question import Question
+
+    constants = _constants(options.pop("calibration"))
+    answer = Question.ask(constants, **options).answer(constants)
+    screen.show_answer(answer)
+    return {**answer, "exit_code": 0}
+
+
+def _constants(path: Path | None) -> Constants:
+    from workers.compare.cost.constants import read
+
+    if path is not None or CALIBRATION.exists():
+        return read(path or CALIBRATION)
+    from workers.compare.cost.calibration import calibrate as measure
+
+    _say(f"there is no {CALIBRATION} here; measuring this machine, some ten seconds")
+    constants = measure(tell=_say)
+    constants.write(CALIBRATION)
+    return constants
+
+
+def _say(text: str) -> None:
+    print(f"calibrate: {text}", file=sys.stderr)

@@ -1,0 +1,122 @@
+"""Constants: what a machine, its wires and its processors take, as `ps-compare calibrate` measured them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ps.errors import UsageError
+from workers.compare.setting import Link
+
+WIRES = ("shm", "zmq", "grpc", "gloo")
+"""What gradients travel by; the ring's is Gloo."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """One way for bytes from process to process, with no link between to slow it down.
+
+    Attributes:
+        alpha: Seconds from a small message's sending to its being acted upon, all wake-ups included.
+        beta: Seconds a byte each way, while as many bytes come back: the pace of the slowest thread in it.
+        cpu: Seconds of processor time a byte that is moved once, sender and receiver together.
+        window: Bytes that one line lets be under way; None: as many as it takes.
+    """
+
+    alpha: float
+    beta: float
+    cpu: float
+    window: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """What was measured. All in seconds; rates are seconds a byte, so less is faster.
+
+    Attributes:
+        wires: By the names in WIRES.
+        copy: Memory to memory.
+        reduce: Adding one more gradient to a sum, a byte of it.
+        apply: A step of a byte of parameters, by the optimizer's name in lower case.
+        serve: What a server computes for one message whatever its size.
+        cores: Of the machine that was measured.
+        link: Between this host and another, where one served; None: it was not measured.
+        compute: A step of the job on one worker with its share of the batch; None: not measured.
+        spread: Least and most of what was measured, by the figure's name, as `zmq.alpha`.
+        machine: What it was measured on, with versions.
+        date: When, ISO 8601.
+    """
+
+    wires: Mapping[str, Wire]
+    copy: float
+    reduce: float
+    apply: Mapping[str, float]
+    serve: float
+    cores: int
+    link: Link | None = None
+    compute: float | None = None
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    machine: Mapping[str, str | int] = field(default_factory=dict)
+    date: str = ""
+
+    def wire(self, name: str) -> Wire:
+        """The wire of that name.
+
+        Raises:
+            UsageError: It was not measured.
+        """
+        if name not in self.wires:
+            known = ", ".join(self.wires) or "none"
+            raise UsageError(f"the calibration knows no wire {name!r}; it has {known}: calibrate again")
+        return self.wires[name]
+
+    def step(self, optimizer: str) -> float:
+        """Seconds a byte of that optimizer's step.
+
+        Raises:
+            UsageError: It was not measured.
+        """
+        if optimizer.lower() not in self.apply:
+            known = ", ".join(self.apply)
+            raise UsageError(f"the calibration knows no optimizer {optimizer!r}; it has {known}")
+        return self.apply[optimizer.lower()]
+
+    def as_json(self) -> dict[str, Any]:
+        """The constants as a JSON object; `from_json` reads it."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Constants:
+        """The constants that `as_json` wrote.
+
+        Raises:
+            TypeError: A key is unknown or missing.
+        """
+        wires = {name: Wire(**wire) for name, wire in values["wires"].items()}
+        spread = {name: (low, high) for name, (low, high) in values.get("spread", {}).items()}
+        link = None if values.get("link") is None else Link(**values["link"])
+        return Constants(**{**values, "wires": wires, "spread": spread, "link": link})
+
+    def write(self, path: Path) -> None:
+        """Writes them as a JSON file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        new.rename(path)
+
+
+def read(path: Path) -> Constants:
+    """The constants that `Constants.write` left.
+
+    Raises:
+        UsageError: There is no such file, or something else is in it.
+    """
+    try:
+        return Constants.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as cause:
+        raise UsageError(
+            f"{path} holds no calibration ({cause}); make one: ps-compare calibrate --out {path}"
+        ) from cause

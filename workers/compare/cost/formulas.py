@@ -1,0 +1,216 @@
+"""Formulas of the step's exchange: exact where all workers are alike and begin together.
+
+M: bytes of the model, B: bytes a second of a host's link each way, n: workers, k: servers.
+
+| topology | bytes at line rate | why |
+| --- | --- | --- |
+| ring | 2(n-1)/n M/B + 2(n-1) alpha | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
+| hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
+| hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries its worker's and its shard's (n-1)/n M |
+| one machine | copies / cores | loopback is no wire: the processors move the bytes |
+
+So with equal links a hub of separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
+OSDI 2020). A formula with max() holds where links and processors work at the same time, which
+slices see to; how many there are says how well (`workers.compare.cost.way`).
+
+On one machine the hosts share cores, whatever links are put between them: no exchange is faster than the
+processor time of all of it by the number of cores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.way import Way, seconds_a_byte, slices
+from workers.compare.setting import Link
+
+SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
+"""Of which a hub's workers take the best on a wire (`workers.slicing`); the first in shared memory."""
+SERVER_LINES = {"zmq": 2}
+"""Lines whose bytes a server moves at once, each in a thread of its own; by any other wire one."""
+TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
+"""What they try each with, how often, and how long that may take; else they keep the first."""
+GAIN = 0.05
+"""By which another must be faster than the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is exchanged, and where.
+
+    Attributes:
+        nbytes: Of the parameters.
+        optimizer: Which steps them.
+        link: Of each host; None: no limit but the machine's.
+        together: All hosts share one machine's cores.
+        slice_bytes: What travels at once; None: what the workers find out to be best.
+    """
+
+    nbytes: int
+    optimizer: str = "sgd"
+    link: Link | None = None
+    together: bool = False
+    slice_bytes: int | None = None
+
+    @property
+    def latency(self) -> float:
+        return 0.0 if self.link is None else self.link.latency
+
+    @property
+    def jitter(self) -> float:
+        return 0.0 if self.link is None else self.link.jitter
+
+    def crowd(self, processes: int, constants: Constants) -> float:
+        """By how much each is slower where so many compute at once."""
+        return max(1.0, processes / constants.cores) if self.together else 1.0
+
+
+def own_step(constants: Constants, task: Task, workers: int) -> float:
+    """What the optimizer's step takes where every worker takes it."""
+    return task.nbytes * constants.step(task.optimizer) * task.crowd(workers, constants)
+
+
+def ring(constants: Constants, task: Task, workers: int) -> Way:
+    """An allreduce around the ring, and each worker's step; `Way.lockstep(1)` is its time.
+
+    Holds for the bandwidth-optimal ring, which Gloo's is: pieces of M/n go round twice but for one
+    hop, and while one is added the next one comes in. All n links are as busy as each other.
+    """
+    hops, wire = 2 * (workers - 1), constants.wire("gloo")
+    moved = hops / workers * task.nbytes
+    return Way(
+        own=moved * seconds_a_byte(wire, task.link),
+        shared=0.0,
+        serve=0.0,
+        close=0.0,
+        slices=inf,
+        # A hop waits for the later of two neighbours, whose jitter is a third apart on average.
+        latency=hops * (wire.alpha + task.latency + task.jitter / 3),
+        after=_mean_and_step(constants, task, workers),
+        cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
+    )
+
+
+def _mean_and_step(constants: Constants, task: Task, workers: int) -> float:
+    """Gloo sums; the division is a pass over the gradients more."""
+    dividing = task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
+    return dividing + own_step(constants, task, workers)
+
+
+def hub(
+    constants: Constants, task: Task, workers: int, servers: int, wire: str, *, steps: bool, shows: bool
+) -> Way:
+    """A push and a pull through k servers on hosts of their own, in slices of the best size.
+
+    Args:
+        constants: Of the machine.
+        task: What is exchanged.
+        workers: For whom the best slices are sought, and who share the machine's cores.
+        servers: Shards.
+        wire: To them.
+        steps: The servers step; else the workers do, after the exchange.
+        shows: Parameters are read where the server keeps them, in shared memory: bsp's way. Else an
+            answer there is a copy.
+    """
+    if wire == "shm":
+        return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
+    default, *others = (
+        _by_wire(constants, task, workers, servers, wire, size, steps=steps)
+        for size in _sizes(constants, task, workers, servers, wire)
+    )
+    best = min((default, *others), key=lambda way: way.lockstep(workers))
+    return best if best.lockstep(workers) < (1 - GAIN) * default.lockstep(workers) else default
+
+
+def _sizes(constants: Constants, task: Task, workers: int, servers: int, wire: str) -> tuple[int, ...]:
+    """Slices that are tried: one size, where it was given or trying takes too long."""
+    if task.slice_bytes is not None:
+        return (task.slice_bytes,)
+    a_byte = max(1.0, workers / servers) * seconds_a_byte(constants.wire(wire), task.link)
+    trial = len(SLICE_BYTES) * TRIAL_EXCHANGES * min(task.nbytes, TRIAL_BYTES) * a_byte
+    return SLICE_BYTES[:1] if trial > TRIAL_SECONDS else SLICE_BYTES
+
+
+def _by_wire(
+    constants: Constants, task: Task, workers: int, servers: int, name: str, slice_bytes: int, *, steps: bool
+) -> Way:
+    wire = constants.wire(name)
+    most, part = slices(task.nbytes, servers, slice_bytes)
+    a_byte = seconds_a_byte(wire, task.link)
+    served = seconds_a_byte(wire, task.link, min(workers, SERVER_LINES.get(name, 1)))
+    step = constants.step(task.optimizer) if steps else constants.copy
+    working = _core_seconds(constants, task, 2 * wire.cpu + constants.reduce)
+    return Way(
+        own=task.nbytes * a_byte,
+        shared=part * task.nbytes * served,
+        slices=most,
+        latency=2 * (wire.alpha + task.latency),
+        jitter=task.jitter,
+        after=0.0 if steps else own_step(constants, task, workers),
+        cores=working,
+        closing=_core_seconds(constants, task, step - constants.reduce),
+        **_serving(constants, task, servers, most, part, step),
+    )
+
+
+def _in_memory(
+    constants: Constants, task: Task, workers: int, servers: int, *, steps: bool, shows: bool
+) -> Way:
+    most, part = slices(task.nbytes, servers, task.slice_bytes or SLICE_BYTES[0])
+    step = constants.step(task.optimizer) if steps else constants.copy
+    copying = 0.0 if shows else task.nbytes * constants.copy * task.crowd(workers, constants)
+    return Way(
+        own=0.0,
+        shared=0.0,
+        slices=most,
+        latency=2 * constants.wire("shm").alpha,
+        after=copying + (0.0 if steps else own_step(constants, task, workers)),
+        cores=_core_seconds(constants, task, constants.reduce),
+        closing=_core_seconds(constants, task, step - constants.reduce),
+        **_serving(constants, task, servers, most, part, step),
+    )
+
+
+def _core_seconds(constants: Constants, task: Task, a_byte: float) -> float:
+    return max(0.0, a_byte) * task.nbytes / constants.cores if task.together else 0.0
+
+
+def _serving(
+    constants: Constants, task: Task, servers: int, most: int, part: float, step: float
+) -> dict[str, float]:
+    """The busiest server's computing. Of n gradients n-1 are added, and the step reads the sum."""
+    load = task.nbytes * part * task.crowd(servers, constants)
+    return {
+        "serve": load * constants.reduce + most * constants.serve,
+        "close": load * max(0.0, step - constants.reduce),
+    }
+
+
+def colocated(constants: Constants, task: Task, workers: int, wire: str, *, steps: bool) -> Way:
+    """A hub whose shards are on the workers' own hosts: the ring's bytes in the hub's two hops.
+
+    A host's link carries, each way, its worker's pushes to the others' shards and its shard's answers
+    to the others' workers: (n-1)/n of the model each. Two ways at once are two of these, one after another.
+    """
+    line = constants.wire(wire)
+    moved = 2 * (workers - 1) / workers * task.nbytes
+    most, part = slices(task.nbytes, workers, task.slice_bytes or SLICE_BYTES[0])
+    step = constants.step(task.optimizer) if steps else constants.copy
+    return Way(
+        own=moved * seconds_a_byte(line, task.link),
+        shared=0.0,
+        slices=most,
+        latency=2 * (line.alpha + task.latency),
+        jitter=task.jitter,
+        after=0.0 if steps else own_step(constants, task, workers),
+        cores=_core_seconds(constants, task, 2 * (workers - 1) / workers * line.cpu + constants.reduce),
+        closing=_core_seconds(constants, task, step - constants.reduce),
+        **_serving(constants, task, workers, most, part, step),
+    )
+
+
+def needed_servers(workers: int) -> float:
+    """More separate servers than this, and the hub's line rate beats the ring's: n^2/(2(n-1))."""
+    return workers**2 / (2 * (workers - 1)) if workers > 1 else 0.0

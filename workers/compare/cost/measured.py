@@ -1,0 +1,96 @@
+"""What an experiment measured, as far as the model is compared with it; read from its results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ps.errors import UsageError
+from workers.compare.cost.reading import Reading, read
+from workers.compare.setting import Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One row in one setting.
+
+    Attributes:
+        key: The setting's.
+        setting: Under which circumstances.
+        reading: What the model makes of the row.
+        step_seconds: Median.
+        samples_per_second: Of all workers; None: not measured.
+    """
+
+    key: str
+    setting: Setting
+    reading: Reading
+    step_seconds: float
+    samples_per_second: float | None
+
+    @property
+    def row(self) -> str:
+        return self.reading.name
+
+    @property
+    def plain(self) -> bool:
+        """Nobody is made slow, nobody is lost."""
+        return self.setting.straggler is None and self.setting.fault is None
+
+    @property
+    def workers(self) -> int:
+        return 1 if self.reading.alone else self.setting.workers
+
+    @property
+    def without_servers(self) -> str:
+        """The setting's key, but for how many servers there are."""
+        return self.key.replace(f" k{self.setting.servers}", "", 1)
+
+
+def points(results: Mapping[str, Any]) -> list[Point]:
+    """What was measured, in the results' order; rows that are withheld, or of which there is no model, not.
+
+    Args:
+        results: `results.json`, version 2.
+    """
+    settings = {each["key"]: _setting(each) for each in results["settings"]}
+    found = [_point(row, settings) for row in results["rows"] if not row.get("withheld")]
+    return [point for point in found if point is not None]
+
+
+def model_bytes(results: Mapping[str, Any]) -> int:
+    """Of the model that was trained: what a worker sends to a hub in a step, or around a ring.
+
+    Raises:
+        UsageError: No row says.
+    """
+    settings = {each["key"]: _setting(each) for each in results["settings"]}
+    for row in results["rows"]:
+        sent = _median(row, "bytes_sent_per_step")
+        workers = settings[row["setting"]].workers
+        if sent and row["row"].startswith("hub-"):
+            return round(sent)
+        if sent and row["row"] == "ring" and workers > 1:
+            return round(sent * workers / (2 * (workers - 1)))
+    raise UsageError("no row of the results tells the model's size: give --model-bytes")
+
+
+def _setting(values: Mapping[str, Any]) -> Setting:
+    return Setting.from_json({name: value for name, value in values.items() if name != "key"})
+
+
+def _point(row: Mapping[str, Any], settings: Mapping[str, Setting]) -> Point | None:
+    step, speed = _median(row, "step_ms"), _median(row, "samples_per_second")
+    try:
+        reading = read(row["row"])
+    except UsageError:
+        return None
+    if step is None:
+        return None
+    return Point(row["setting"], settings[row["setting"]], reading, step / 1e3, speed)
+
+
+def _median(row: Mapping[str, Any], name: str) -> float | None:
+    number = row["numbers"].get(name)
+    return None if number is None else number["median"]

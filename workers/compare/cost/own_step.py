@@ -1,0 +1,62 @@
+"""A job's own step, measured: one process, no exchange."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from statistics import median, quantiles
+
+from ps.errors import HubringError
+from workers.compare import machine
+from workers.compare.job import find
+from workers.compare.process import ProcessFailed
+from workers.compare.runner import clean_environment
+
+EPOCHS = 2
+TIMEOUT = 120.0
+"""Seconds."""
+
+
+def own_step(job: str) -> tuple[float, float, float]:
+    """Seconds of a step: the median, and the quartiles about it.
+
+    Args:
+        job: One that ships.
+
+    Raises:
+        UsageError: There is none of that name.
+        ProcessFailed: It did not train.
+        HubringError: It took too few steps.
+    """
+    find(job)
+    with tempfile.TemporaryDirectory(prefix="calibrate-") as directory:
+        record = Path(directory) / "record.jsonl"
+        command = [sys.executable, "-m", "workers.cli", "--job", job, "--record", str(record)]
+        ran = subprocess.run(
+            [*command, "--", "--epochs", str(EPOCHS)],
+            env=clean_environment(machine.cores()),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        if ran.returncode:
+            raise ProcessFailed(f"{job} ended with exit code {ran.returncode}; it said:\n{ran.stderr}")
+        return _middle([json.loads(line) for line in record.read_text().splitlines()])
+
+
+def _middle(record: list[dict[str, float]]) -> tuple[float, float, float]:
+    """Of the steps that follow a step; one after a measurement of the model would count that too."""
+    steps = [
+        after["seconds"] - before["seconds"]
+        for before, after in pairwise(record)
+        if "samples" in before and "samples" in after
+    ]
+    if len(steps) < 4:
+        raise HubringError(f"the job took {len(steps)} steps in {EPOCHS} epochs: too few to tell their time")
+    low, _, high = quantiles(steps)
+    return median(steps), low, high

@@ -1,0 +1,148 @@
+"""Pairs of processes between which a wire is measured: this one, and a partner."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor
+
+from ps.client import KVClient
+from ps.errors import HubringError
+from ps.transport.registry import transport
+from ps.work import Work
+from workers.compare.cost import partner
+from workers.compare.cost.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
+from workers.compare.runner import clean_environment
+from workers.ring import Ring
+
+LARGE_BYTES = KEYS * LARGE * 4
+_MODULE = "workers.compare.cost.partner"
+
+
+class PartnerLost(HubringError):
+    """The other process ended; its last words are above."""
+
+
+class Partner:
+    """The other process; leaving the `with` block ends it.
+
+    Args:
+        role: `shard` or `ring`.
+        argument: What it is told.
+    """
+
+    def __init__(self, role: str, argument: str) -> None:
+        command = [sys.executable, "-m", _MODULE, role, argument]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self._child: subprocess.Popen[str] = subprocess.Popen(command, env=clean_environment(1), **pipes)  # type: ignore[call-overload]
+
+    def __enter__(self) -> Partner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        self._child.stdin.close()
+        try:
+            self._child.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+        self._child.stdout.close()
+
+    def hear(self) -> str:
+        """Its next line.
+
+        Raises:
+            PartnerLost: It ended instead.
+        """
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline()
+        if not line:
+            raise PartnerLost(f"{_MODULE} ended with code {self._child.wait()}; see what it said above")
+        return line.strip()
+
+    def tell(self, line: str) -> None:
+        """Gives an order."""
+        assert self._child.stdin is not None
+        print(line, file=self._child.stdin, flush=True)
+
+    def cpu(self) -> float:
+        """Seconds of processor time that it and this process have used."""
+        self.tell("cpu")
+        return float(self.hear()) + time.process_time()
+
+
+class Line:
+    """A worker's line to a shard by one transport.
+
+    Args:
+        name: The transport's.
+        address: The shard's.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        wire = transport(name)
+        self._client = KVClient(SENDER, 1, lambda _: wire.dial(address, PATIENCE))
+        self._client.wait_connected(PATIENCE)
+        self._small = self._memory(wire.allocate, SMALL)
+        self._large = [self._memory(wire.allocate, LARGE) for _ in range(KEYS)]
+        self._into = [self._memory(wire.window, LARGE) for _ in range(KEYS)]
+        for key, into in enumerate((self._small, *self._into)):
+            work = Work("a first pull")
+            self._client.pull(0, key, into, work)
+            work.wait(PATIENCE)
+
+    @staticmethod
+    def _memory(allocate: Callable[[int], memoryview], numel: int) -> Tensor:
+        return torch.frombuffer(allocate(4 * numel), dtype=torch.float32)[:numel]
+
+    def exchange_small(self) -> None:
+        """One message there and its answer back."""
+        self._exchange([(0, self._small, self._small)])
+
+    def exchange_large(self) -> None:
+        """LARGE_BYTES there and as many back, in slices that follow on each other's heels."""
+        self._exchange(list(zip(range(1, 1 + KEYS), self._large, self._into, strict=True)))
+
+    def _exchange(self, parts: list[tuple[int, Tensor, Tensor]]) -> None:
+        work = Work("a measurement", len(parts))
+        for key, gradient, into in parts:
+            self._client.push_pull(0, key, gradient, into, {}, work)
+        work.wait(PATIENCE)
+
+    def close(self) -> None:
+        """Hangs up."""
+        self._client.close()
+
+
+@contextmanager
+def lines(names: tuple[str, ...], host: str = "127.0.0.1") -> Iterator[tuple[Partner, Mapping[str, Line]]]:
+    """A shard in a process of its own, and a line to it by each of these transports."""
+    with ExitStack() as stack:
+        shard = stack.enter_context(Partner("shard", host))
+        addresses = json.loads(shard.hear())
+        opened = {}
+        for name in names:
+            opened[name] = Line(name, addresses[name])
+            stack.callback(opened[name].close)
+        yield shard, opened
+
+
+@contextmanager
+def ring_of_two() -> Iterator[tuple[Partner, Ring]]:
+    """A ring's other rank in a process of its own, and this process's."""
+    with ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-"))
+        other = stack.enter_context(Partner("ring", directory))
+        ring = partner.open_ring(0, directory)
+        stack.callback(ring.close)
+        other.hear()
+        yield other, ring

@@ -1,0 +1,63 @@
+"""The link to another host: measured between this one and one that serves."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from ps.config import is_loopback
+from ps.errors import UsageError
+from workers.compare.cost import partner
+from workers.compare.cost.constants import Wire
+from workers.compare.cost.pair import Line
+from workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES
+from workers.compare.setting import Link
+
+OUTRUN = 1.2
+"""A link that brings a byte in less than so many times what the processors need has shown no limit."""
+
+
+def serve(host: str, *, insecure: bool) -> None:
+    """Serves whoever calibrates, until it is interrupted.
+
+    Args:
+        host: Address to listen on.
+        insecure: Listen beyond loopback, where anybody may speak to it.
+
+    Raises:
+        UsageError: The address is reachable from elsewhere and `insecure` was not said.
+    """
+    if not (is_loopback(host) or insecure):
+        raise UsageError(f"--serve {host} is reachable from other machines without credentials: --insecure")
+    loop, addresses = partner.open_shard(host)
+    print(f"on another host: ps-compare calibrate --peer {addresses['zmq']}", file=sys.stderr)
+    loop.run()
+
+
+@contextmanager
+def line_to(address: str) -> Iterator[Line]:
+    """A line to a host that serves.
+
+    Raises:
+        ServerUnreachable: Nothing answers there.
+    """
+    line = Line("zmq", address)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+def link_of(wire: Wire, alphas: list[float], betas: list[float]) -> Link:
+    """What lies between, given what the same wire takes without a link.
+
+    Args:
+        wire: Within this host.
+        alphas: Seconds of a small message to the other host.
+        betas: Seconds a byte each way.
+    """
+    beta = median(betas)
+    rate = 8 / beta * LINE_BYTES / PAYLOAD_BYTES if beta > OUTRUN * wire.beta else None
+    return Link(rate=rate, latency=max(0.0, median(alphas) - wire.alpha))

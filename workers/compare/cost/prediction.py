@@ -1,0 +1,225 @@
+"""Predictions: a row's step in a setting, by the formula where it holds, else by simulation.
+
+Formulas hold where all workers are alike and nobody is lost. Without lockstep they are the two bounds of
+a closed queue (Denning and Buzen, Computing Surveys 1978): a worker's own cycle, or the busiest that
+all share; with everyone alike the larger one is reached.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from workers.compare.cost import formulas
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.formulas import Task
+from workers.compare.cost.reading import Reading, read
+from workers.compare.cost.scene import Scene
+from workers.compare.cost.simulation import simulate
+from workers.compare.cost.way import Way
+from workers.compare.row import Row
+from workers.compare.setting import Setting
+
+By = Literal["formula", "simulation"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is trained, as far as its cost goes.
+
+    Attributes:
+        model_bytes: Of all parameters.
+        compute: Seconds a step, forward and backward, of a worker with its share of the batch.
+        batch: Samples of that share.
+        optimizer: Which steps.
+        overlap: Part of `compute` behind which the exchange can hide: 2/3 where gradients leave during
+            backward, 0 where computing and exchanging take the same cores.
+        wire: To the hub where the row does not say; empty: the fastest that reaches.
+        together: All hosts share one machine's cores; None: they do where no link joins them.
+        slice_bytes: What travels at once; None: what the workers find out to be best.
+    """
+
+    model_bytes: int
+    compute: float = 0.0
+    batch: float = 1.0
+    optimizer: str = "sgd"
+    overlap: float = 0.0
+    wire: str = ""
+    together: bool | None = None
+    slice_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a row is expected to do.
+
+    Attributes:
+        step_seconds: Median step of a worker.
+        samples_per_second: Of all workers.
+        efficiency: Part of the step that is spent computing.
+        by: How it was found.
+        parts: Seconds of a step by what takes them; they overlap, so they may sum to more. `waiting` is
+            for others: the slowest, or whoever is before in a queue.
+        bound: Which of them is the one that counts.
+        finished: False: the loss of a worker ends it, as it ends a ring.
+    """
+
+    step_seconds: float
+    samples_per_second: float
+    efficiency: float
+    by: By
+    parts: dict[str, float]
+    bound: str
+    finished: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """The prediction as a JSON object."""
+        return {
+            "step_ms": 1e3 * self.step_seconds,
+            "samples_per_second": self.samples_per_second,
+            "efficiency": self.efficiency,
+            "by": self.by,
+            "bound": self.bound,
+            "finished": self.finished,
+            "parts_ms": {name: 1e3 * seconds for name, seconds in self.parts.items()},
+        }
+
+
+def predict(
+    constants: Constants,
+    row: str | Row | Reading,
+    setting: Setting,
+    job: Job,
+    *,
+    steps: int = 100,
+    seed: int = 0,
+) -> Prediction:
+    """Predicts one row's step.
+
+    Args:
+        constants: Of the machine.
+        row: Which way to train.
+        setting: Under which circumstances.
+        job: What is trained.
+        steps: Simulated, of each worker.
+        seed: Of the simulation's draws.
+
+    Raises:
+        UsageError: There is no model of the row, or the calibration lacks what it needs.
+    """
+    reading = row if isinstance(row, Reading) else read(row)
+    if reading.alone:
+        setting = _of_one(setting)
+    way = way_of(constants, reading, setting, job)
+    computing = job.compute + (setting.compute or 0.0)
+    shown = computing - _hidden(way, setting.workers, job)
+    found = _found(reading, setting, way, shown, steps, seed)
+    parts = _parts(way, setting.workers, reading)
+    waiting = found.seconds - shown - _exchanging(reading, way, setting.workers)
+    parts |= {"compute": computing, "waiting": max(0.0, waiting)}
+    return Prediction(
+        step_seconds=found.seconds,
+        samples_per_second=found.rate * job.batch,
+        efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
+        by=found.by,
+        parts=parts,
+        bound=max(parts, key=lambda name: parts[name]),
+        finished=found.finished,
+    )
+
+
+def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job) -> float:
+    """Seconds by which a step is longer than its computing, where all are alike and nobody waits in line."""
+    return _exchanging(reading, way_of(constants, reading, setting, job), setting.workers)
+
+
+def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:
+    """What one exchange of the row asks of whom."""
+    together = setting.link is None if job.together is None else job.together
+    task = Task(
+        nbytes=job.model_bytes,
+        optimizer=job.optimizer,
+        link=setting.link,
+        together=together,
+        slice_bytes=job.slice_bytes,
+    )
+    if not reading.on_hub:
+        return formulas.ring(constants, task, 1 if reading.alone else setting.workers)
+    wire = reading.wire or job.wire or reading.wire_in(setting)
+    if reading.colocated and wire != "shm":
+        return formulas.colocated(constants, task, setting.workers, wire, steps=reading.steps)
+    lockstep, servers = reading.rule == "bsp", setting.workers if reading.colocated else setting.servers
+    return formulas.hub(constants, task, setting.workers, servers, wire, steps=reading.steps, shows=lockstep)
+
+
+def _of_one(setting: Setting) -> Setting:
+    """What of a setting a process alone meets: its own host's slowness, and no other's loss."""
+    slow = setting.straggler
+    here = slow is not None and (not slow.ranks or 0 in slow.ranks)
+    return Setting(
+        workers=1,
+        straggler=replace(slow, ranks=()) if slow is not None and here else None,
+        compute=setting.compute,
+    )
+
+
+def _alike(reading: Reading, setting: Setting) -> bool:
+    slow = setting.straggler is not None and setting.straggler.seconds > 0
+    return not slow and setting.fault is None and reading.rule != "backup"
+
+
+class _Found(NamedTuple):
+    seconds: float
+    rate: float
+    """Steps a second, of all workers."""
+    by: By
+    finished: bool = True
+
+
+def _found(reading: Reading, setting: Setting, way: Way, compute: float, steps: int, seed: int) -> _Found:
+    """The step, by formula where it holds."""
+    if not _alike(reading, setting):
+        course = simulate(_scene(reading, setting, way, compute, steps, seed))
+        return _Found(course.step_seconds, course.steps_per_second, "simulation", course.finished)
+    seconds = compute + _exchanging(reading, way, setting.workers)
+    if reading.rule in ("ssp", "asp"):
+        seconds = max(seconds, setting.workers * way.bottleneck)
+    return _Found(seconds, setting.workers / seconds, "formula")
+
+
+def _exchanging(reading: Reading, way: Way, workers: int) -> float:
+    """An exchange, beside all others in lockstep, else as if alone."""
+    together = reading.on_hub and reading.rule in ("bsp", "backup")
+    return way.lockstep(workers if together else 1)
+
+
+def _hidden(way: Way, workers: int, job: Job) -> float:
+    """Of the exchange, what passes while backward still runs: all slices but the last, at most."""
+    busiest = max(way.moving(workers), way.serving(workers), way.working(workers))
+    return min(job.overlap * job.compute, busiest * (1 - 1 / way.slices))
+
+
+def _scene(reading: Reading, setting: Setting, way: Way, compute: float, steps: int, seed: int) -> Scene:
+    return Scene(
+        workers=setting.workers,
+        way=way,
+        compute=compute,
+        rule="ring" if reading.alone else reading.rule,
+        staleness=reading.staleness,
+        backup=reading.backup,
+        straggler=setting.straggler,
+        fault=setting.fault,
+        steps=steps,
+        seed=seed,
+    )
+
+
+def _parts(way: Way, workers: int, reading: Reading) -> dict[str, float]:
+    crowd = workers if reading.on_hub else 1
+    return {
+        "link": way.moving(crowd),
+        "server": way.serving(crowd),
+        "cores": way.working(crowd),
+        "latency": way.latency + way.sway(crowd),
+        "step": way.after,
+    }

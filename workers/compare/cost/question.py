@@ -1,0 +1,163 @@
+"""The question that `ps-compare predict` is asked, and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ps.errors import UsageError
+from workers.compare import quantity
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.formulas import needed_servers
+from workers.compare.cost.prediction import Job, predict
+from workers.compare.cost.reading import Reading, read
+from workers.compare.setting import Link, Setting, Straggler
+
+KINDS = ("constant", "pareto", "host")
+MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
+"""Bytes of the models that `ps-worker bench` knows by these names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Which rows, in which settings, for which job."""
+
+    rows: tuple[Reading, ...]
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+    link: Link | None
+    straggler: Straggler | None
+    job: Job
+    steps: int
+    seed: int
+
+    @staticmethod
+    def ask(
+        constants: Constants,
+        *,
+        workers: str,
+        servers: str,
+        rows: str,
+        model_bytes: int | None,
+        job: str | None,
+        compute: str | None,
+        rate: str | None,
+        latency: str,
+        jitter: str,
+        straggler: str | None,
+        slice_bytes: int | None,
+        optimizer: str,
+        transport: str,
+        overlap: float,
+        batch: float,
+        together: bool,
+        steps: int,
+        seed: int,
+    ) -> Question:
+        """The question as the command line puts it.
+
+        Raises:
+            UsageError: A word of it means nothing, or contradicts another.
+        """
+        link = Link(
+            rate=None if rate is None else quantity.rate(rate),
+            latency=quantity.seconds(latency),
+            jitter=quantity.seconds(jitter),
+        )
+        between = link if link != Link() else constants.link
+        return Question(
+            rows=tuple(read(name.strip()) for name in rows.split(",")),
+            workers=_counts("--workers", workers),
+            servers=_counts("--servers", servers),
+            link=between,
+            straggler=None if straggler is None else _straggler(straggler),
+            job=Job(
+                model_bytes=_size(model_bytes, job),
+                compute=(constants.compute or 0.0) if compute is None else quantity.seconds(compute),
+                batch=batch,
+                optimizer=optimizer,
+                overlap=overlap,
+                wire="" if transport == "auto" else transport,
+                together=together or between is None,
+                slice_bytes=slice_bytes,
+            ),
+            steps=steps,
+            seed=seed,
+        )
+
+    def answer(self, constants: Constants) -> dict[str, Any]:
+        """All predictions, and from how many servers on the hub is ahead of the ring.
+
+        Raises:
+            UsageError: The calibration lacks a wire or an optimizer.
+        """
+        return {
+            "model_bytes": self.job.model_bytes,
+            "compute_ms": 1e3 * self.job.compute,
+            "predictions": list(self._predictions(constants)),
+            "crossover": [self._crossover(constants, workers) for workers in self.workers if workers > 1],
+        }
+
+    def _predictions(self, constants: Constants) -> Iterator[dict[str, Any]]:
+        for workers in self.workers:
+            for row in self.rows:
+                for servers in self.servers if row.on_hub else self.servers[:1]:
+                    setting = self._setting(workers, servers)
+                    told = predict(constants, row, setting, self.job, steps=self.steps, seed=self.seed)
+                    yield {
+                        "row": row.name,
+                        "workers": setting.workers,
+                        "servers": servers if row.on_hub else None,
+                        **told.as_json(),
+                    }
+
+    def _setting(self, workers: int, servers: int) -> Setting:
+        slow = self.straggler
+        if slow is not None:  # ranks that are not there are not slow
+            ranks = tuple(rank for rank in slow.ranks if rank < workers)
+            slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
+        return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
+
+    def _crossover(self, constants: Constants, workers: int) -> dict[str, Any]:
+        """The fewest servers with which bsp is as fast as the ring, all workers alike; None: not with n."""
+        setting = Setting(workers=workers, link=self.link)
+        ring = predict(constants, "ring", setting, self.job).step_seconds
+        low, high = 1, workers
+        if self._hub(constants, setting, high) > ring:
+            return {"workers": workers, "formula": needed_servers(workers), "predicted": None}
+        while low < high:  # more servers are never slower
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._hub(constants, setting, middle) <= ring else (middle + 1, high)
+        return {"workers": workers, "formula": needed_servers(workers), "predicted": low}
+
+    def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
+        return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise UsageError(f"{flag} {text}: expected numbers from 1, by comma, as in 1,2,4")
+    return tuple(int(word) for word in words)
+
+
+def _size(model_bytes: int | None, job: str | None) -> int:
+    if model_bytes is not None and job is not None:
+        raise UsageError("--model-bytes and --job both tell the model's size: give one of them")
+    if model_bytes is not None:
+        return model_bytes
+    name = job or "digits"
+    if name not in MODELS:
+        raise UsageError(f"--job {job}: known are {', '.join(MODELS)}; for others give --model-bytes")
+    return MODELS[name]
+
+
+def _straggler(text: str) -> Straggler:
+    match text.split(":"):
+        case [("constant" | "pareto" | "host") as kind, seconds, *ranks] if len(ranks) < 2:
+            named = ranks[0].split("+") if ranks else []
+            if all(rank.isdecimal() for rank in named):
+                slow = tuple(int(rank) for rank in named)
+                return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=slow)
+    raise UsageError(f"--straggler {text}: expected KIND:SECONDS[:RANKS] with KIND of {', '.join(KINDS)}")

@@ -1,0 +1,164 @@
+"""The score: predictions beside what was measured, and how far they are apart where nothing was fitted.
+
+Of each row the first plain setting in which it was measured calibrates what the job takes beside its
+exchange (`workers.compare.cost.overhead`): it is marked so and does not count. All else is predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.formulas import needed_servers
+from workers.compare.cost.measured import Point, model_bytes, points
+from workers.compare.cost.overhead import Overhead
+from workers.compare.cost.prediction import Job, Prediction, exchange, predict
+from workers.compare.cost.reading import Reading
+from workers.compare.setting import Setting
+
+MOST_SERVERS = 64
+"""Beyond which no crossover is looked for."""
+BEYOND = 4
+"""How many times the workers that were measured the scaling is predicted for."""
+
+
+class Score:
+    """The model, calibrated by one experiment's first measurements and compared with the others.
+
+    Args:
+        results: `results.json`, version 2; what is measured in it.
+        constants: Of the machine or cluster that it ran on.
+        job: What was trained; None: its size is read from the results. Its `compute` is what the first
+            measurements say.
+    """
+
+    def __init__(self, results: Mapping[str, Any], constants: Constants, job: Job | None = None) -> None:
+        self._constants = constants
+        self._job = job or Job(model_bytes=model_bytes(results), together=True)
+        self._points = points(results)
+        self._calibrating = _calibrating(self._points)
+        self._overheads = self._solve()
+        self._batch = _batch(self._calibrating)
+
+    def as_json(self) -> dict[str, Any]:
+        """`predictions`, `score`, `crossover` and `scaling`, as results.json has them."""
+        predictions = [self._beside(point) for point in self._points]
+        errors = [abs(each["error"]) for each in predictions if not each["calibrated"]]
+        return {
+            "predictions": predictions,
+            "score": {"mean_error": fmean(errors), "settings": len(errors)} if errors else None,
+            "crossover": self._crossovers(),
+            "scaling": [self._scaling(first) for first in self._calibrating],
+        }
+
+    def predict(self, reading: Reading, setting: Setting) -> Prediction:
+        """A row's step in any setting, as calibrated."""
+        workers = 1 if reading.alone else setting.workers
+        overhead = self._overheads.get(reading.name, Overhead(0.0))
+        job = replace(self._job, compute=overhead.of(workers), batch=self._batch / workers)
+        return predict(self._constants, reading, setting, job)
+
+    # Calibrating.
+
+    def _solve(self) -> dict[str, Overhead]:
+        """Each row's overhead; a process alone tells what of the others' shrinks with their share."""
+        cores = self._constants.cores if self._job.together else 0
+        rest = {point.row: self._rest(point) for point in self._calibrating}
+        alone = next((rest[point.row] for point in self._calibrating if point.reading.alone), None)
+        return {
+            point.row: Overhead.solve(rest[point.row], point.workers, cores, alone)
+            for point in self._calibrating
+        }
+
+    def _rest(self, point: Point) -> float:
+        """What its step takes beside the exchange and emulated computing."""
+        added = exchange(self._constants, point.reading, point.setting, self._job)
+        return point.step_seconds - added - (point.setting.compute or 0.0)
+
+    # What the results show.
+
+    def _beside(self, point: Point) -> dict[str, Any]:
+        predicted = self.predict(point.reading, point.setting)
+        return {
+            "setting": point.key,
+            "row": point.row,
+            "measured_ms": 1e3 * point.step_seconds,
+            "predicted_ms": 1e3 * predicted.step_seconds,
+            "error": predicted.step_seconds / point.step_seconds - 1,
+            "calibrated": point in self._calibrating,
+            "by": predicted.by,
+        }
+
+    def _crossovers(self) -> list[dict[str, Any]]:
+        """Where the synchronous hub overtakes the ring, for each setting that both were measured in."""
+        rings = {point.without_servers: point for point in self._points if point.row == "ring"}
+        hubs: dict[str, list[Point]] = {}
+        for point in self._points:
+            if point.row == "hub-bsp" and point.without_servers in rings:
+                hubs.setdefault(point.without_servers, []).append(point)
+        return [self._crossover(rings[key], those) for key, those in hubs.items()]
+
+    def _crossover(self, ring: Point, hubs: Sequence[Point]) -> dict[str, Any]:
+        won = [point.setting.servers for point in hubs if point.step_seconds <= ring.step_seconds]
+        workers = ring.setting.workers
+        return {
+            "setting": ring.without_servers,
+            "measured": min(won, default=None),
+            "predicted": self._enough(ring, hubs[0]),
+            "formula": f"k > n^2/(2(n-1)) = {needed_servers(workers):.3g}",
+        }
+
+    def _enough(self, ring: Point, hub: Point) -> int | None:
+        least = self.predict(ring.reading, ring.setting).step_seconds
+        for servers in range(1, MOST_SERVERS + 1):
+            if self.predict(hub.reading, replace(hub.setting, servers=servers)).step_seconds <= least:
+                return servers
+        return None
+
+    def _scaling(self, first: Point) -> dict[str, Any]:
+        """Samples a second over the number of workers, all else as in the row's first setting."""
+        speeds = {
+            point.setting.workers: point.samples_per_second
+            for point in self._points
+            if point.row == first.row
+            and point.setting == replace(first.setting, workers=point.setting.workers)
+        }
+        counts = sorted(speeds.keys() | _doublings(BEYOND * max(speeds)))
+        settings = [replace(first.setting, workers=count) for count in counts]
+        predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
+        return {
+            "row": first.row,
+            "workers": counts,
+            "measured": [speeds.get(count) for count in counts],
+            "predicted": predicted,
+        }
+
+
+def _calibrating(found: Sequence[Point]) -> list[Point]:
+    """The first plain point of each row."""
+    firsts: dict[str, Point] = {}
+    for point in found:
+        if point.plain:
+            firsts.setdefault(point.row, point)
+    return list(firsts.values())
+
+
+def _batch(found: Sequence[Point]) -> float:
+    """Samples that all workers take in one step together; in lockstep that is speed times step."""
+    batches = [
+        point.samples_per_second * point.step_seconds
+        for point in found
+        if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
+    ]
+    return batches[0] if batches else 1.0
+
+
+def _doublings(most: int) -> set[int]:
+    counts, count = set(), 1
+    while count <= most:
+        counts.add(count)
+        count *= 2
+    return counts

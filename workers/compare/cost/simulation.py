@@ -1,0 +1,21 @@
+"""The simulation: what formulas do not tell, as stragglers, bounded staleness, queues, incast, and losses."""
+
+from __future__ import annotations
+
+from workers.compare.cost.free import Crowd
+from workers.compare.cost.lockstep import all_but_some, all_for_all, around_the_ring
+from workers.compare.cost.scene import Course, Scene
+
+
+def simulate(scene: Scene) -> Course:
+    """Plays a scene; the same scene gives the same course.
+
+    With everyone alike it agrees with the formulas, exactly in lockstep, and in the long run without.
+    """
+    if scene.rule == "ring":
+        return around_the_ring(scene)
+    if scene.rule == "bsp":
+        return all_for_all(scene)
+    if scene.rule == "backup":
+        return all_but_some(scene)
+    return Crowd(scene).run()

@@ -1,0 +1,36 @@
+"""A station: something that serves one exchange after another, a link or a processor."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workers.compare.cost.draws import Array
+
+
+class Station:
+    """First come, first served (Lindley's recursion, 1952), many at once.
+
+    Args:
+        each: Seconds that one exchange takes.
+    """
+
+    def __init__(self, each: float) -> None:
+        self.busy = 0.0
+        """Seconds that it has worked."""
+        self._each = each
+        self._free = 0.0
+
+    def take(self, arrivals: Array) -> Array:
+        """When each is through.
+
+        Args:
+            arrivals: Ascending, and none before those of an earlier call.
+        """
+        done_before = np.arange(len(arrivals)) * self._each
+        # The station works without a pause since the arrival for which this is the most.
+        began = np.maximum.accumulate(np.maximum(arrivals, self._free) - done_before)
+        ends: Array = began + done_before + self._each
+        if len(ends):
+            self._free = float(ends[-1])
+            self.busy += len(ends) * self._each
+        return ends
