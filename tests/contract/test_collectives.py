@@ -264,6 +264,37 @@ def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> No
     crew.run(action)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int16, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
+    """In bfloat16 256 + 1 is 256: rounded at every addition, twice named rows and other ranks' would be lost."""
+
+    def action(communicator: Communicator) -> None:
+        rows = torch.tensor([[0, 2, 2, 2, communicator.rank]])
+        values = torch.tensor([[1], [256 if dtype.is_floating_point else 3], [1], [1], [1]]).to(dtype)
+        own = torch.sparse_coo_tensor(rows, values, (5, 1), check_invariants=True)
+        dense = own.to(torch.float64).to_dense()
+        if dtype is torch.bool:
+            dense = dense.bool()
+        for op in ops(dtype)[: 2 if dtype.is_floating_point else 1]:
+            result = c.allreduce(own, op, communicator=communicator)
+            assert result.dtype is dtype
+            expected = c.allreduce(dense, op, communicator=communicator).to(dtype)
+            assert torch.equal(result.to_dense(), expected)
+
+    crew.run(action)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
+def test_an_average_of_sparse_integers_is_refused_as_of_dense_ones(crew: Crew, dtype: torch.dtype) -> None:
+    own = torch.eye(3).to(dtype).to_sparse()
+
+    def action(communicator: Communicator) -> None:
+        with pytest.raises(ConfigError, match=f"no average of {dtype}; sum it, or convert"):
+            c.allreduce(own, communicator=communicator)
+
+    crew.run(action)
+
+
 def test_what_cannot_be_done_with_sparse_tensors_is_refused(three: Crew) -> None:
     sparse = torch.eye(3).to_sparse()
     own = three.communicators[0]
