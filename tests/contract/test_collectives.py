@@ -266,7 +266,7 @@ def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> No
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int16, torch.int64, torch.uint8, torch.bool], ids=str)
 def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
-    """In bfloat16 256 + 1 is 256: rounded at every addition, twice named rows and other ranks' would be lost."""
+    """In bfloat16 256 + 1 is 256: rounded at every addition, the ones would be lost."""
 
     def action(communicator: Communicator) -> None:
         rows = torch.tensor([[0, 2, 2, 2, communicator.rank]])

@@ -20,6 +20,10 @@ MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca",
 mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
 )
+mpiexec = pytest.mark.skipif(
+    shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra here: apt-get install hydra"
+)
+LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
 
 def worker(*arguments: str) -> list[str]:
@@ -46,9 +50,10 @@ def start(cluster: Cluster, launcher: list[str], *arguments: str) -> Program:
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
-@pytest.mark.parametrize("kind", ["torchrun", pytest.param("mpirun", marks=mpirun)])
+@pytest.mark.parametrize("kind", LAUNCHERS)
 def test_a_launcher_gives_the_ranks(cluster: Cluster, kind: str, topology: str) -> None:
-    launcher = torchrun(2) if kind == "torchrun" else [*MPIRUN, *as_root()]
+    mpiexec = ["mpiexec.hydra", "-launcher", "fork", "-n", "2"]
+    launcher = {"torchrun": torchrun(2), "mpirun": [*MPIRUN, *as_root()], "mpiexec": mpiexec}[kind]
     server, address = cluster.server("--once")
     program = start(cluster, launcher, "--server", address, "--topology", topology, SMALL, "10")
     assert program.wait() == 0, program.said()
