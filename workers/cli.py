@@ -111,6 +111,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
         place = logs.configure(config.log_format)
         if crew.wanted(config):
             return crew.run(config, flags, config_file, words)
+        crew.follow()
         outcome = train(config, place, JOBS[config.job], config.job, words)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))

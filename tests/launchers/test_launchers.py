@@ -95,5 +95,21 @@ def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
     assert "checkpoint of step" in server.said() + program.said()
 
 
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_workers_do_not_outlive_the_command_that_started_them(
+    cluster: Cluster, tmp_path: Path, topology: str
+) -> None:
+    server, address = cluster.server("--once")
+    go = tmp_path / "go"
+    flags = ["--server", address, "--gpus", "2", "--topology", topology]
+    program = start(cluster, [], *flags, SMALL, "60", "16", "hold", str(go), "20")
+    program.until(lambda: _said(program).count("holding at 20") == 2, "both at step 20")
+    program.process.kill()
+    program.process.wait()
+    server.until(lambda: program.said().count("SIGTERM: all workers") == 2, "end of the command told to both")
+    go.touch()
+    assert server.done(75)["preempted"] == [0, 1]
+
+
 def _said(program: Program) -> str:
     return program.err.read_text() + program.out.read_text()
