@@ -82,6 +82,7 @@ def same(one, other) -> bool:
         Contribute(SENDER, 7, Call(Collective.BARRIER, "barrier")),
         contribution(Collective.ALLREDUCE, torch.ones(2, 3), op=ReduceOp.MAX, name="größe"),
         contribution(Collective.ALLREDUCE, torch.tensor(2.5), ranks=(0, 3, 2**31), settled=6),
+        Contribute(SENDER, 9, Call(Collective.BARRIER, "barrier"), settled=4, closed=(6, 8)),
         contribution(Collective.ALLGATHER, torch.empty(0, 4)),
         contribution(Collective.ALLTOALL, torch.ones(3), splits=(2, 0, 1)),
         contribution(Collective.SCATTER, torch.ones(3).bool(), torch.empty(0), FLAT.double(), root=3),
