@@ -55,7 +55,7 @@ FLOORS = {
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
         workers.slicing workers.placing workers.roll workers.ps_communicator
-        workers.context workers.sparse workers.collectives workers.checkpoints workers.sampler
+        workers.context workers.sparse workers.collectives* workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.turnout workers.wrapping workers.optimizer
         workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream

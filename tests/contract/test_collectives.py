@@ -684,6 +684,20 @@ def test_a_root_that_is_no_rank_is_refused(three: Crew, root: int) -> None:
             call(torch.zeros(1), root, communicator=own)  # type: ignore[operator]
 
 
+def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: Crew) -> None:
+    for rank in range(3):
+        with pytest.raises(UsageError, match="does not travel"):
+            c.broadcast(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[rank])
+
+
+def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: Crew) -> None:
+    def action(communicator: Communicator) -> float:
+        own = [torch.tensor(communicator.rank * 10.0 + at) for at in range(3 + communicator.rank)]
+        return c.scatter(own, communicator=communicator).item()
+
+    assert three.run(action) == [0.0, 1.0, 2.0]
+
+
 def test_a_dtype_that_does_not_travel_is_refused(three: Crew) -> None:
     with pytest.raises(UsageError, match=r"torch\.complex64 does not travel; convert it to one of float64"):
         c.allreduce(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[0])
