@@ -778,6 +778,22 @@ def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: Crew) -> N
     assert three.run(action) == [[2.0], [2.0], []]
 
 
+def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        group, works = c.new_group([0, 1], communicator=communicator), []
+        if group.included():
+            for turn in range(20):
+                own = torch.full((LARGE * 10,), float(turn))
+                works.append(
+                    c.allreduce_async(own, name=f"turn {turn}", group=group, communicator=communicator)
+                )
+        c.remove_group(group, communicator=communicator)
+        return [work.get()[0].item() for work in works]
+
+    whole = [float(turn) for turn in range(20)]
+    assert three.run(action) == [whole, whole, []]
+
+
 def test_a_group_of_all_and_a_group_of_one_are_groups(three: Crew) -> None:
     def action(communicator: Communicator) -> tuple[float, float]:
         everybody = c.new_group(range(3), communicator=communicator)

@@ -69,7 +69,9 @@ def new_group(ranks: Collection[int], *, communicator: Communicator | None = Non
 
 
 def remove_group(group: Group, *, communicator: Communicator | None = None) -> None:
-    """Gives a group back, on every rank of the job; what is still under way in it may fail.
+    """Gives a group back, on every rank of the job, once what all members have begun in it is done.
+
+    What only some of them have begun fails, or waits until its deadline.
 
     Raises:
         UsageError: It was removed before.
@@ -81,4 +83,6 @@ def remove_group(group: Group, *, communicator: Communicator | None = None) -> N
     communicator.collective(Call(Collective.GROUP, "remove_group", splits=group.ranks)).wait()
     group.removed = True
     if group.included() and group.members:
+        call = Call(Collective.BARRIER, "remove_group", ranks=group.members)
+        communicator.collective(call).wait()
         communicator.close_group(group.members)
