@@ -386,6 +386,7 @@ class Contribute(_message.Message):
     SPLITS_FIELD_NUMBER: _builtins.int
     LAYOUTS_FIELD_NUMBER: _builtins.int
     SETTLED_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     collective: Global___Collective.ValueType
     op: Global___ReduceOp.ValueType
@@ -404,6 +405,10 @@ class Contribute(_message.Message):
 
     @_builtins.property
     def layouts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Layout]: ...
+    @_builtins.property
+    def closed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """and these beyond it, each told once"""
+
     def __init__(
         self,
         *,
@@ -416,10 +421,11 @@ class Contribute(_message.Message):
         splits: _abc.Iterable[_builtins.int] | None = ...,
         layouts: _abc.Iterable[Global___Layout] | None = ...,
         settled: _builtins.int = ...,
+        closed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["collective", b"collective", "layouts", b"layouts", "name", b"name", "op", b"op", "ranks", b"ranks", "root", b"root", "sequence", b"sequence", "settled", b"settled", "splits", b"splits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "collective", b"collective", "layouts", b"layouts", "name", b"name", "op", b"op", "ranks", b"ranks", "root", b"root", "sequence", b"sequence", "settled", b"settled", "splits", b"splits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -134,7 +134,8 @@ class Contribute:
 
     `sequence` rises with each of this sender's calls, so that a retry is told
     from the next one. The sender has had its replies to all calls up to
-    `settled`, and asks for none of them again.
+    `settled` and to those that are `closed` beyond it, and asks for none of
+    them again.
     """
 
     sender: Sender
@@ -142,6 +143,7 @@ class Contribute:
     call: Call
     tensors: tuple[Tensor, ...] = ()
     settled: int = 0
+    closed: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

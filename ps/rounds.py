@@ -10,7 +10,7 @@ kept until its sender says that it has it, so that a retry is answered as before
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -36,6 +36,22 @@ class _Waiting:
         return [Delivery(ticket, reply) for ticket in self.tickets]
 
 
+class _Kept:
+    """One sender's replies that may be asked for again, by sequence; and up to which none is."""
+
+    def __init__(self) -> None:
+        self.replies: dict[int, Reply] = {}
+        self.settled = 0
+
+    def forget(self, settled: int, closed: Iterable[int]) -> None:
+        """Drops those that their sender has."""
+        if settled > self.settled:
+            self.settled = settled
+            self.replies = {number: reply for number, reply in self.replies.items() if number > settled}
+        for number in closed:
+            self.replies.pop(number, None)
+
+
 class RoundBook:
     """All rounds that are open, and the replies that may be asked for again."""
 
@@ -44,17 +60,15 @@ class RoundBook:
         """Parts by rank, each rank's in the order of its calls."""
         self._joined: dict[int, _Waiting] = {}
         """In the order in which they joined."""
-        self._kept: dict[Sender, dict[int, Reply]] = {}
-        """By sequence."""
+        self._kept: dict[Sender, _Kept] = {}
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
         """Takes a live sender's part, or its retry of one; answers all whose round this closes."""
-        kept = self._kept.setdefault(request.sender, {})
-        for sequence in [sequence for sequence in kept if sequence <= request.settled]:
-            del kept[sequence]
-        if request.sequence in kept:
-            return [Delivery(ticket, kept[request.sequence])]
-        refusal = _refusal(request)
+        kept = self._kept.setdefault(request.sender, _Kept())
+        kept.forget(request.settled, request.closed)
+        if request.sequence in kept.replies:
+            return [Delivery(ticket, kept.replies[request.sequence])]
+        refusal = _refusal(request, kept.settled)
         if refusal is not None:
             return [Delivery(ticket, refusal)]
         queue = self._queue(request)
@@ -146,7 +160,8 @@ class RoundBook:
         ]
 
     def _settle(self, waiting: _Waiting, reply: Reply) -> list[Delivery]:
-        self._kept.setdefault(waiting.request.sender, {})[waiting.request.sequence] = reply
+        kept = self._kept.setdefault(waiting.request.sender, _Kept())
+        kept.replies[waiting.request.sequence] = reply
         return waiting.answer(reply)
 
 
@@ -154,10 +169,10 @@ def _key(request: Contribute) -> Key:
     return request.call.ranks, request.call.name
 
 
-def _refusal(request: Contribute) -> Refusal | None:
-    """Why a part cannot even be looked at."""
+def _refusal(request: Contribute, settled: int) -> Refusal | None:
+    """Why a part cannot even be looked at; its sender has had all replies up to `settled`."""
     rank, call = request.sender.rank, request.call
-    if request.sequence <= request.settled:
+    if request.sequence <= settled:
         text = f"rank {rank} sent call {request.sequence} ({call.name!r}), and says that it was answered"
         return Refusal(Code.OUT_OF_ORDER, f"{text}; count the calls upward")
     if call.ranks and rank not in call.ranks:

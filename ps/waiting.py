@@ -43,5 +43,6 @@ class Waiting:
 
 def sentence(seconds: float, step: int, slowest: str) -> str:
     """What whoever waits is told; `slowest` is empty where all wait, or nobody else takes part."""
-    who = f"the slowest is {slowest}" if slowest else "nobody else is behind: is the hub overloaded?"
+    nobody = "nobody else is behind: do all ranks call for the same collectives, or is the hub overloaded?"
+    who = f"the slowest is {slowest}" if slowest else nobody
     return f"waiting for {seconds:.0f} s at step {step}: {who}"

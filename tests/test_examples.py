@@ -117,8 +117,12 @@ def test_an_evaluation_drops_nothing() -> None:
 
 
 def test_the_configurations_are_the_papers() -> None:
-    sizes = {name: (config.hidden, config.steps, config.epochs) for name, config in lm_ptb.CONFIGS.items()}
-    assert sizes == {"small": (200, 20, 13), "medium": (650, 35, 39), "large": (1500, 35, 55)}
+    """Hidden units, steps, dropout, initial scale, norm, decay, epoch after which it decays, epochs."""
+    assert {name: tuple(config) for name, config in lm_ptb.CONFIGS.items()} == {
+        "small": (200, 20, 0.0, 0.1, 5.0, 0.5, 4, 13),
+        "medium": (650, 35, 0.5, 0.05, 5.0, 0.8, 6, 39),
+        "large": (1500, 35, 0.65, 0.04, 10.0, 1 / 1.15, 14, 55),
+    }
 
 
 def test_rows_that_cannot_be_shared_are_a_usage_error_that_names_the_value(

@@ -19,6 +19,7 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
 }
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
 SRUN = {
     "SLURM_STEP_ID": "0",
     "SLURM_PROCID": "6",
@@ -55,6 +56,8 @@ def test_flags_alone_place_a_worker() -> None:
     [
         (TORCHRUN, (5, 8, 1, 4, 1, "torchrun")),
         (OPEN_MPI, (3, 4, 1, 2, 1, "openmpi")),
+        (HYDRA, (3, 4, 1, 2, 1, "mpich")),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, (3, 4, 0, 1, 3, "mpich")),
         (SRUN, (6, 7, 2, 3, 1, "slurm")),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 0, 1, 1, "environment")),
     ],
@@ -86,6 +89,11 @@ def test_torchrun_inside_srun_or_mpirun_counts_alone() -> None:
 
 def test_mpirun_whose_daemons_srun_started_counts_alone() -> None:
     assert place(detect({**SRUN, **OPEN_MPI})) == place(detect(OPEN_MPI))
+    assert place(detect({**SRUN, **HYDRA})) == place(detect(HYDRA))
+
+
+def test_what_srun_says_by_pmi_2_is_no_mpiexec() -> None:
+    assert place(detect({**SRUN, "PMI_RANK": "6", "PMI_SIZE": "7"})) == place(detect(SRUN))
 
 
 def test_sources_that_agree_are_all_named() -> None:

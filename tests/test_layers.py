@@ -57,7 +57,7 @@ FLOORS = {
         workers.slicing workers.placing workers.roll workers.ps_communicator
         workers.compare workers.compare.setting workers.compare.hardship workers.compare.hardship.delays
         workers.hardship
-        workers.context workers.sparse workers.collectives workers.checkpoints workers.sampler
+        workers.context workers.sparse workers.collectives* workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.turnout workers.wrapping workers.optimizer
         workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream

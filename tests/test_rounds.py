@@ -26,10 +26,11 @@ def part(
     ranks: tuple[int, ...] = (),
     sequence: int = 1,
     settled: int = 0,
+    closed: tuple[int, ...] = (),
     name: str = "loss",
 ) -> Contribute:
     call = Call(collective, name, op, root, ranks, layouts=tuple(map(layout_of, tensors)))
-    return Contribute(Sender(rank, LIVE.get(rank, 99)), sequence, call, tensors, settled)
+    return Contribute(Sender(rank, LIVE.get(rank, 99)), sequence, call, tensors, settled, closed)
 
 
 def join(rank: int, sequence: int = 1) -> Contribute:
@@ -153,8 +154,28 @@ def test_replies_cost_no_memory_for_ever() -> None:
     for step in range(1, 20):
         name = f"step {step}"
         play([part(rank, torch.ones(1), sequence=step, settled=step - 1, name=name) for rank in LIVE], book)
-    assert [list(kept) for kept in book._kept.values()] == [[19]] * 3
+    assert [list(kept.replies) for kept in book._kept.values()] == [[19]] * 3
     assert not book._open
+
+
+def test_a_call_that_waits_for_long_keeps_no_replies_of_others() -> None:
+    book = RoundBook()
+    play([part(0, torch.ones(1), name="waits", sequence=1)], book)
+    for step in range(2, 20):
+        closed = (step - 1,) if step > 2 else ()
+        parts = [part(rank, torch.ones(1), sequence=step, closed=closed) for rank in LIVE]
+        assert play(parts, book).keys() == LIVE.keys()
+    assert [list(kept.replies) for kept in book._kept.values()] == [[19]] * 3
+
+
+def test_an_echo_of_a_call_whose_sender_has_gone_on_opens_no_round() -> None:
+    book = RoundBook()
+    play([part(rank, torch.ones(1), sequence=1) for rank in LIVE], book)
+    play([part(1, torch.ones(1), name="b", sequence=2, settled=1)], book)
+    echo = part(1, torch.ones(1), sequence=1)  # as it was sent at first, by a line that broke
+    assert refusal_of(play([echo], book)[1]).code is Code.OUT_OF_ORDER
+    assert play([part(0, torch.ones(1), sequence=2)], book) == {}
+    assert len(book._open) == 2
 
 
 # Who is lost

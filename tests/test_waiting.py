@@ -51,7 +51,7 @@ def test_the_sentence_names_who_is_waited_for() -> None:
         sentence(10.2, 120, "rank 2 (node7 pid 41) at step 119")
         == "waiting for 10 s at step 120: the slowest is rank 2 (node7 pid 41) at step 119"
     )
-    assert "nobody else is behind" in sentence(10.0, 120, "")
+    assert "nobody else is behind: do all ranks call for the same" in sentence(10.0, 120, "")
 
 
 W = TypeVar("W", bound="Slow")

@@ -8,11 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ps import terminal
+
+if TYPE_CHECKING:
+    from ps.config import WorkerConfig
+    from ps.logs import Place
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -108,29 +112,42 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
     from ps.config import load_worker
     from ps.errors import HubringError
     from workers import crew
-    from workers.run import Outcome, train
 
     try:
         config = load_worker(flags, config_file)
         place = logs.configure(config.log_format)
-        if crew.wanted(config):
+        if crew.wanted(config):  # which trains nothing itself, and does without torch
             return crew.run(config, flags, config_file, words)
+    except HubringError as error:
+        return _end(error.exit_code, {}, str(error))
+    crew.follow()
+    return _train(config, place, words)
+
+
+def _train(config: WorkerConfig, place: Place, words: list[str]) -> int:
+    from ps.errors import HubringError
+    from workers.run import Outcome, train
+
+    try:
         outcome = train(config, place, JOBS[config.job], config.job, words)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
-    if outcome.error:
-        print(f"ps-worker: {outcome.error}", file=sys.stderr)
-    if outcome.traceback:
-        print(outcome.traceback, file=sys.stderr, end="")
-    result: dict[str, Any] = {**outcome.result, "exit_code": outcome.code}
-    if outcome.error:
-        result["error"] = outcome.error
-    terminal.last_line(result)
+    code = _end(outcome.code, outcome.result, outcome.error, outcome.traceback)
     if outcome.stuck:
         # A broken ring leaves threads inside torch that no call can free.
         sys.stderr.flush()
-        os._exit(outcome.code)
-    return outcome.code
+        os._exit(code)
+    return code
+
+
+def _end(code: int, result: dict[str, Any], error: str, traceback: str = "") -> int:
+    """Tells people and programs how it ended; returns the code."""
+    if error:
+        print(f"ps-worker: {error}", file=sys.stderr)
+    if traceback:
+        print(traceback, file=sys.stderr, end="")
+    terminal.last_line({**result, "exit_code": code, **({"error": error} if error else {})})
+    return code
 
 
 if __name__ == "__main__":

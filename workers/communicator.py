@@ -105,12 +105,7 @@ class Communicator(ABC):
             then: Makes the work's result of the CPU tensors that came, which are its own to
                 keep; in some other thread. None: the first one, on the device of the first given.
         """
-        for tensor in tensors:
-            if tensor.layout is not torch.strided:
-                raise UsageError(f"{call.name!r}: only allreduce takes a sparse tensor; call to_dense()")
-            if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
-                text = f"{call.name!r}: {tensor.dtype} does not travel; convert it to one of"
-                raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
+        check_tensors(call.name, tensors)
         if tensors:
             call = replace(call, layouts=tuple(map(layout_of, tensors)))
         device = tensors[0].device if tensors else torch.device("cpu")
@@ -134,6 +129,20 @@ class Communicator(ABC):
     @abstractmethod
     def close(self, *, finished: bool) -> None:
         """Leaves. With `finished`, the others need not wait for this rank any more."""
+
+
+def check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Makes sure that all can be part of the collective of this name.
+
+    Raises:
+        UsageError: One is sparse, or of a dtype that does not travel.
+    """
+    for tensor in tensors:
+        if tensor.layout is not torch.strided:
+            raise UsageError(f"{name!r}: only allreduce takes a sparse tensor; call to_dense()")
+        if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
+            text = f"{name!r}: {tensor.dtype} does not travel; convert it to one of"
+            raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
 
 
 Then = Callable[[Sequence[torch.Tensor]], Any]

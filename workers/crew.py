@@ -1,11 +1,13 @@
 """The workers that one command starts on its host: `ps-worker --nodes N --gpus G --nr R`.
 
 Ranks go as in PyTorch's tutorials: worker i of node r is rank r G + i of N G. Where a launcher started
-this command, once a node, it says N and r.
+this command, once a node, it says N and r. Workers do not outlive the command: where it is killed before it
+can pass anything on, the kernel sends them SIGTERM.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -30,11 +32,23 @@ log = logging.getLogger(__name__)
 LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PARENT = "HUBRING_PARENT"
+_PR_SET_PDEATHSIG = 1
 
 
 def wanted(config: WorkerConfig) -> bool:
     """Whether this process is to start workers, rather than to be one of those that were started."""
     return config.gpus is not None and environment().get(OURS) != LAUNCHER
+
+
+def follow() -> None:
+    """Ends this worker, as by SIGTERM, when the command that started it ends; others are left alone."""
+    parent = int(environment().get(_PARENT, 0))
+    if os.getppid() == parent:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    # It may have ended before it could be followed. A script's own process has the variable too.
+    if parent and not os.path.exists(f"/proc/{parent}"):
+        signal.raise_signal(signal.SIGTERM)
 
 
 def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
@@ -81,6 +95,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), "--", *words]
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
+    given[_PARENT] = str(os.getpid())
     crew: list[_Member] = []
     _pass_on_signals(crew)
     for place in variables:
@@ -153,7 +168,7 @@ def _pass_on_signals(crew: Sequence[_Member]) -> None:
     """For those that are started later, too."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
-        for member in crew:
+        for member in list(crew):
             member.signal(number)
 
     for number in _SIGNALS:

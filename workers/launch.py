@@ -14,12 +14,12 @@ from itertools import combinations
 
 from ps.errors import ConfigError
 from workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
-from workers.launchers.mpi import OPEN_MPI, PMIX
+from workers.launchers.mpi import MPICH, OPEN_MPI, PMIX
 from workers.launchers.reading import Environment, Family, Reading
 from workers.launchers.slurm import SLURM
 from workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
 
-FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, PMIX, SLURM, KUBERNETES, COMPOSE)
+FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
 """The innermost first."""
 
 
@@ -57,7 +57,7 @@ class Placement:
     @property
     def ends_together(self) -> bool:
         """Whether its launcher stops all of its workers when it stops one: a pre-emption is the job's."""
-        return self.launcher in ("torchrun", "openmpi", "pmix", "slurm", "ps-worker", "ps-run")
+        return self.launcher in ("torchrun", "openmpi", "mpich", "pmix", "slurm", "ps-worker", "ps-run")
 
 
 def detect(

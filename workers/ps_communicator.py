@@ -85,7 +85,7 @@ class PSCommunicator(Communicator):
         self._rounds: WeakKeyDictionary[Bucket, str] = WeakKeyDictionary()
         """The name of each bucket that has no slices, as it belongs to a second optimizer or a later one."""
         self._numbers = count(1)
-        self._roll = Roll()
+        self._rolls = [Roll() for _ in session.shards]
         self._calling = threading.Lock()
         session.on_failure(client.fail)
 
@@ -152,18 +152,20 @@ class PSCommunicator(Communicator):
         shards = self._shards_of(call)
         came: dict[int, list[torch.Tensor]] = {}
         carried = Work(work.what, len(shards))
+        numbers: dict[int, int] = {}
 
         def on_end(_: Work) -> None:
-            self._roll.close(sequence)
+            for shard, number in numbers.items():
+                self._rolls[shard].close(number)
             if carried.error is None:
                 work.deliver(came[shards[0]])
             else:
                 work.fail(carried.error)
 
         with self._calling:  # calls under one name must come in the order of their numbers
-            sequence, settled = self._roll.open()
-            request = Contribute(self._client.sender, sequence, call, tensors, settled)
             for shard in shards:
+                numbers[shard], settled, closed = self._rolls[shard].open()
+                request = Contribute(self._client.sender, numbers[shard], call, tensors, settled, closed)
                 self._client.contribute(shard, request, carried, partial(_keep, came, shard))
         carried.when_done(on_end)
 

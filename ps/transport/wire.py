@@ -89,6 +89,7 @@ def encode_request(request: Request, number: int) -> Message:
         case Contribute():
             _write_call(header.contribute, request.call)
             header.contribute.sequence, header.contribute.settled = request.sequence, request.settled
+            header.contribute.closed.extend(request.closed)
             return _bundled(header, request.tensors)
 
 
@@ -125,7 +126,8 @@ def decode_request(message: Message) -> tuple[int, Request]:
         call = _call(header)
         optional = call.collective is Collective.BROADCAST
         tensors = _tensors(header, part.layouts, message, optional=optional)
-        return header.request, Contribute(sender, part.sequence, call, tensors, part.settled)
+        closed = tuple(part.closed)
+        return header.request, Contribute(sender, part.sequence, call, tensors, part.settled, closed)
     tensor = _payload(header, message)
     if body == "push":
         push = header.push

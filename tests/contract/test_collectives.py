@@ -264,6 +264,37 @@ def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> No
     crew.run(action)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int16, torch.int64, torch.uint8, torch.bool], ids=str)
+def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
+    """In bfloat16 256 + 1 is 256: rounded at every addition, the ones would be lost."""
+
+    def action(communicator: Communicator) -> None:
+        rows = torch.tensor([[0, 2, 2, 2, communicator.rank]])
+        values = torch.tensor([[1], [256 if dtype.is_floating_point else 3], [1], [1], [1]]).to(dtype)
+        own = torch.sparse_coo_tensor(rows, values, (5, 1), check_invariants=True)
+        dense = own.to(torch.float64).to_dense()
+        if dtype is torch.bool:
+            dense = dense.bool()
+        for op in ops(dtype)[: 2 if dtype.is_floating_point else 1]:
+            result = c.allreduce(own, op, communicator=communicator)
+            assert result.dtype is dtype
+            expected = c.allreduce(dense, op, communicator=communicator).to(dtype)
+            assert torch.equal(result.to_dense(), expected)
+
+    crew.run(action)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
+def test_an_average_of_sparse_integers_is_refused_as_of_dense_ones(crew: Crew, dtype: torch.dtype) -> None:
+    own = torch.eye(3).to(dtype).to_sparse()
+
+    def action(communicator: Communicator) -> None:
+        with pytest.raises(ConfigError, match=f"no average of {dtype}; sum it, or convert"):
+            c.allreduce(own, communicator=communicator)
+
+    crew.run(action)
+
+
 def test_what_cannot_be_done_with_sparse_tensors_is_refused(three: Crew) -> None:
     sparse = torch.eye(3).to_sparse()
     own = three.communicators[0]
@@ -653,6 +684,20 @@ def test_a_root_that_is_no_rank_is_refused(three: Crew, root: int) -> None:
             call(torch.zeros(1), root, communicator=own)  # type: ignore[operator]
 
 
+def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: Crew) -> None:
+    for rank in range(3):
+        with pytest.raises(UsageError, match="does not travel"):
+            c.broadcast(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[rank])
+
+
+def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: Crew) -> None:
+    def action(communicator: Communicator) -> float:
+        own = [torch.tensor(communicator.rank * 10.0 + at) for at in range(3 + communicator.rank)]
+        return c.scatter(own, communicator=communicator).item()
+
+    assert three.run(action) == [0.0, 1.0, 2.0]
+
+
 def test_a_dtype_that_does_not_travel_is_refused(three: Crew) -> None:
     with pytest.raises(UsageError, match=r"torch\.complex64 does not travel; convert it to one of float64"):
         c.allreduce(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[0])
@@ -731,6 +776,22 @@ def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: Crew) -> N
         return totals
 
     assert three.run(action) == [[2.0], [2.0], []]
+
+
+def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        group, works = c.new_group([0, 1], communicator=communicator), []
+        if group.included():
+            for turn in range(20):
+                own = torch.full((LARGE * 10,), float(turn))
+                works.append(
+                    c.allreduce_async(own, name=f"turn {turn}", group=group, communicator=communicator)
+                )
+        c.remove_group(group, communicator=communicator)
+        return [work.get()[0].item() for work in works]
+
+    whole = [float(turn) for turn in range(20)]
+    assert three.run(action) == [whole, whole, []]
 
 
 def test_a_group_of_all_and_a_group_of_one_are_groups(three: Crew) -> None:

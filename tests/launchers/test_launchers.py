@@ -20,6 +20,10 @@ MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca",
 mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
 )
+mpiexec = pytest.mark.skipif(
+    shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra here: apt-get install hydra"
+)
+LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
 
 def worker(*arguments: str) -> list[str]:
@@ -46,9 +50,10 @@ def start(cluster: Cluster, launcher: list[str], *arguments: str) -> Program:
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
-@pytest.mark.parametrize("kind", ["torchrun", pytest.param("mpirun", marks=mpirun)])
+@pytest.mark.parametrize("kind", LAUNCHERS)
 def test_a_launcher_gives_the_ranks(cluster: Cluster, kind: str, topology: str) -> None:
-    launcher = torchrun(2) if kind == "torchrun" else [*MPIRUN, *as_root()]
+    mpiexec = ["mpiexec.hydra", "-launcher", "fork", "-n", "2"]
+    launcher = {"torchrun": torchrun(2), "mpirun": [*MPIRUN, *as_root()], "mpiexec": mpiexec}[kind]
     server, address = cluster.server("--once")
     program = start(cluster, launcher, "--server", address, "--topology", topology, SMALL, "10")
     assert program.wait() == 0, program.said()
@@ -88,6 +93,22 @@ def test_a_notice_to_the_launcher_stops_all_after_one_step_with_75(
     summary = server.done(75)
     assert (summary["preempted"], 20 < summary["steps"] < 60) == ([0, 1], True)
     assert "checkpoint of step" in server.said() + program.said()
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_workers_do_not_outlive_the_command_that_started_them(
+    cluster: Cluster, tmp_path: Path, topology: str
+) -> None:
+    server, address = cluster.server("--once")
+    go = tmp_path / "go"
+    flags = ["--server", address, "--gpus", "2", "--topology", topology]
+    program = start(cluster, [], *flags, SMALL, "60", "16", "hold", str(go), "20")
+    program.until(lambda: _said(program).count("holding at 20") == 2, "both at step 20")
+    program.process.kill()
+    program.process.wait()
+    server.until(lambda: program.said().count("SIGTERM: all workers") == 2, "end of the command told to both")
+    go.touch()
+    assert server.done(75)["preempted"] == [0, 1]
 
 
 def _said(program: Program) -> str:

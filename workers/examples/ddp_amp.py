@@ -3,7 +3,7 @@
     PS_SERVER=ADDR python workers/examples/ddp_amp.py --nodes 1 --gpus 2 --nr 0 --epochs 4
 
 ADDR is a `ps-server start --workers 2`; PS_TOPOLOGY=ring takes the ring. The same command runs on
-every node with its own --nr, and starts --gpus processes there. They compute on the CPU, on a GPU
+every node with its own --nr, and is `ps-worker --nodes --gpus --nr` there. They compute on the CPU, on a GPU
 each with PS_TOPOLOGY=ring PS_BACKEND=nccl, or on a hub with --device cuda. Under a launcher, leave
 --nodes, --gpus and --nr out. Activations are bf16, or fp16 with a scaled loss;
 parameters stay float32. The checkpoint holds model, optimizer and scaler: a run that was
@@ -13,7 +13,7 @@ stopped and goes on ends in the same bits. Hence `aggregate=True`: the optimizer
 from __future__ import annotations
 
 import argparse
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     """
     options = _options(argv)
     if options.nodes * options.gpus > 1:
-        raise SystemExit(_launch(options, sys.argv[1:] if argv is None else argv))
+        _launch(options, sys.argv[1:] if argv is None else argv)
     train(options)
 
 
@@ -71,21 +71,11 @@ def train(options: argparse.Namespace) -> None:
         checkpoint.save(options.checkpoint, parts, epoch)
 
 
-def _launch(options: argparse.Namespace, arguments: list[str]) -> int:
-    """Starts one worker for each of this node's GPUs; returns 0, or the code of one that failed."""
-    place = [f"--world-size={options.nodes * options.gpus}"]
+def _launch(options: argparse.Namespace, arguments: list[str]) -> None:
+    """Becomes the ps-worker that starts one process for each of this node's GPUs."""
+    place = [f"--nodes={options.nodes}", f"--gpus={options.gpus}", f"--nr={options.nr}"]
     script = [__file__, *arguments, "--nodes=1", "--gpus=1", "--nr=0"]  # the last one counts
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "workers.cli", *place, f"--rank={rank}", f"--local-rank={local}", *script]
-        )
-        for local, rank in enumerate(range(options.nr * options.gpus, (options.nr + 1) * options.gpus))
-    ]
-    try:
-        return next(filter(None, [worker.wait() for worker in started]), 0)
-    finally:
-        for worker in started:
-            worker.terminate()  # one that has ended is left alone
+    os.execv(sys.executable, [sys.executable, "-m", "workers.cli", *place, *script])  # noqa: S606 - no shell is wanted
 
 
 def _tell(epoch: int, epochs: int, loss: Tensor) -> None:

@@ -1,8 +1,11 @@
-"""Open MPI, and others whose daemons speak PMIx.
+"""Open MPI, MPICH and its kin, and others whose daemons speak PMIx.
 
 Open MPI says OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, and PMIX_RANK must agree. Of PMIx
 alone PMIX_RANK is all there is: the number of processes is asked for through the library, and stands in no
 variable. A namespace that begins with `slurm.` is srun's, which says more itself.
+
+Hydra, the mpiexec of MPICH and Intel MPI, says PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS. srun
+--mpi=pmi2 says the first two as well, and never the others.
 """
 
 from __future__ import annotations
@@ -16,6 +19,12 @@ _OPEN_MPI = {
     "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
 _PMIX = {"rank": "PMIX_RANK"}
+_HYDRA = {
+    "rank": "PMI_RANK",
+    "size": "PMI_SIZE",
+    "local_rank": "MPI_LOCALRANKID",
+    "local_size": "MPI_LOCALNRANKS",
+}
 
 
 def _open_mpi(environment: Environment) -> list[Reading]:
@@ -38,12 +47,23 @@ def pmix(environment: Environment) -> list[Reading]:
     return read(environment, _PMIX)
 
 
+def _by_hydra(environment: Environment) -> bool:
+    return "PMI_RANK" in environment and (
+        "MPI_LOCALRANKID" in environment or "SLURM_STEP_ID" not in environment
+    )
+
+
+def _hydra(environment: Environment) -> list[Reading]:
+    return read(environment, _HYDRA)
+
+
 OPEN_MPI = Family(
     "openmpi",
     tuple(_OPEN_MPI.values()),
     lambda environment: "OMPI_COMM_WORLD_RANK" in environment,
     _open_mpi,
 )
+MPICH = Family("mpich", tuple(_HYDRA.values()), _by_hydra, _hydra)
 PMIX = Family(
     "pmix",
     ("PMIX_RANK", "PMIX_NAMESPACE"),

@@ -1,0 +1,135 @@
+"""What members have, gathered by all of them, by one, or each some of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ps.messages import Collective
+from workers.collectives.beginning import begin, like, tensor_of, tensors_of
+from workers.communicator import CollectiveWork, Communicator
+from workers.group import Group
+
+
+def allgather(
+    tensor: Tensor,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> Tensor:
+    """Joins the members' tensors along the first dimension, which alone may vary.
+
+    A 0-d tensor counts as one row: the result has shape (size,).
+    """
+    return tensor_of(allgather_async(tensor, name, group=group, communicator=communicator))
+
+
+def allgather_async(
+    tensor: Tensor,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `allgather`."""
+    return begin(Collective.ALLGATHER, [tensor], name, group, communicator)
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> list[Tensor]:
+    """`allgather` of many tensors in one exchange; results as if one by one."""
+    return tensors_of(grouped_allgather_async(tensors, name, group=group, communicator=communicator))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `grouped_allgather`."""
+    return begin(Collective.ALLGATHER, tensors, name, group, communicator, then=like(tensors))
+
+
+def gather(
+    tensor: Tensor,
+    root: int = 0,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> list[Tensor] | None:
+    """The members' tensors, in rank order, for the root; None elsewhere. Their first dimension may vary."""
+    result: list[Tensor] | None = gather_async(
+        tensor, root, name, group=group, communicator=communicator
+    ).get()
+    return result
+
+
+def gather_async(
+    tensor: Tensor,
+    root: int = 0,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `gather`."""
+    device = tensor.device
+
+    def then(came: Sequence[Tensor]) -> list[Tensor] | None:
+        return [one.to(device) for one in came] or None
+
+    return begin(Collective.GATHER, [tensor], name, group, communicator, root=root, then=then)
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Sequence[int] | Tensor | None = None,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sends each member some of this rank's rows.
+
+    Args:
+        tensor: Rows for the first member, then for the second, and so on. Members may have
+            differently many; all other dimensions and the dtype are the same.
+        splits: How many rows are for each member; None: equally many.
+        name: What ranks are matched by.
+        group: Who takes part; None: all ranks.
+        communicator: None takes that of `workers.init()`.
+
+    Returns:
+        The rows that came, in rank order, and how many from each member (int64).
+    """
+    output, received = alltoall_async(tensor, splits, name, group=group, communicator=communicator).get()
+    return output, received
+
+
+def alltoall_async(
+    tensor: Tensor,
+    splits: Sequence[int] | Tensor | None = None,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `alltoall`; the result is a pair."""
+    counts = () if splits is None else tuple(map(int, splits))
+    device = tensor.device
+
+    def then(came: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        output, received = came
+        return output.to(device), received.to(device)
+
+    return begin(Collective.ALLTOALL, [tensor], name, group, communicator, splits=counts, then=then)

@@ -1,0 +1,130 @@
+"""Reductions whose result all members get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ps.messages import Collective, ReduceOp
+from workers import context, sparse
+from workers.collectives.beginning import begin, into, like, tensor_of, tensors_of
+from workers.communicator import CollectiveWork, Communicator
+from workers.group import Group
+
+
+def allreduce(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> Tensor:
+    """Reduces the members' tensors, of one shape and dtype, to one.
+
+    Args:
+        tensor: This rank's part; only read. Any shape, 0-d too. A sparse COO tensor is summed or
+            averaged by gathering what is there, and may have other places on every member.
+        op: How parts become one; AVERAGE and ADASUM want a floating dtype. Of booleans
+            the sum is whether any is true, and the product whether all are.
+        name: What ranks are matched by.
+        group: Who takes part; None: all ranks.
+        communicator: None takes that of `workers.init()`.
+
+    Returns:
+        A new tensor of the same shape, dtype and device, equal on all members.
+    """
+    return tensor_of(allreduce_async(tensor, op, name, group=group, communicator=communicator))
+
+
+def allreduce_async(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `allreduce`."""
+    if tensor.is_sparse:
+        communicator = communicator or context.current().communicator
+        then = sparse.total(tensor, op, communicator.size if group is None else group.size())
+        given = sparse.parts(tensor, op)
+        return begin(Collective.ALLGATHER, given, name or "allreduce", group, communicator, then=then)
+    return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op)
+
+
+def allreduce_(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> Tensor:
+    """As `allreduce`, with the result in `tensor`, which is returned."""
+    return tensor_of(allreduce_async_(tensor, op, name, group=group, communicator=communicator))
+
+
+def allreduce_async_(
+    tensor: Tensor,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `allreduce_`; the tensor is written before the work is done."""
+    then = into(tensor)
+    return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op, then=then)
+
+
+def grouped_allreduce(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> list[Tensor]:
+    """`allreduce` of many tensors, of mixed shapes and dtypes, in one exchange; results as if one by one."""
+    return tensors_of(grouped_allreduce_async(tensors, op, name, group=group, communicator=communicator))
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `grouped_allreduce`."""
+    then = like(tensors)
+    return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> list[Tensor]:
+    """As `grouped_allreduce`, with the results in `tensors`."""
+    return tensors_of(grouped_allreduce_async_(tensors, op, name, group=group, communicator=communicator))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[Tensor],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    *,
+    group: Group | None = None,
+    communicator: Communicator | None = None,
+) -> CollectiveWork:
+    """Begins `grouped_allreduce_`."""
+    then = into(*tensors, many=True)
+    return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
