@@ -182,7 +182,9 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     trace: Path | None = None
     """Folder for a trace of this worker's steps and exchanges, which Perfetto loads; None writes none."""
     save_parameters: Path | None = None
-    """File to which the built-in job's last parameters are written."""
+    """File to which the last parameters are written."""
+    save_parameters_at: Count | None = None
+    """Write those after so many steps too, into a file beside it: NAME step20.safetensors, say."""
     bucket_bytes: Bytes | None = None
     """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
     timeout: Seconds = 300.0
@@ -204,6 +206,11 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         if self.compress is not None:
             self._check_compress(self.compress)
         self._check_nodes()
+        if self.save_parameters_at is not None and self.save_parameters is None:
+            raise ConfigError(
+                f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE,"
+                " beside which they are written"
+            )
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ConfigError(
                 f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "

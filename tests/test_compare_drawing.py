@@ -20,7 +20,7 @@ from workers.compare.page.chart_histogram import bins
 from workers.compare.page.element import Html, element, together, verbatim
 from workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
 from workers.compare.page.panel import panels
-from workers.compare.page.scale import Linear, Log, tick_label
+from workers.compare.page.scale import Linear, Log
 from workers.compare.page.sections.progress import course
 from workers.compare.page.sections.scaling import overtaking
 from workers.compare.reading import read
@@ -81,7 +81,12 @@ def test_a_scale_of_counts_has_its_ticks_at_them() -> None:
     ],
 )
 def test_ticks_are_written_short(value: float, written: str) -> None:
-    assert tick_label(value) == written
+    assert Log.around([value or 1]).label(value) == written
+
+
+def test_all_ticks_of_a_linear_scale_have_one_unit() -> None:
+    scale = Linear.around([0, 14_000])
+    assert [scale.label(tick) for tick in scale.ticks()] == ["0", "5k", "10k", "15k"]
 
 
 @pytest.mark.parametrize(

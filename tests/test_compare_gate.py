@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.replayed import Replayed, carried_out, compared, row
 from workers.compare.experiment import FaultTable
 from workers.compare.gate import Parameters, bits_difference, difference
+from workers.compare.outcome import EARLY, Outcome
+from workers.compare.plan import Run
 
 
 def parameters(factor: float = 1.0, name: str = "weight") -> dict[str, torch.Tensor]:
@@ -98,7 +101,7 @@ def test_a_row_that_disagrees_with_one_seed_shows_no_speed_but_says_why(tmp_path
     assert ring["withheld"] == said
     assert ring["numbers"]["samples_per_second"] is None
     assert ring["numbers"]["final_metric"] is not None
-    assert results["verdict"][0].startswith(f"No speed is shown for ring: {said}. ")
+    assert results["verdict"][0] == f"No speed is shown for ring: {said}."
     assert not any("ring" in sentence for sentence in results["verdict"][1:])
 
 
@@ -119,6 +122,23 @@ def test_a_parameter_that_is_not_a_number_is_still_valid_json(tmp_path: Path) ->
     results, _ = carried_out(tmp_path, Replayed(parameters={"n2 k1 ring seed0": math.nan}))
     assert results["gate"]["pairs"][0]["difference"] == "nan"
     assert json.loads((tmp_path / "results.json").read_text()) == results
+
+
+def test_rounding_that_has_grown_by_the_end_is_told_and_not_held_against_a_row(tmp_path: Path) -> None:
+    class Saved(Replayed):
+        def run(self, run: Run, folder: Path, progress: Any) -> Outcome:
+            left = Replayed.run(self, run, folder, progress)
+            save_file({"w": torch.ones(3)}, folder / f"parameters step{EARLY}.safetensors")
+            return left
+
+    gate = compared(tmp_path, Saved(parameters={"n2 k1 ring seed1": 1.01}))["gate"]
+    told = [(pair["second"], pair["difference"], pair["steps"]) for pair in gate["pairs"]]
+    assert told == [
+        *(("ring", 0, EARLY), ("hub-bsp", 0, EARLY)) * 2,
+        ("hub-bsp again", 0, None),
+    ]
+    assert gate["pairs"][2]["final"] == pytest.approx(0.01)
+    assert gate["passed"]
 
 
 def test_one_synchronous_row_has_nothing_to_be_held_against(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import tomllib
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -262,25 +261,3 @@ def test_results_that_are_not_what_they_should_be_are_refused_with_the_place() -
         ConfigError, match=r"results.json: Expected `int`, got `str` - at `\$.rows\[0\].seeds\[0\]`"
     ):
         page(results)
-
-
-def luminance(colour: str) -> float:
-    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_accent_can_be_told_from_its_paper(dark: bool) -> None:
-    style = files("workers.compare.page").joinpath("page.css").read_text()
-    light, _, night = style.partition("@media screen and (prefers-color-scheme: dark)")
-    part = night.partition("\n}\n")[0] if dark else light
-    colours = dict(re.findall(r"(--\w+|\.accent-\d) ?[:{][^#;]*(#[0-9a-f]{6})", part))
-    paper = luminance(colours["--paper"])
-    accents = {
-        name: value for name, value in colours.items() if name.startswith(".accent") or name == "--soft"
-    }
-    assert len(accents) == 11
-    for name, value in accents.items():
-        low, high = sorted((paper, luminance(value)))
-        assert (high + 0.05) / (low + 0.05) >= 4.5, name

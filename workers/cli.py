@@ -61,6 +61,9 @@ def run(
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the last parameters here")
     ] = None,
+    save_parameters_at: Annotated[
+        int | None, typer.Option(help="and beside it those after so many steps")
+    ] = None,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="ring, --aggregate or alone: rank 0 saves here and resumes from here")
     ] = None,

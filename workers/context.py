@@ -95,6 +95,8 @@ class Context:
             self.recorder.stepped(step)
         if self.session is not None:
             self.session.step = step
+        if step == self.config.save_parameters_at and self.communicator.rank == 0:
+            self._save_early(step)
         if self.communicator.draining:
             self._stop("the hub asked all workers to stop after this step")
         if self.communicator.topology == "ring":
@@ -104,6 +106,13 @@ class Context:
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
+
+    def _save_early(self, step: int) -> None:
+        """Writes the parameters as they are after this step."""
+        path = self.config.save_parameters
+        assert path is not None
+        self.synchronize()
+        _save(path.with_stem(f"{path.stem} step{step}"), self.trainers)
 
     @property
     def stops_all(self) -> bool:

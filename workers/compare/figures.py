@@ -65,9 +65,6 @@ class Figure:
         """For the head of a column."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
-    def median(self, number: Number | None) -> str:
-        return NOTHING if number is None else self.write(number.median)
-
     def interval(self, number: Number | None) -> str:
         """`median (low–high)`, or the median alone where they are one."""
         if number is None:

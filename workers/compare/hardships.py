@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.contest import Ratio, ratio
-from workers.compare.scope import Scope, listed, scopes, spoken, straggler
+from workers.compare.scope import Scope, listed, scopes, straggler
 
 Results = Mapping[str, Any]
 
@@ -29,9 +29,8 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
     spared = [name for name, each in ratios.items() if each and not _is_slower(each)]
     who = straggler(scope.setting["straggler"])
     told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
-    told += [f"{'not ' if slowed else f'{who} did not slow '}{listed(spared, 'or')}"] if spared else []
-    where = f"With {spoken({**scope.setting, 'straggler': None})}: "
-    return [f"{where}{', '.join(told)}."] if told else []
+    told += [f"{'not' if slowed else f'{who} does not slow'} {listed(spared, 'or')}"] if spared else []
+    return [scope.say(f"{', '.join(told)}.", besides=who)] if told else []
 
 
 def _is_slower(ratio: Ratio) -> bool:

@@ -1,7 +1,8 @@
 """From the reports of a run to numbers, each defined here and measured, never assumed.
 
 - steady steps: those after warm-up (the first tenth, at least five, unless the experiment says how
-  many) that do not follow a measurement of the model, for which others may have waited.
+  many) that do not follow a measurement of the model, for which others may have waited, nor hold
+  or follow the saving of parameters after the first `EARLY`.
 - step_ms: median time from the report before a steady step to its own, over all ranks.
 - samples_per_second: samples of a rank's steady steps / the time that they took, summed over ranks;
   a mean, not a median: where nobody waits for anybody, the median step hides who stood still.
@@ -32,7 +33,7 @@ from typing import Any, NamedTuple
 
 from ps.errors import HubringError
 from workers.compare.job import Job
-from workers.compare.outcome import Line, Outcome
+from workers.compare.outcome import EARLY, Line, Outcome
 
 Numbers = dict[str, float | None]
 
@@ -126,7 +127,7 @@ class _Pace(NamedTuple):
 
 
 def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
-    measured = {line["step"] for line in outcome.records[0] if job.metric in line}
+    measured = {line["step"] for line in outcome.records[0] if job.metric in line} | {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
     return {
         "samples_per_second": sum(pace.samples / sum(pace.seconds) for pace in paces),
@@ -135,7 +136,7 @@ def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
 
 
 def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _Pace:
-    """What counts for speed; `measured` holds the steps after which rank 0 measured the model."""
+    """What counts for speed; `measured` holds the steps after which rank 0 did something else."""
     steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
     skipped = max(5, len(steps) // 10) if warmup is None else warmup
     warm = steps[min(skipped, len(steps) - 1) :]

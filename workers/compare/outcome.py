@@ -22,6 +22,9 @@ Line = Mapping[str, Any]
 
 FILE = "outcome.json"
 
+EARLY = 20
+"""Steps after which parameters are saved for the first time: too few for rounding to grow."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
@@ -58,6 +61,12 @@ class Outcome:
     def parameters(self) -> Path:
         """File with the final parameters."""
         return self.folder / "parameters.safetensors"
+
+    @property
+    def early(self) -> Path:
+        """File with those after `EARLY` steps; the final ones where there were fewer."""
+        early = self.folder / f"parameters step{EARLY}.safetensors"
+        return early if early.exists() else self.parameters
 
     def write(self) -> None:
         """Writes `outcome.json`, whole or not at all."""

@@ -13,6 +13,7 @@ from ps.config import is_loopback
 from workers.compare.experiment import Experiment
 from workers.compare.hardship.delays import Slowness
 from workers.compare.hardship.hosts import Hosts
+from workers.compare.outcome import EARLY
 from workers.compare.plan import Run
 
 
@@ -86,7 +87,7 @@ class Programs:
         elif server is not None:
             flags["backend"] = self.experiment.backend
         if rank == 0:
-            flags["save-parameters"] = self.parameters
+            flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
         if self.run.setting.emulated:
             flags["hardship"] = self.hardship
         argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]

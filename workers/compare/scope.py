@@ -18,12 +18,12 @@ class Scope:
     Attributes:
         setting: Its fields and key.
         rows: Its rows, in order.
-        prefix: What a sentence about it begins with; empty where there is no other setting.
+        words: What tells it from the other settings; None where there is no other.
     """
 
     setting: Entry
     rows: Sequence[Entry]
-    prefix: str
+    words: Sequence[str] | None
 
     @property
     def names(self) -> list[str]:
@@ -46,23 +46,34 @@ class Scope:
         one, other = self.number(first, name), self.number(second, name)
         return None if one is None or other is None else ratio(one, other)
 
-    def say(self, sentence: str) -> str:
-        """The sentence, with where it holds."""
-        if self.prefix or sentence.split()[0].strip(",") in self.names:
-            return f"{self.prefix}{sentence}"
+    def say(self, sentence: str, besides: str = "") -> str:
+        """The sentence, with where it holds.
+
+        Args:
+            sentence: Begins in lower case.
+            besides: A part of where that the sentence itself says.
+        """
+        where = None if self.words is None else [word for word in self.words if word != besides]
+        if where:
+            return f"With {', '.join(where)}: {sentence}"
+        if where is not None and not besides:
+            return f"In the plain setting: {sentence}"
+        if sentence.split()[0].strip(",") in self.names:  # a row keeps the spelling of its name
+            return sentence
         return f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def scopes(results: Mapping[str, Any]) -> list[Scope]:
     """All settings with their rows."""
-    several = len(results["settings"]) > 1
+    settings = results["settings"]
+    shared = set.intersection(*(set(_words(setting)) for setting in settings))
     return [
         Scope(
             setting,
             [row for row in results["rows"] if row["setting"] == setting["key"]],
-            f"With {spoken(setting)}: " if several else "",
+            [word for word in _words(setting) if word not in shared] if len(settings) > 1 else None,
         )
-        for setting in results["settings"]
+        for setting in settings
     ]
 
 
@@ -71,7 +82,7 @@ def listed(words: Sequence[str], last: str = "and") -> str:
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
-def spoken(setting: Entry) -> str:
+def _words(setting: Entry) -> list[str]:
     """A setting in words."""
     words = [_count(setting["workers"], "worker"), _count(setting["servers"], "server")]
     if link := setting["link"]:
@@ -82,7 +93,7 @@ def spoken(setting: Entry) -> str:
         words.append(f"worker {fault['rank']} killed at step {fault['step']}")
     if setting["compute"] is not None:
         words.append(f"{1e3 * setting['compute']:g} ms of computing emulated")
-    return ", ".join(words)
+    return words
 
 
 def straggler(slow: Entry) -> str:

@@ -33,10 +33,7 @@ def verdict(results: Results) -> list[str]:
 
 def _withheld(scope: Scope, results: Results) -> list[str]:
     return [
-        scope.say(
-            f"no speed is shown for {row['row']}: {row['withheld']}. Long training amplifies rounding:"
-            " before calling it a fault, judge fewer epochs or another seed."
-        )
+        scope.say(f"no speed is shown for {row['row']}: {row['withheld']}.")
         for row in scope.rows
         if row["withheld"] is not None
     ]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.compare.page.element import Html, element, percent, together
-from workers.compare.page.scale import Scale, tick_label
+from workers.compare.page.scale import Scale
 
 HEIGHT = 260
 """Pixels, where a drawing does not say another."""
@@ -92,13 +92,13 @@ def axes(x: Axis, y: Axis, height: int = HEIGHT) -> Html:
 def _level(tick: float, scale: Scale) -> Html:
     at = percent(1 - scale.place(tick))
     line = element("line", x1=0, x2="100%", y1=at, y2=at, class_="grid")
-    return together(line, element("text", tick_label(tick), x=-8, y=at, dy="0.32em", class_="tick end"))
+    return together(line, element("text", scale.label(tick), x=-8, y=at, dy="0.32em", class_="tick end"))
 
 
 def _tick(tick: float, scale: Scale, height: int) -> Html:
     at = percent(scale.place(tick))
     line = element("line", x1=at, x2=at, y1=height, y2=height + 5, class_="axis-tick")
-    return together(line, element("text", tick_label(tick), x=at, y=height + 19, class_="tick middle"))
+    return together(line, element("text", scale.label(tick), x=at, y=height + 19, class_="tick middle"))
 
 
 def stretched(*parts: Html | Iterable[Html | None]) -> Html:

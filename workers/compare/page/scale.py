@@ -19,6 +19,9 @@ class Scale(Protocol):
     def ticks(self) -> list[float]:
         """Round values within, rising, about five."""
 
+    def label(self, tick: float) -> str:
+        """How one of the ticks is written."""
+
 
 @dataclass(frozen=True, slots=True)
 class Linear:
@@ -43,6 +46,9 @@ class Linear:
         step = _round_step((self.high - self.low) / 5)
         first = math.ceil(self.low / step - 1e-9)
         return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def label(self, tick: float) -> str:
+        return _short(tick, max(abs(self.low), abs(self.high)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,9 @@ class Log:
                 return found[:: math.ceil(len(found) / 6)]
         return Linear(self.low, self.high).ticks()
 
+    def label(self, tick: float) -> str:
+        return _short(tick, tick)
+
 
 def _powers(low: float, high: float) -> range:
     return range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
@@ -91,9 +100,9 @@ def _round_step(rough: float) -> float:
     return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= 0.8 * rough)
 
 
-def tick_label(value: float) -> str:
-    """A round value, written short: it stands below a narrow drawing."""
+def _short(value: float, largest: float) -> str:
+    """A round value in the unit that fits the largest beside it: it stands below a narrow drawing."""
     for unit, scale, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
-        if abs(value) >= least:
+        if largest >= least and value:
             return f"{value / scale:g}{unit}"
     return f"{value:,.6g}" if abs(value) >= 1e-4 or value == 0 else digits(value, 2)

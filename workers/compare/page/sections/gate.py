@@ -38,9 +38,9 @@ def _answer(judged: Gate) -> Html:
     return together(
         word,
         f" {agree} of {count} pairs agree. Synchronous rows apply the same mean gradient and differ only in"
-        " the order of additions, so their final parameters may be apart by rounding alone: of each tensor,"
-        f" max |a − b| / max |a| may be {judged.tolerance:g}. A row that is apart by more is shown without"
-        " its speed.",
+        " the order of additions, so their parameters may be apart by rounding alone: after the first steps,"
+        " which training has not amplified yet, max |a − b| / max |a| of each tensor may be"
+        f" {judged.tolerance:g}. A row that is apart by more is shown without its speed.",
     )
 
 
