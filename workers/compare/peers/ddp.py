@@ -7,13 +7,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ps.config import export
 from ps.errors import RingBroken, UsageError
 from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.compare.peers.ddp_optimizer import DdpOptimizer
-from workers.compare.peers.interface import interface
 from workers.compare.peers.peer import Peer, Seat, init_method
 
 
@@ -27,8 +25,6 @@ class Ddp(Peer):
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
-        if seat.host is not None:
-            export(dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), interface(seat.host)))
         try:
             dist.init_process_group(
                 seat.backend,

@@ -6,10 +6,19 @@ import fcntl
 import socket
 import struct
 
+from ps.config import export
 from ps.errors import ConfigError
 
 _SIOCGIFADDR = 0x8915
 """Linux's request for an interface's address (netdevice(7))."""
+
+_ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+"""Where Gloo, NCCL, TensorPipe and Open MPI look for a name."""
+
+
+def talk_through(address: str) -> None:
+    """Lets libraries that begin later talk through the interface with this address alone; raises as it."""
+    export(dict.fromkeys(_ASKED, interface(address)))
 
 
 def interface(address: str) -> str:

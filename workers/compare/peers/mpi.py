@@ -10,7 +10,6 @@ from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.interface import interface
 from workers.compare.peers.peer import Peer, Seat
 
 
@@ -29,7 +28,7 @@ class Mpi(Peer):
         super().__init__(seat)
         if seat.host is not None:
             # Hosts that are namespaces of one machine share its memory, which would go past their links.
-            export({"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_btl_tcp_if_include": interface(seat.host)})
+            export({"OMPI_MCA_btl": "self,tcp"})
         from mpi4py import MPI  # begins MPI
 
         self._world, self._in_place = MPI.COMM_WORLD, MPI.IN_PLACE

@@ -17,6 +17,7 @@ from ps.work import Work
 from workers.bucketing import Bucket
 from workers.collectives import broadcast_into
 from workers.communicator import CollectiveWork, Communicator, Start
+from workers.compare.peers.interface import talk_through
 from workers.wrapping import OptimizerWrapper
 
 _NOT_OFFERED = {Collective.GROUP, Collective.JOIN, Collective.TRANSFER}
@@ -81,6 +82,8 @@ class Peer(Communicator):
         self.timeout: float = seat.timeout
         self.steps_on = "worker"
         self.traffic = Traffic()
+        if seat.host is not None:
+            talk_through(seat.host)
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:

@@ -1,15 +1,18 @@
 """Peer `ray`: Ray's parameter-server pattern, an actor that averages every rank's gradients and steps.
 
-A worker is a driver of Ray's cluster on this machine. Arrays go through Ray's
-object store, which is shared memory.
+A worker is a driver of a cluster of Ray's on this machine, which is this run's
+own: it listens on loopback and wants a token that lies in the run's folder. Arrays
+go through Ray's object store, which is shared memory.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ps.config import export
 from ps.errors import HubringError, ServerUnreachable
 from ps.types import Hyper
 from ps.work import Work
@@ -32,13 +35,15 @@ class Ray(Peer):
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self.steps_on = "worker" if seat.aggregate else "server"
+        use_token(Path(seat.meet))
         import ray
 
         self._ray = ray
         try:
-            ray.init(seat.meet, namespace=NAMESPACE, log_to_driver=False, logging_level="warning")
+            address = Path(seat.meet).read_text()
+            ray.init(address, namespace=NAMESPACE, log_to_driver=False, logging_level="error")
             self._server = ray.get_actor(ACTOR)
-        except (ConnectionError, RuntimeError, ValueError) as cause:
+        except (OSError, RuntimeError, ValueError) as cause:
             raise ServerUnreachable(f"no parameter server of Ray's at {seat.meet}: {cause}") from cause
 
     def gather(self, value: Any) -> list[Any]:
@@ -76,3 +81,10 @@ class Ray(Peer):
             return self._ray.get(getattr(self._server, method).remote(*arguments), timeout=self.timeout)
         except self._ray.exceptions.RayError as cause:
             raise HubringError(f"Ray's parameter server did not answer {method}: {cause}") from cause
+
+
+def use_token(meet: Path) -> Path:
+    """Lets Ray, which is not yet imported, use this run's token; returns the file, beside `meet`."""
+    token = meet.with_suffix(".token")
+    export({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
+    return token

@@ -23,7 +23,7 @@ class PeerRow:
         about: What it does, in one sentence.
         side: Module and class in this folder of what its workers run.
         served: It has servers of its own; only then a setting's number of servers counts.
-        addressed: Workers can only begin once its server has written where it is.
+        leads: Its server comes first: workers are to be started once it has written `PeerPrograms.meet`.
         needs: Library that it needs, and the extra that brings it; none: torch alone.
         linked: It can be run on hosts behind links.
     """
@@ -32,7 +32,7 @@ class PeerRow:
     about: str
     side: str
     served: bool = False
-    addressed: bool = False
+    leads: bool = False
     needs: tuple[str, str] | None = None
     linked: bool = True
 
@@ -80,7 +80,7 @@ PEERS = {
             "a parameter server as an actor of Ray's waits for all, averages and steps",
             "ray:Ray",
             served=True,
-            addressed=True,
+            leads=True,
             needs=("ray", "peers-ray"),
             linked=False,
         ),
@@ -139,30 +139,29 @@ class PeerPrograms:
     backend: str = "gloo"
 
     @property
-    def address_file(self) -> Path:
-        """Where a server writes where it is, if workers are to be told (`row.addressed`)."""
-        return self.folder / "address"
+    def meet(self) -> Path:
+        """The file by which all find each other; of a `row.leads`, workers can start once it is there."""
+        return self.folder / "meet"
 
     def server_programs(self) -> list[Program]:
         """The servers, to be started first; none for a peer without."""
-        count = (1 if self.row.addressed else self.servers) if self.row.served else 0
+        count = (1 if self.row.leads else self.servers) if self.row.served else 0
         return [self._server(number, count) for number in range(count)]
 
-    def worker_programs(self, address: str | None, words: Callable[[int], Sequence[str]]) -> list[Program]:
+    def worker_programs(self, words: Callable[[int], Sequence[str]]) -> list[Program]:
         """The workers: a program each, or one for all under mpirun.
 
         Args:
-            address: What the server wrote, if the row is `addressed`.
             words: A rank's flags of `ps-worker` (record, save-parameters and so on) and the job, as
                 `--job NAME -- ARGS` or `SCRIPT ARGS`; without rank, size, server and backend.
         """
-        argvs = [self._worker(rank, address, words(rank)) for rank in range(self.size)]
+        argvs = [self._worker(rank, words(rank)) for rank in range(self.size)]
         if self.row.name != "mpi":
             return [Program(f"worker {rank}", argv) for rank, argv in enumerate(argvs)]
         flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         each = [["-n", "1", *argv] for argv in argvs]
         colons = [word for one in each for word in (":", *one)]
-        return [Program("workers", ["mpirun", *flags, *colons[1:]])]
+        return [Program("workers", self._mpirun([*flags, *colons[1:]]))]
 
     def result(self, rank: int) -> Mapping[str, Any]:
         """A worker's last line, once all have ended."""
@@ -171,18 +170,28 @@ class PeerPrograms:
 
     def _server(self, number: int, count: int) -> Program:
         role = "server" if number == 0 else f"shard {number}"
-        flags = {"peer": self.row.name, "number": number, "servers": count, "world-size": self.size}
-        flags |= {"meet": self.folder / "meet", "address-file": self.address_file}
+        flags = {"peer": self.row.name, "world-size": self.size, "meet": self.meet}
+        if not self.row.leads:
+            flags |= {"number": number, "servers": count}
         return Program(role, self._command("serve", role, flags))
 
-    def _worker(self, rank: int, address: str | None, words: Sequence[str]) -> list[str]:
+    def _worker(self, rank: int, words: Sequence[str]) -> list[str]:
         role = f"worker {rank}"
         flags = {"peer": self.row.name, "rank": rank, "world-size": self.size}
-        flags |= {"local-rank": 0 if self.linked else rank, "meet": address or self.folder / "meet"}
-        flags |= {"servers": len(self.server_programs()), "result": self._result(rank)}
+        flags |= {"meet": self.meet, "result": self._result(rank), "servers": len(self.server_programs())}
+        if self.row.name != "mpi":  # whom mpirun tells
+            flags["local-rank"] = 0 if self.linked else rank
         if self.row.name == "ddp":
             flags["backend"] = self.backend
         return self._command("run", role, flags, words)
+
+    def _mpirun(self, words: Sequence[str]) -> list[str]:
+        if not self.linked:
+            return ["mpirun", *words]
+        # Ranks report to mpirun, by default over the loopback, which hosts do not share.
+        reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/32"
+        told = ["env", "PMIX_MCA_ptl_base_remote_connections=1", reached]
+        return self.hosts.command("server", [*told, "mpirun", *words])
 
     def _command(
         self, module: str, role: str, flags: Mapping[str, object], words: Sequence[str] = ()

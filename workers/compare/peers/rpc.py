@@ -14,15 +14,14 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from ps.config import export
-from ps.errors import HubringError
+from ps.errors import HubringError, RingBroken
 from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.communicator import Start
 from workers.compare.peers import rpc_server
 from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.interface import interface
+from workers.compare.peers.interface import talk_through
 from workers.compare.peers.peer import Answer, Peer, Seat, init_method
 
 SLICE_BYTES = 4 << 20
@@ -123,10 +122,13 @@ def join(name: str, place: int, seat: Seat) -> None:
         name: Under which others call it.
         place: Among servers and workers, servers first.
         seat: Names the meeting place and how many members there are.
+
+    Raises:
+        RingBroken: They did not find each other.
     """
     channels = ["cma", "basic"]
     if seat.host is not None:
-        export({"TP_SOCKET_IFNAME": interface(seat.host)})
+        talk_through(seat.host)
         channels = ["basic"]  # cma reads the sender's memory, past the link of a host that is a namespace
     # torch's first choice, its transport over shared memory, spins while it waits, where workers compute.
     options = rpc.TensorPipeRpcBackendOptions(
@@ -137,4 +139,8 @@ def join(name: str, place: int, seat: Seat) -> None:
         _channels=channels,
     )
     members = seat.servers + seat.size
-    rpc.init_rpc(name, rank=place, world_size=members, rpc_backend_options=options)  # type: ignore[no-untyped-call]
+    told = {"rank": place, "world_size": members, "rpc_backend_options": options}
+    try:
+        rpc.init_rpc(name, **told)  # type: ignore[no-untyped-call]
+    except RuntimeError as cause:
+        raise RingBroken(f"{name} did not find the others at {seat.meet}: {cause}") from cause

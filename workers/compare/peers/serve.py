@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -19,8 +21,7 @@ PROGRAM = "peer-server"
 def serve(
     peer: Annotated[str, typer.Option(help="rpc or ray")],
     world_size: Annotated[int, typer.Option(help="how many workers there are")],
-    meet: Annotated[str, typer.Option(help="of rpc: HOST:PORT, or a file that all see")],
-    address_file: Annotated[Path, typer.Option(help="of ray: where to write its address")],
+    meet: Annotated[str, typer.Option(help="HOST:PORT, or a file that all see; ray writes it")],
     number: Annotated[int, typer.Option(help="of rpc: which server this is")] = 0,
     servers: Annotated[int, typer.Option(help="of rpc: how many servers there are")] = 1,
     host: Annotated[str | None, typer.Option(help="own address: talk through its interface alone")] = None,
@@ -31,7 +32,7 @@ def serve(
         if peer == "rpc":
             _serve_rpc(number, servers, world_size, meet, host)
         elif peer == "ray":
-            _serve_ray(world_size, address_file)
+            _serve_ray(world_size, Path(meet))
         else:
             raise UsageError(f"--peer {peer}: rpc and ray have servers")
         return {"peer": peer, "number": number, "exit_code": 0}
@@ -52,20 +53,28 @@ def _serve_rpc(number: int, servers: int, workers: int, meet: str, host: str | N
     rpc.shutdown()
 
 
-def _serve_ray(workers: int, address_file: Path) -> None:
+def _serve_ray(workers: int, meet: Path) -> None:
+    from workers.compare.peers.ray import ACTOR, NAMESPACE, use_token
+
+    token = use_token(meet)
+    token.touch(0o600)
+    token.write_text(secrets.token_hex())
     import ray
 
-    from workers.compare.peers.ray import ACTOR, NAMESPACE
     from workers.compare.peers.ray_server import Server
 
-    ray.init(namespace=NAMESPACE, include_dashboard=False, log_to_driver=False, logging_level="warning")
-    terminal.unwind_on_sigterm()
-    try:
-        server = ray.remote(Server).options(name=ACTOR, num_cpus=0).remote(workers)
-        address_file.write_text(ray.get_runtime_context().gcs_address)
-        ray.get(server.end.remote())
-    finally:
-        ray.shutdown()  # with it go all processes of the cluster
+    with TemporaryDirectory(prefix="hubring-ray-", ignore_cleanup_errors=True) as place:
+        own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_temp_dir": place}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error", "include_dashboard": False}
+        ray.init(namespace=NAMESPACE, **own, **quiet)
+        terminal.unwind_on_sigterm()
+        try:
+            server = ray.remote(Server).options(name=ACTOR, num_cpus=0).remote(workers)
+            meet.write_text(ray.get_runtime_context().gcs_address)
+            ray.get(server.end.remote())
+        finally:
+            ray.shutdown()  # with it go all processes of the cluster
+            token.unlink()
 
 
 def main() -> None:
