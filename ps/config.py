@@ -183,6 +183,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
     timeout: Seconds = 300.0
     """Seconds that one exchange, or the start of the job, may take."""
+    hardship: Path | None = None
+    """For experiments: JSON file that says how long this worker sleeps in each step (`workers.hardship`)."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 

@@ -55,6 +55,8 @@ FLOORS = {
         workers.coder workers.powersgd workers.ring_mean
         workers.allreduce_communicator workers.convoy workers.exchange workers.tuning
         workers.slicing workers.placing workers.roll workers.ps_communicator
+        workers.compare workers.compare.setting workers.compare.hardship workers.compare.hardship.delays
+        workers.hardship
         workers.context workers.sparse workers.collectives workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.turnout workers.wrapping workers.optimizer

@@ -1,294 +1,53 @@
-"""Messages survive the wire; what does not add up is refused, and nothing is copied without need."""
+"""A wire that takes its time, by a clock of the test's own."""
 
 from __future__ import annotations
 
-import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import pairwise
 
-from protos import data_pb2 as pb
-from ps.collective import layout_of
-from ps.compression import by_name
-from ps.errors import UsageError
-from ps.messages import (
-    Call,
-    Code,
-    Coded,
-    Collective,
-    Contribute,
-    Init,
-    Pull,
-    Push,
-    ReduceOp,
-    Refusal,
-    Result,
-    Values,
-)
-from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from ps.transport.bundle import bytes_of
-from ps.transport.wire import (
-    MAX_TEXT,
-    MalformedMessage,
-    decode_reply,
-    decode_request,
-    encode_reply,
-    encode_request,
-)
-from ps.types import DTYPE_BYTES, Layout, Sender
+from workers.compare.hardship.wire import Wire
+from workers.compare.setting import Link
 
-SENDER = Sender(3, 2**40)
-FLAT = torch.arange(5.0)
+FRAMES = [bytes([number]) * 10 for number in range(100)]
 
 
-def coded(name: str = "int8", dtype: torch.dtype = torch.float32) -> Coded:
-    codec, tensor = by_name(name), torch.arange(600).to(dtype)
-    payload = torch.empty(codec.nbytes(600), dtype=torch.uint8)
-    codec.encode(tensor, payload)
-    return Coded(name, payload, 600, dtype)
+def journey(link: Link, gap: float, seed: str = "port0") -> list[float]:
+    """When frames come out that go in with a gap between them; asserts that they keep their order."""
+    wire, came, times = Wire(link, seed), [], []
+    for number, frame in enumerate(FRAMES):
+        wire.put(frame, number * gap)
+    while wire.nbytes:
+        times += [now := wire.due] * len(out := list(wire.take(now)))
+        came += out
+    assert came == FRAMES
+    return times
 
 
-def contribution(collective, *tensors, name="loss", settled=0, **said):
-    """A part whose call says what its tensors are."""
-    layouts = tuple(map(layout_of, tensors))
-    return Contribute(SENDER, 7, Call(collective, name, layouts=layouts, **said), tensors, settled)
+def test_a_frame_comes_out_after_the_latency_and_not_before() -> None:
+    wire = Wire(Link(latency=0.5), "port0")
+    wire.put(b"frame", 1.0)
+    assert (wire.due, wire.nbytes) == (1.5, 5)
+    assert list(wire.take(1.4999)) == []
+    assert list(wire.take(1.5)) == [b"frame"]
+    assert (wire.due, wire.nbytes) == (float("inf"), 0)
 
 
-def same(one, other) -> bool:
-    """Whether two messages say the same, their tensors compared by value, shape and dtype."""
-
-    def plain(value):
-        if isinstance(value, Coded):
-            return value.codec, value.payload.tolist(), value.numel, value.dtype
-        if isinstance(value, tuple):
-            return [plain(each) for each in value]
-        return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
-
-    fields = type(one).__dataclass_fields__
-    return type(one) is type(other) and all(
-        plain(getattr(one, name)) == plain(getattr(other, name)) for name in fields
-    )
+def test_without_jitter_frames_keep_their_distance() -> None:
+    assert journey(Link(latency=0.5), gap=0.125) == [0.5 + 0.125 * number for number in range(len(FRAMES))]
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        Init(SENDER, 0, FLAT),
-        Push(SENDER, 0, 0, FLAT),
-        Push(SENDER, 2**31, 2**40, FLAT, {"lr": 0.1, "momentum": 0.9}),
-        *(Push(SENDER, 1, 2, coded(name)) for name in ("bf16", "fp16", "int8", "sign", "topk:0.05")),
-        Push(SENDER, 1, 2, coded("int8", torch.bfloat16), {"lr": 0.1}),
-        Pull(SENDER, 0),
-        Contribute(SENDER, 7, Call(Collective.BARRIER, "barrier")),
-        contribution(Collective.ALLREDUCE, torch.ones(2, 3), op=ReduceOp.MAX, name="größe"),
-        contribution(Collective.ALLREDUCE, torch.tensor(2.5), ranks=(0, 3, 2**31), settled=6),
-        contribution(Collective.ALLGATHER, torch.empty(0, 4)),
-        contribution(Collective.ALLTOALL, torch.ones(3), splits=(2, 0, 1)),
-        contribution(Collective.SCATTER, torch.ones(3).bool(), torch.empty(0), FLAT.double(), root=3),
-        Contribute(SENDER, 8, Call(Collective.BROADCAST, "w", root=2, layouts=(Layout("int8", (4,)),))),
-    ],
-)
-def test_requests_come_back_as_they_went(request_):
-    number, came = decode_request(encode_request(request_, 2**63))
-    assert number == 2**63
-    assert same(came, request_)
+def test_jitter_stays_in_its_bounds_and_varies() -> None:
+    gap = 1.0
+    taken = [out - gap * number for number, out in enumerate(journey(Link(latency=0.5, jitter=0.25), gap))]
+    assert 0.25 <= min(taken) < 0.3
+    assert 0.7 < max(taken) <= 0.75
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Values(0, FLAT, 0, 0),
-        Values(9, FLAT, clock=4, version=17, staleness=3, drain=True),
-        Values(9, coded("sign"), clock=4, version=17),
-        Result(),
-        Result((torch.tensor([[True], [False]]),)),
-        Result((torch.tensor([True]), torch.tensor(1.5), FLAT)),
-        Refusal(Code.FENCED, "rank 3 lost its place"),
-    ],
-)
-def test_replies_come_back_as_they_went(reply):
-    number, came = decode_reply(encode_reply(reply, 0))
-    assert number == 0
-    assert same(came, reply)
+def test_jitter_never_lets_a_frame_pass_another() -> None:
+    times = journey(Link(latency=0.5, jitter=0.5), gap=0.001)
+    assert all(before <= after for before, after in pairwise(times))
 
 
-@pytest.mark.parametrize("name", DTYPE_BYTES)
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 2), (2, 3)])
-def test_every_dtype_travels_in_every_shape(name, shape):
-    tensor = torch.ones(shape, dtype=getattr(torch, name))
-    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
-    assert came.tensors[0].dtype == tensor.dtype
-    assert torch.equal(came.tensors[0], tensor)
-    assert came.tensors[0].shape == tensor.shape
-
-
-def test_a_contiguous_tensor_is_never_copied():
-    tensor = torch.zeros(1000, dtype=torch.bfloat16, requires_grad=True)
-    message = encode_request(Push(SENDER, 1, 1, tensor), 1)
-    _, came = decode_request(message)
-    assert came.gradient.data_ptr() == tensor.data_ptr()
-
-
-def test_a_strided_tensor_travels_as_its_values():
-    tensor = torch.arange(6).view(2, 3).t()
-    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
-    assert torch.equal(came.tensors[0], tensor)
-
-
-def test_bytes_of_a_tensor_are_its_memory():
-    tensor = torch.zeros(4, dtype=torch.bfloat16)
-    bytes_of(tensor)[:] = bytes_of(torch.ones(4, dtype=torch.bfloat16))
-    assert tensor.tolist() == [1.0] * 4
-
-
-def test_a_read_only_payload_is_borrowed_without_a_warning_or_a_copy():
-    message = encode_reply(Result((FLAT,)), 1)
-    payload = memoryview(bytes(message.payload))
-    _, came = decode_reply(Message(message.header, payload))
-    assert torch.equal(came.tensors[0], FLAT)
-    assert came.tensors[0].data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
-
-
-def _writable(payload):
-    from ps.transport.memory import address
-
-    class Face:
-        __array_interface__ = {  # noqa: RUF012
-            "shape": (payload.nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-            "data": (address(payload), False),
-        }
-
-    import numpy as np
-
-    return np.asarray(Face())
-
-
-def test_a_payload_keeps_its_memory_alive():
-    _, came = decode_reply(
-        Message(encode_reply(Result((FLAT,)), 1).header, memoryview(bytes(bytes_of(FLAT))))
-    )
-    bytearray(10_000)
-    assert torch.equal(came.tensors[0], FLAT)
-
-
-def test_a_payload_that_lies_askew_is_read_right():
-    askew = bytearray(1) + bytearray(bytes_of(FLAT))
-    message = Message(encode_reply(Result((FLAT,)), 1).header, memoryview(askew)[1:])
-    _, came = decode_reply(message)
-    assert torch.equal(came.tensors[0], FLAT)
-
-
-def test_what_is_too_large_to_travel_is_the_callers_mistake():
-    with pytest.raises(UsageError, match="shorten"):
-        encode_request(Contribute(SENDER, 1, Call(Collective.BARRIER, "n" * MAX_HEADER)), 1)
-    with pytest.raises(UsageError, match="split"):
-        encode_reply(Result((torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8),)), 1)
-
-
-def test_a_long_refusal_is_cut_not_refused():
-    _, came = decode_reply(encode_reply(Refusal(Code.MISMATCH, "ü" * 2 * MAX_HEADER), 1))
-    assert came.text == "ü" * MAX_TEXT
-
-
-FLOATS = {"dtype": pb.FLOAT32, "payload_bytes": 8}
-PUSH = {"push": pb.Push(key=1)}
-PART = pb.Contribute(collective=1, op=1, layouts=[pb.Layout(dtype=pb.FLOAT32, shape=[3])])
-HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({}, "without a body"),
-        ({"values": pb.Values()}, "cannot be values"),
-        ({**PUSH}, "flat tensor"),
-        ({**PUSH, **FLOATS, "shape": [1, 2]}, "flat tensor"),
-        ({**PUSH, **FLOATS, "shape": [3]}, "do not fill"),
-        ({**PUSH, **FLOATS, "shape": [-1, -2]}, "shape"),
-        ({**PUSH, **FLOATS, "shape": [2**62, 2**62, 0]}, "shape"),
-        ({**PUSH, **FLOATS, "shape": [1] * 33}, "shape"),
-        ({**PUSH, **FLOATS, "shape": [2], "dtype": 99}, "dtype 99"),
-        ({**PUSH, **FLOATS, "shape": [2], "dtype": 0}, "dtype 0"),
-        ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "8 bytes came"),
-        ({"contribute": pb.Contribute(collective=99, op=1)}, "99 is no Collective"),
-        ({"contribute": pb.Contribute(collective=1, op=99)}, "99 is no ReduceOp"),
-        ({"contribute": PART, "payload_bytes": 8}, r"8 bytes do not fill torch\.float32 of shape \(3,\)"),
-        ({"contribute": PART}, r"0 bytes do not fill torch\.float32 of shape \(3,\)"),
-        ({"contribute": PART, **FLOATS}, "names a dtype beside its layouts'"),
-        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[pb.Layout(shape=[3])])}, "dtype 0"),
-        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[HUGE])}, "shape"),
-    ],
-)
-def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(fields, says):
-    payload = memoryview(bytes(8)) if "payload_bytes" in fields else None
-    header = pb.Header(request=5, **fields)
-    with pytest.raises(MalformedMessage, match=says) as caught:
-        decode_request(Message(header.SerializeToString(), payload))
-    assert caught.value.request == 5
-
-
-CODED = {"dtype": pb.FLOAT32, "codec": "int8", "shape": [4]}
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({**PUSH, **CODED, "shape": [5]}, "payload of 8 bytes, where int8 makes 9"),
-        ({**PUSH, **CODED, "shape": [2**31]}, "payload of 8 bytes, where int8 makes"),
-        ({**PUSH, **CODED, "shape": [2, 2]}, "codes flat floating tensors"),
-        ({**PUSH, **CODED, "shape": []}, "codes flat floating tensors"),
-        ({**PUSH, **CODED, "shape": [-4]}, "shape"),
-        ({**PUSH, **CODED, "dtype": pb.INT32}, "codes flat floating tensors, not torch.int32"),
-        ({**PUSH, **CODED, "dtype": 0}, "dtype 0"),
-        ({**PUSH, **CODED, "codec": "zip"}, "compression 'zip'"),
-        ({**PUSH, **CODED, "codec": "powersgd:4"}, "takes matrices"),
-        ({**PUSH, **CODED, "codec": "topk:0.25"}, "for place 16909060, where there are 4"),
-        ({**PUSH, "codec": "int8", "payload_bytes": 0}, "dtype 0"),
-        ({"init": pb.Init(key=1), **CODED}, "init came in int8"),
-        ({"contribute": pb.Contribute(collective=1, op=1), **CODED}, "contribute came in int8"),
-    ],
-)
-def test_a_code_that_does_not_add_up_is_malformed(fields, says):
-    payload = memoryview(b"\4\3\2\1\0\0\0\0"[: fields.get("payload_bytes", 8)])
-    header = pb.Header(**{"request": 5, "payload_bytes": 8, **fields})
-    with pytest.raises(MalformedMessage, match=says) as caught:
-        decode_request(Message(header.SerializeToString(), payload))
-    assert caught.value.request == 5
-
-
-def test_a_code_that_lies_askew_is_moved_into_line():
-    message = encode_request(Push(SENDER, 1, 2, coded()), 1)
-    askew = memoryview(bytearray(message.payload.nbytes + 1))[1:]
-    askew[:] = message.payload
-    _, came = decode_request(Message(message.header, askew))
-    assert came.gradient.payload.data_ptr() % 8 == 0
-    assert came.gradient.payload.tolist() == coded().payload.tolist()
-
-
-def test_a_refusal_for_no_reason_is_malformed():
-    header = pb.Header(request=5, refusal=pb.Refusal(text="because"))
-    with pytest.raises(MalformedMessage, match="0 is no Code"):
-        decode_reply(Message(header.SerializeToString()))
-
-
-@given(st.binary(max_size=200), st.binary(max_size=32))
-def test_any_bytes_are_a_message_or_malformed(header, payload):
-    for decode in (decode_request, decode_reply):
-        try:
-            decode(Message(header, memoryview(payload)))
-        except MalformedMessage:
-            continue
-
-
-@given(st.data())
-def test_a_header_with_a_byte_turned_is_a_message_or_malformed(data):
-    message = encode_request(contribution(Collective.ALLREDUCE, torch.ones(2, 3)), 1)
-    header = bytearray(message.header)
-    header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
-    for decode in (decode_request, decode_reply):
-        try:
-            decode(Message(bytes(header), message.payload))
-        except MalformedMessage:
-            continue
+def test_the_same_seed_brings_the_same_delays() -> None:
+    link = Link(latency=0.5, jitter=0.25)
+    assert journey(link, 0.1) == journey(link, 0.1)
+    assert journey(link, 0.1) != journey(link, 0.1, seed="port1")

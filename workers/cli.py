@@ -70,6 +70,9 @@ def run(
     timeout: Annotated[
         float | None, typer.Option(help="seconds an exchange or the start may take [300]")
     ] = None,
+    hardship: Annotated[
+        Path | None, typer.Option(help="JSON: how long to sleep in every step", hidden=True)
+    ] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with a [worker] table")] = None,
 ) -> None:

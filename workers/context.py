@@ -22,14 +22,16 @@ from msgspec.structs import replace
 
 from ps import logs
 from ps.client import KVClient
-from ps.config import WorkerConfig, address, environment, load_worker
+from ps.config import WorkerConfig, address, environment, is_loopback, load_worker
 from ps.errors import ConfigError, HubringError, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
 from ps.transport import registry
-from ps.transport.host import reachable
+from ps.transport.host import towards
+from workers import hardship
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
+from workers.hardship import Hardship
 from workers.launch import Placement, detect
 from workers.local_communicator import LocalCommunicator
 from workers.own_device import choose
@@ -61,6 +63,8 @@ class Context:
     """The signal was a scheduler's notice, which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
     saves: Saves | None = None
+    hardship: Hardship | None = None
+    """What makes this worker slow in an experiment."""
     pid: int = field(default_factory=os.getpid)
     """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
@@ -136,6 +140,7 @@ class Context:
         """How it went so far, for the program's last line."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
+        emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
             "size": self.communicator.size,
@@ -152,6 +157,7 @@ class Context:
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),
             },
+            **emulated,
         }
 
 
@@ -230,6 +236,7 @@ def init(*, aggregate: bool = False) -> Context:
     if placement.restart:
         log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
+    slowness = None if config.hardship is None else hardship.read(config.hardship)
     if _meet is not None:
         _current = _meet(config, place, placement)
     elif config.server is None:
@@ -237,6 +244,8 @@ def init(*, aggregate: bool = False) -> Context:
     else:
         _current = _join(config, place, placement, job)
     _current.job = job
+    if slowness is not None:
+        _current.hardship = Hardship(slowness.of(_current.communicator.rank))
     atexit.register(_leave_at_exit)
     return _current
 
@@ -388,7 +397,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     server, _ = address(session.address)
     store = ring_store(
         session.sender.rank,
-        reachable(server if server in ("127.0.0.1", "localhost", "::1") else ""),
+        server if is_loopback(server) else towards(server),  # needs no way to anywhere else
         lambda where: session.publish("ring", where),
         lambda: session.lookup("ring", config.timeout),
         config.timeout,

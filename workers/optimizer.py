@@ -35,6 +35,7 @@ from workers.collectives import allreduce, broadcast_into
 from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.forward import ForwardGuard
+from workers.hardship import Hardship
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
 from workers.tuning import Tuner
@@ -144,6 +145,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self.completed_steps = self._start_from_rank_0(place.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout)
         self._watch = ChangeWatch(self._buckets, self._hyper)
+        if place.hardship is not None:  # its hooks stand before those that hand over
+            place.hardship.watch(exchanged, self)
         self._passes = BackwardPasses(
             self._buckets,
             backward_passes_per_step,
@@ -464,6 +467,7 @@ class _Place(NamedTuple):
     after_step: Callable[[int], None]
     adopt: Callable[[DistributedOptimizer], None]
     checkpoints: Checkpoints | None = None
+    hardship: Hardship | None = None
 
 
 def _place(
@@ -475,7 +479,8 @@ def _place(
     here = context.current()
     bucket_bytes = bucket_bytes or here.config.bucket_bytes
     step_completed = after_step or here.step_completed
-    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, _checkpoints(here))
+    hardship = None if here.trainers else here.hardship  # a step of several optimizers is one step
+    return _Place(here.communicator, bucket_bytes, step_completed, here.adopt, _checkpoints(here), hardship)
 
 
 def _checkpoints(here: context.Context) -> Checkpoints | None:

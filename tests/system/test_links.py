@@ -15,7 +15,8 @@ from statistics import median
 import pytest
 
 from tests.system.cluster import Cluster
-from tests.system.network import LINE_BYTES, PAYLOAD_BYTES, network, why_not
+from workers.compare.hardship.network import LINE_BYTES, PAYLOAD_BYTES, network, why_not
+from workers.compare.setting import Link
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -47,7 +48,7 @@ def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bo
 
 def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, str | int]]:
     """What each worker reports, on a host of its own."""
-    with network(workers if colocated else workers + 1, "1gbit") as hosts:
+    with network(workers if colocated else workers + 1, Link(rate=1e9)) as hosts:
         flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]
         place = ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
         server, address = cluster.server(*flags, *place, within=hosts[0].command())

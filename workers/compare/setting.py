@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ps.errors import UsageError
+
+Kind = Literal["constant", "pareto", "host"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +53,14 @@ class Straggler:
         shape: Of the Pareto distribution, above 1; the smaller, the heavier its tail.
     """
 
-    kind: Literal["constant", "pareto", "host"]
+    kind: Kind
     seconds: float
     ranks: tuple[int, ...] = ()
     shape: float = 2.5
 
     def __post_init__(self) -> None:
+        if self.kind not in (kinds := get_args(Kind)):
+            raise UsageError(f"straggler: kind {self.kind!r}; there are {', '.join(kinds)}")
         if self.seconds < 0 or self.shape <= 1:
             raise UsageError(
                 f"straggler: {self.seconds:g} s with shape {self.shape:g};"

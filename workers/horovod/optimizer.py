@@ -170,16 +170,16 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     parcels = _parcels(names, check_groups(groups), process_set)
     adasum = how.op == Adasum and current().size > 1
     made = _derived(optimizer, DeltaOptimizer if adasum else AveragingOptimizer)
+    waited = made.waited if adasum else lambda: made._exchange.seconds
+    # Before the exchange: what makes a worker slow in an experiment is told of gradients first.
+    made._trainer = Trainer({name: parameter for parameter, name in names.items()}, waited)
     if adasum:
         made.prepare(parcels, backward_passes_per_step, compression)
-        waited = made.waited
     else:
         made._exchange = GradientExchange(
             names, parcels, backward_passes_per_step, how, compression, sparse_as_dense, process_set
         )
         made._synchronized, made._should_synchronize = False, True
-        waited = lambda: made._exchange.seconds  # noqa: E731
-    made._trainer = Trainer({name: parameter for parameter, name in names.items()}, waited)
     return made
 
 

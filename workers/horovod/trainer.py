@@ -11,20 +11,20 @@ from workers import context
 from workers.horovod.world import current
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Trainer:
     """Counts an optimizer's steps, so that the hub knows of them and may stop the worker after one.
 
     Attributes:
         named_parameters: Every trained parameter by name.
         waited: Tells the seconds for which exchanges have kept training waiting.
-        steps: How many were completed.
+        completed_steps: How many were taken.
         ahead: By how many steps others may be ahead: none, as a step waits for all.
     """
 
     named_parameters: dict[str, torch.Tensor]
     waited: Callable[[], float]
-    steps: int = 0
+    completed_steps: int = 0
     ahead: int = 0
     _place: context.Context | None = None
 
@@ -32,6 +32,8 @@ class Trainer:
         place = context.started()
         if place is not None and place.communicator is current().communicator:
             self._place = place
+            if place.hardship is not None and not place.trainers:
+                place.hardship.watch(self.named_parameters.values(), self)
             place.adopt(self)
 
     @property
@@ -47,6 +49,6 @@ class Trainer:
         Raises:
             Preempted: The job stops at this step.
         """
-        self.steps += 1
+        self.completed_steps += 1
         if self._place is not None:
-            self._place.step_completed(self.steps)
+            self._place.step_completed(self.completed_steps)

@@ -60,6 +60,8 @@ class DdpOptimizer(OptimizerWrapper):
         self._after_step = after_step or here.step_completed
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
+        if here.hardship is not None and not here.trainers:  # its hooks stand before DDP's
+            here.hardship.watch(self.named_parameters.values(), self)
         self._start_from_rank_0(model)
         here.adopt(self)
 

@@ -1,0 +1,136 @@
+"""The same hardship for hub and ring: distance, slow workers, lost workers.
+
+A latency is a lower bound: nothing that waits for somebody else's bytes is done before they can be there.
+How much longer it takes is the machine's affair, and no test's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.system import small
+from tests.system.cluster import SMALL, Cluster, Program
+from workers.compare.hardship.delays import Slowness
+from workers.compare.hardship.hosts import Hosts, hosts
+from workers.compare.hardship.loss import Loss, outlived
+from workers.compare.hardship.network import why_not
+from workers.compare.setting import Fault, Link, Setting, Straggler
+
+pytestmark = pytest.mark.slow
+
+FAR = Link(rate=5e8, latency=0.02, jitter=0.005)
+LEAST = FAR.latency - FAR.jitter
+"""Seconds, at the least, from host to host."""
+EXCHANGE = str(Path(__file__).with_name("exchange.py"))
+PINGPONG = "tests.system.pingpong"
+TOPOLOGIES = [["--transport", "zmq"], ["--transport", "grpc"], ["--topology", "ring"]]
+
+
+def far(workers: int) -> Setting:
+    if reason := why_not(FAR):
+        pytest.skip(reason)
+    return Setting(workers=workers, link=FAR)
+
+
+def start(cluster: Cluster, there: Hosts, workers: int, *words: str) -> tuple[Program, list[Program]]:
+    """A server, and workers on hosts of their own."""
+    flags = ["--once", "--workers", str(workers), "--host", there.address("server"), "--insecure"]
+    server, address = cluster.server(*flags, within=there.command("server", []))
+    place = ["--world-size", str(workers), "--local-rank", "0"]
+    return server, [
+        cluster.worker(
+            address, "--rank", str(rank), *place, *words, within=there.command(f"worker {rank}", [])
+        )
+        for rank in range(workers)
+    ]
+
+
+def test_plain_sockets_wait_for_the_distance_and_lose_nothing(cluster: Cluster) -> None:
+    with hosts(far(1)) as there:
+        asked = cluster.run("server", PINGPONG, there.address("server"), within=there.command("server", []))
+        asked.until(lambda: asked.out.read_text().endswith("\n"), "port")
+        words = [there.address("server"), asked.out.read_text().strip()]
+        calling = cluster.run("caller", PINGPONG, *words, within=there.command("worker 0", []))
+        assert calling.wait() == asked.wait() == 0, calling.said() + asked.said()
+        seconds = json.loads(calling.out.read_text())
+        assert min(seconds) >= 2 * LEAST
+        assert sum(seconds) > len(seconds) * 2 * LEAST
+        brought, taken = there.traffic("worker 0") or (0, 0)
+        assert taken > 4 << 20 > brought > 0
+
+
+@pytest.mark.parametrize("words", TOPOLOGIES, ids=lambda words: words[1])
+def test_an_exchange_waits_for_the_distance(cluster: Cluster, words: list[str]) -> None:
+    with hosts(far(2)) as there:
+        server, workers = start(cluster, there, 2, *words, EXCHANGE, "5", str(1 << 20))
+        metrics = [worker.done()["metrics"] for worker in workers]
+        server.done()
+    steps = list(zip(*(json.loads(each["seconds"]) for each in metrics), strict=True))
+    if words[1] == "ring":  # what came last from one rank is still to reach the other
+        assert all(max(step) >= LEAST for step in steps)
+    else:  # up and down again, for every rank
+        assert all(min(step) >= 2 * LEAST for step in steps)
+
+
+@pytest.mark.parametrize("words", TOPOLOGIES, ids=lambda words: words[1])
+def test_at_a_distance_the_same_is_trained(cluster: Cluster, tmp_path: Path, words: list[str]) -> None:
+    final = tmp_path / "final.safetensors"
+    with hosts(far(2)) as there:
+        server, workers = start(cluster, there, 2, *words, "--save-parameters", str(final), SMALL, "10")
+        assert [worker.done()["steps"] for worker in workers] == [10, 10]
+        server.done()
+    model = small.network(16)
+    optimizer = small.sgd(model)
+    for step in range(10):
+        optimizer.zero_grad()
+        torch.stack([small.loss_of(model, step, rank, 16) for rank in range(2)]).mean().backward()
+        optimizer.step()
+    trained = load_file(final)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [[], ["--topology", "ring"]], ids=["hub", "ring"])
+def test_a_straggler_keeps_hub_and_ring_waiting_alike(
+    cluster: Cluster, tmp_path: Path, words: list[str]
+) -> None:
+    slowness = Slowness(Straggler(kind="pareto", seconds=0.05, ranks=(1,)), compute=0.01, seed=3)
+    file = tmp_path / "hardship.json"
+    file.write_text(json.dumps(slowness.as_json()))
+    with hosts(Setting(workers=2)) as there:
+        server, workers = start(cluster, there, 2, *words, "--hardship", str(file), SMALL, "20")
+        results = [worker.done() for worker in workers]
+        server.done()
+    slept = [sum(slowness.of(rank).seconds(step) for step in range(20)) for rank in range(2)]
+    assert slept[1] > slept[0]
+    for rank, result in enumerate(results):
+        assert result["emulated"]["seconds"] == pytest.approx(slept[rank], abs=1e-5)
+        assert result["seconds"] >= slept[1]  # in lockstep with the slow one
+        assert result["exchange"]["exposed_seconds"] + slept[rank] <= result["seconds"]
+
+
+@pytest.mark.parametrize("ring", [False, True], ids=["hub", "ring"])
+def test_the_hub_outlives_a_worker_and_a_ring_does_not(cluster: Cluster, tmp_path: Path, ring: bool) -> None:
+    go, record = tmp_path / "go", tmp_path / "record.jsonl"
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "2")
+    words = [*(["--topology", "ring"] if ring else []), SMALL, "40", "16", "hold", str(go), "20"]
+    workers = [
+        cluster.worker(address, "--rank", "0", *words),
+        cluster.worker(address, "--rank", "1", "--record", str(record), *words),
+    ]
+    with Loss(Fault(rank=1, step=10), record, workers[1].process.pid) as loss:
+        os.waitid(os.P_PID, workers[1].process.pid, os.WEXITED | os.WNOWAIT)
+    go.touch()
+    codes = [worker.wait() for worker in workers]
+    assert loss.step is not None
+    assert 10 <= loss.step <= 20
+    assert codes[1] == -9
+    assert outlived(codes, [workers[0].result(), None], lost=1) == ("lost its ring" if ring else None)
+    assert (workers[0].result()["steps"] == 40) is not ring
+    server.done(1 if ring else 0)

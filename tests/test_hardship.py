@@ -1,0 +1,241 @@
+"""What a worker endures, and where in its step; who is lost with a lost worker; hosts without links."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import workers
+from ps.config import WorkerConfig
+from ps.errors import ConfigError, UsageError
+from ps.logs import Place
+from workers import context, hardship
+from workers.compare.hardship import network
+from workers.compare.hardship.delays import Slowness
+from workers.compare.hardship.hosts import hosts, roles_of
+from workers.compare.hardship.loss import Loss, outlived
+from workers.compare.setting import Fault, Link, Setting, Straggler
+from workers.hardship import Hardship
+from workers.local_communicator import LocalCommunicator
+
+Events = list[Any]
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Slowness], Events]]:
+    """Makes this process a lone worker; what it sleeps and hands over is noted instead of slept."""
+    events: Events = []
+    push_pull = LocalCommunicator.push_pull
+
+    def noted(self: LocalCommunicator, bucket: Any, hyper: Any) -> Any:
+        events.append("handed over")
+        return push_pull(self, bucket, hyper)
+
+    def start(slowness: Slowness) -> Events:
+        file = tmp_path / "hardship.json"
+        file.write_text(json.dumps(slowness.as_json()))
+        context.prepare(WorkerConfig(hardship=file), Place(), "test")
+        workers.init()
+        here = context.current()
+        assert here.hardship is not None
+        here.hardship = Hardship(hardship.read(file).of(0), events.append)
+        return events
+
+    monkeypatch.setattr(context, "_result", {})
+    monkeypatch.setattr(context, "_prepared", None)
+    monkeypatch.setattr(LocalCommunicator, "push_pull", noted)
+    yield start
+    context.shutdown()
+
+
+def made(**how: Any) -> tuple[torch.nn.Module, Any]:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, workers.DistributedOptimizer(sgd, model, bucket_bytes=20, **how)
+
+
+def backward(model: torch.nn.Module) -> None:
+    model(torch.ones(2, 4)).sum().backward()
+
+
+def test_a_worker_sleeps_once_a_step_before_anything_is_handed_over(
+    begin: Callable[[Slowness], Events],
+) -> None:
+    events = begin(Slowness(compute=0.25))
+    model, optimizer = made()
+    buckets = len(optimizer._buckets)
+    assert buckets > 1
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+    assert events == [0.25, *["handed over"] * buckets] * 3
+    assert context.result()["emulated"] == {"seconds": 0.75}
+
+
+def test_a_step_of_several_passes_sleeps_once(begin: Callable[[Slowness], Events]) -> None:
+    events = begin(Slowness(compute=0.25))
+    model, optimizer = made(backward_passes_per_step=3)
+    for _ in range(2):
+        for _ in range(3):
+            backward(model)
+        optimizer.step()
+    assert events.count(0.25) == 2
+
+
+def test_a_step_of_two_optimizers_sleeps_once(begin: Callable[[Slowness], Events]) -> None:
+    events = begin(Slowness(compute=0.25))
+    pairs = [made(), made()]
+    for model, optimizer in pairs:
+        backward(model)
+        optimizer.step()
+    assert events.count(0.25) == 1
+
+
+def test_every_step_has_its_own_delay(begin: Callable[[Slowness], Events]) -> None:
+    slowness = Slowness(Straggler(kind="pareto", seconds=0.02), seed=5)
+    events = begin(slowness)
+    model, optimizer = made()
+    for _ in range(4):
+        backward(model)
+        optimizer.step()
+    assert [each for each in events if each != "handed over"] == [
+        slowness.of(0).seconds(step) for step in range(4)
+    ]
+
+
+def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Events]) -> None:
+    import workers.horovod as hvd
+
+    events = begin(Slowness(compute=0.25))
+    hvd.init()
+    model = torch.nn.Linear(4, 1)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), backward_passes_per_step=2
+    )
+    for _ in range(2):
+        backward(model)
+        backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert events == [0.25, 0.25]
+    hvd.shutdown()
+
+
+def test_a_worker_without_hardship_emulates_nothing(tmp_path: Path) -> None:
+    context.prepare(WorkerConfig(), Place(), "test")
+    workers.init()
+    try:
+        assert "emulated" not in context.result()
+    finally:
+        context.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "No such file"),
+        ("{", "line 1"),
+        ("[1]", "object"),
+        ('{"slow": 1}', "slow"),
+        ('{"straggler": {"kind": "constant", "seconds": -1}}', "at least 0"),
+        ('{"straggler": {"kind": "sometimes", "seconds": 1}}', "sometimes"),
+        ('{"compute": "long"}', "compute"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused_with_an_example(
+    tmp_path: Path, text: str | None, words: str
+) -> None:
+    file = tmp_path / "hardship.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        hardship.read(file)
+
+
+def test_without_a_link_everybody_is_on_this_machine() -> None:
+    with hosts(Setting(workers=2, servers=2)) as here:
+        assert here.command("worker 1", ["python", "-V"]) == ["python", "-V"]
+        assert here.address("shard 1") == "127.0.0.1"
+        assert here.traffic("server") is None
+
+
+def test_further_shards_and_all_workers_have_hosts_of_their_own() -> None:
+    assert roles_of(Setting(workers=2, servers=3)) == ["server", "shard 1", "shard 2", "worker 0", "worker 1"]
+
+
+def test_a_link_that_cannot_be_built_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    with (
+        pytest.raises(UsageError, match=r"the link 200mbit 5ms.*need root.*leave out the link"),
+        hosts(Setting(workers=2, link=Link(rate=2e8, latency=5e-3))),
+    ):
+        pass
+
+
+def test_a_network_has_an_end() -> None:
+    with pytest.raises(UsageError, match="251 hosts"), network.network(251, Link()):
+        pass
+
+
+WRITER = """
+import json, sys
+with open(sys.argv[1], "w", buffering=1) as record:
+    for step in range(int(sys.argv[2])):
+        record.write(json.dumps({"step": step, "loss": 1.0}) + "\\n")
+sys.stdin.read()
+"""
+
+
+def written(tmp_path: Path, steps: int, fault: Fault, until: Callable[[Loss], None]) -> tuple[Loss, int]:
+    """A worker that reports so many steps and then waits to be told to end; its loss, and its exit code."""
+    record = tmp_path / "record 0.jsonl"
+    command = [sys.executable, "-c", WRITER, str(record), str(steps)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as worker:
+        with Loss(fault, record, worker.pid) as loss:
+            until(loss)
+        assert worker.stdin is not None
+        worker.stdin.close()
+    return loss, worker.returncode
+
+
+def test_a_worker_is_killed_once_its_record_shows_the_step(tmp_path: Path) -> None:
+    def until_dead(loss: Loss) -> None:
+        os.waitid(os.P_PIDFD, loss._process, os.WEXITED | os.WNOWAIT)
+        loss._thread.join()
+
+    loss, code = written(tmp_path, 10, Fault(rank=0, step=6), until_dead)
+    assert code == -signal.SIGKILL
+    assert loss.step is not None
+    assert 6 <= loss.step < 10
+
+
+def test_a_worker_that_never_comes_to_its_step_is_not_lost(tmp_path: Path) -> None:
+    loss, code = written(tmp_path, 3, Fault(rank=0, step=6), lambda loss: None)
+    assert (code, loss.step) == (0, None)
+
+
+RING = {"topology": "ring", "error": "rank 1 is gone: a ring cannot go on without it"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "results", "words"),
+    [
+        ([0, -9, 0], [{"topology": "hub"}, None, {"topology": "hub"}], None),
+        ([69, -9, 69], [RING, None, RING], "lost its ring"),
+        ([69, -9, 0], [{"topology": "hub"}, None, {"topology": "hub"}], "lost with it: worker 0"),
+        ([1, -9, -6], [None, None, None], "lost with it: worker 0, worker 2"),
+    ],
+)
+def test_a_row_says_what_was_lost_with_a_worker(
+    codes: list[int], results: list[dict[str, Any] | None], words: str | None
+) -> None:
+    assert outlived(codes, results, lost=1) == words

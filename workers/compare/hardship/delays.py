@@ -1,0 +1,95 @@
+"""How long a worker's step is made to take: the same in every process that is told the same.
+
+The law: a delay follows from the seed, the rank and the step alone, so every row meets the same
+delays in the same steps, whatever it does between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from random import Random
+from typing import Any
+
+from ps.errors import UsageError
+from workers.compare.setting import Straggler
+
+SLOW_SHARE = 0.1
+"""How many of its steps a slow host is slow in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowness:
+    """What all workers of a run are told.
+
+    Attributes:
+        straggler: Who is slow, and how; None: nobody.
+        compute: Seconds that a step computes elsewhere, on a GPU say; None: what it computes here counts.
+        seed: Of what is drawn.
+    """
+
+    straggler: Straggler | None = None
+    compute: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.compute is not None and not self.compute >= 0:
+            raise UsageError(f"compute: {self.compute:g} s a step; seconds are at least 0")
+
+    def of(self, rank: int) -> Delays:
+        """One worker's part of it."""
+        return Delays(self.straggler, self.compute, self.seed, rank)
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON object, for the file that `ps-worker --hardship` reads."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Slowness:
+        """What `as_json` wrote.
+
+        Raises:
+            UsageError: A value is not allowed.
+            TypeError: A key is unknown, or a value is of another type.
+        """
+        made = {**values}
+        if (straggler := made.get("straggler")) is not None:
+            made["straggler"] = Straggler(**{**straggler, "ranks": tuple(straggler.get("ranks", ()))})
+        return Slowness(**made)
+
+
+class Delays:
+    """The delays of one worker.
+
+    Args:
+        straggler: Who is slow, and how; None: nobody.
+        compute: Seconds that every step takes; None: none.
+        seed: Of what is drawn.
+        rank: Whose delays these are.
+    """
+
+    def __init__(self, straggler: Straggler | None, compute: float | None, seed: int, rank: int) -> None:
+        self._compute = compute or 0.0
+        self._seed = seed
+        self._rank = rank
+        self._straggler = straggler if straggler and rank in (straggler.ranks or (rank,)) else None
+
+    def seconds(self, step: int) -> float:
+        """How long this worker sleeps in a step, counted from 0."""
+        if self._straggler is None:
+            return self._compute
+        return self._compute + self._extra(self._straggler, step)
+
+    def _extra(self, straggler: Straggler, step: int) -> float:
+        if straggler.kind == "constant":
+            return straggler.seconds
+        if straggler.kind == "host":
+            slow = self._draw(step) < SLOW_SHARE
+            return straggler.seconds / SLOW_SHARE if slow else 0.0
+        # Lomax: a Pareto distribution that begins at 0. Its mean is scale / (shape - 1).
+        scale = straggler.seconds * (straggler.shape - 1)
+        return float(scale * ((1 - self._draw(step, self._rank)) ** (-1 / straggler.shape) - 1))
+
+    def _draw(self, *words: int) -> float:
+        """An even number from 0 to below 1; seeded by text, `Random` gives the same one everywhere."""
+        return Random("/".join(map(str, (self._seed, *words)))).random()  # noqa: S311 - no secret
