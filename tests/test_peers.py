@@ -120,9 +120,7 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
 ) -> None:
     monkeypatch.setattr(rows, "which", lambda _: "/usr/bin/mpirun")
     monkeypatch.setattr(rows, "find_spec", lambda _: None)
-    with pytest.raises(
-        UsageError, match=rf"row {name}: .* \(pip install 'hubring\[{extra}\]'"
-    ):
+    with pytest.raises(UsageError, match=rf"row {name}: .* \(pip install 'hubring\[{extra}\]'"):
         find(name).check(linked=False)
 
 
