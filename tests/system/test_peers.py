@@ -18,9 +18,8 @@ from workers.compare.peers.rows import PEERS, PeerPrograms, find
 
 pytestmark = pytest.mark.slow
 
-STEPS = 20
-SCRIPT = [SMALL, str(STEPS)]
-DIGITS = ["--job", "digits", "--", "--epochs", "1"]
+SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
+DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
 
 
 def ring(cluster: Cluster, words: Sequence[str]) -> gate.Parameters:
@@ -62,23 +61,24 @@ def ended(program: Program) -> None:
 
 @pytest.mark.parametrize("name", PEERS)
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
-    results = train(cluster, name, SCRIPT)
-    apart, where = gate.difference(ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"))
+    # The script goes without torch's compiler, which DDP asks for a word.
+    words, steps = (DIGITS, DIGITS_STEPS) if name == "ddp" else (SCRIPT, SCRIPT_STEPS)
+    results = train(cluster, name, words)
+    apart, where = gate.difference(ring(cluster, words), load_file(cluster.folder / "peer.safetensors"))
     assert apart <= gate.TOLERANCE, where
     assert [(one["rank"], one["size"], one["topology"]) for one in results] == [(0, 2, name), (1, 2, name)]
-    assert all(one["steps"] == STEPS and one["exit_code"] == 0 for one in results)
+    assert all(one["steps"] == steps and one["exit_code"] == 0 for one in results)
     assert all(one["exchange"]["bytes_sent"] > 0 for one in results)
     exposed = [one["exchange"]["exposed_seconds"] for one in results]
     assert exposed == [None, None] if name == "ddp" else min(exposed) > 0
     lines = (cluster.folder / "record 1.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
 
 
-def test_the_job_that_ships_trains_on_two_servers_of_rpcs(cluster: Cluster) -> None:
-    results = train(cluster, "rpc", DIGITS, servers=2)
-    apart, where = gate.difference(ring(cluster, DIGITS), load_file(cluster.folder / "peer.safetensors"))
+def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
+    train(cluster, "rpc", SCRIPT, servers=2)
+    apart, where = gate.difference(ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"))
     assert apart <= gate.TOLERANCE, where
-    assert results[0]["metrics"]["epoch"] == 1
 
 
 def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluster, tmp_path: Path) -> None:
