@@ -189,7 +189,7 @@ class PeerPrograms:
         if not self.linked:
             return ["mpirun", *words]
         # Ranks report to mpirun, by default over the loopback, which hosts do not share.
-        reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/32"
+        reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/31"  # PMIx 4 makes /32 of all
         told = ["env", "PMIX_MCA_ptl_base_remote_connections=1", reached]
         return self.hosts.command("server", [*told, "mpirun", *words])
 
