@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception_only
@@ -189,11 +190,22 @@ _current: Context | None = None
 _result: dict[str, Any] = {}
 _prepared: tuple[WorkerConfig, logs.Place, str] | None = None
 
+Meet = Callable[[WorkerConfig, logs.Place, Placement], Context]
+"""Finds a worker its place; the placement is the launcher's."""
+
+_meet: Meet | None = None
+
 
 def prepare(config: WorkerConfig, place: logs.Place, job: str) -> None:
     """Settles what `init()` in the script will use: called by ps-worker before it runs the script."""
     global _prepared
     _prepared = (config, place, job)
+
+
+def meet_by(meet: Meet) -> None:
+    """Lets `init()` find the others in another way than by a server: how a comparison runs its peers."""
+    global _meet
+    _meet = meet
 
 
 def current() -> Context:
@@ -250,9 +262,12 @@ def init(*, aggregate: bool = False) -> Context:
         log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
     slowness = None if config.hardship is None else hardship.read(config.hardship)
-    _current = (
-        _alone(config, place, placement) if config.server is None else _join(config, place, placement, job)
-    )
+    if _meet is not None:
+        _current = _meet(config, place, placement)
+    elif config.server is None:
+        _current = _alone(config, place, placement)
+    else:
+        _current = _join(config, place, placement, job)
     _current.job = job
     if config.trace is not None:
         _current.recorder = FlightRecorder(Trace(config.trace, f"worker {_current.communicator.rank}"))

@@ -1,0 +1,114 @@
+"""Every peer trains the script that our rows train, and ends in the ring's parameters."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.system.cluster import SMALL, Cluster, Program
+from tests.test_peers import Here
+from workers.compare import gate
+from workers.compare.peers.rows import PEERS, PeerPrograms, find
+
+pytestmark = pytest.mark.slow
+
+SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
+DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
+
+
+def ring(cluster: Cluster, words: Sequence[str]) -> gate.Parameters:
+    _, address = cluster.server("--workers", "2", "--once")
+    saved = cluster.folder / "ring.safetensors"
+    flags = ["--topology", "ring", "--world-size", "2"]
+    team = [
+        cluster.worker(address, *flags, "--rank", str(rank), "--save-parameters", str(saved), *words)
+        for rank in range(2)
+    ]
+    for worker in team:
+        worker.done()
+    return load_file(saved)
+
+
+def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -> list[dict[str, Any]]:
+    """Trains by a peer to the end; its results by rank."""
+    row = find(name)
+    if missing := row.missing():
+        pytest.skip(missing)
+    programs = PeerPrograms(row, 2, cluster.folder, Here(), servers=servers)
+    serving = [cluster.start(f"{name} {each.name}", each.argv) for each in programs.server_programs()]
+    if row.leads:
+        serving[0].until(lambda: programs.meet.exists() and programs.meet.read_text() != "", "address")
+    started = programs.worker_programs(lambda rank: [*told(cluster.folder, rank), *words])
+    for each in [*(cluster.start(f"{name} {one.name}", one.argv) for one in started), *serving]:
+        ended(each)
+    return [dict(programs.result(rank)) for rank in range(2)]
+
+
+def told(folder: Path, rank: int) -> list[str]:
+    save = ["--save-parameters", str(folder / "peer.safetensors")] if rank == 0 else []
+    return ["--record", str(folder / f"record {rank}.jsonl"), *save]
+
+
+def ended(program: Program) -> None:
+    assert program.wait() == 0, f"{program.name}:\n{program.said()}"
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
+    # The script goes without torch's compiler, which DDP asks for a word.
+    words, steps = (DIGITS, DIGITS_STEPS) if name == "ddp" else (SCRIPT, SCRIPT_STEPS)
+    results = train(cluster, name, words)
+    apart, where = gate.difference(ring(cluster, words), load_file(cluster.folder / "peer.safetensors"))
+    assert apart <= gate.TOLERANCE, where
+    assert [(one["rank"], one["size"], one["topology"]) for one in results] == [(0, 2, name), (1, 2, name)]
+    assert all(one["steps"] == steps and one["exit_code"] == 0 for one in results)
+    assert all(one["exchange"]["bytes_sent"] > 0 for one in results)
+    exposed = [one["exchange"]["exposed_seconds"] for one in results]
+    assert exposed == [None, None] if name == "ddp" else min(exposed) > 0
+    lines = (cluster.folder / "record 1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
+
+
+def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
+    train(cluster, "rpc", SCRIPT, servers=2)
+    apart, where = gate.difference(ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"))
+    assert apart <= gate.TOLERANCE, where
+
+
+def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import workers\nworkers.init()\nassert workers.rank() == 0, 'this rank is broken'\n"
+        "workers.barrier('never')\n"
+    )
+    programs = PeerPrograms(find("ddp"), 2, cluster.folder, Here())
+    first, second = [
+        cluster.start(one.name, one.argv) for one in programs.worker_programs(lambda _: [str(script)])
+    ]
+    assert (second.wait(), first.wait()) == (1, 1)
+    assert "this rank is broken" in second.result()["error"]
+    assert "this rank is broken" in second.said()
+    assert "error" in first.result()
+
+
+def test_a_peer_that_is_not_installed_ends_with_what_to_install(cluster: Cluster) -> None:
+    program = cluster.start(
+        "hidden",
+        [
+            sys.executable,
+            "-c",
+            "from workers.compare.peers import rows, run\n"
+            "rows.find_spec = lambda name: None\n"
+            "rows.which = lambda name: name\n"
+            "run.main()",
+            *("--peer", "ray", "--rank", "0", "--world-size", "1", "--meet", "/nowhere", SMALL, "1"),
+        ],
+    )
+    result = program.done(code=2)
+    assert "pip install 'hubring[peers-ray]'" in result["error"]

@@ -1,0 +1,94 @@
+"""What a script's optimizer becomes where DDP exchanges.
+
+`replicate` applies DDP to a model without wrapping it, so the names of its
+parameters stay, and with them the script. Gradients live in DDP's buckets,
+DDP's own way to save a copy. What backward waits for is DDP's own affair and
+cannot be told from computing, so no exposed time is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.distributed._composable import replicate  # type: ignore[attr-defined]
+
+from ps.errors import ConfigError
+from workers import context
+from workers.collectives import broadcast_into
+from workers.compare.peers.peer import Peer
+from workers.wrapping import OptimizerWrapper
+
+
+class DdpOptimizer(OptimizerWrapper):
+    """torch's optimizer, on a model that DDP replicates from here on.
+
+    Takes what `workers.DistributedOptimizer` takes, except for what DDP has no counterpart of;
+    what only makes ours faster is not heard.
+
+    Attributes:
+        completed_steps: Steps taken.
+        ahead: By how many steps others may be ahead: none.
+        exchange_seconds: Nothing that could be measured.
+
+    Raises:
+        ConfigError: There is no model, or something is asked for that DDP does not do.
+    """
+
+    exchange_seconds = 0.0
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: torch.nn.Module | None = None,
+        *,
+        backward_passes_per_step: int = 1,
+        uneven: bool = False,
+        after_step: Callable[[int], None] | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(optimizer)
+        if model is None:
+            raise ConfigError("DDP needs the model: workers.DistributedOptimizer(optimizer, model)")
+        if uneven or backward_passes_per_step != 1:
+            raise ConfigError("row ddp has neither uneven=True nor several backward passes a step")
+        here = context.current()
+        assert isinstance(here.communicator, Peer)
+        self.completed_steps, self.ahead = 0, 0
+        self._peer = here.communicator
+        self._after_step = after_step or here.step_completed
+        self.named_parameters = _trained(optimizer, model.named_parameters())
+        self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
+        if here.hardship is not None and not here.trainers:  # its hooks stand before DDP's
+            here.hardship.watch(self.named_parameters.values(), self)
+        self._start_from_rank_0(model)
+        here.adopt(self)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Takes one step with the mean gradients that backward has left."""
+        loss = self.wrapped.step(closure)
+        self._peer.count_allreduce(self._nbytes)
+        self.completed_steps += 1
+        self._after_step(self.completed_steps)
+        return loss
+
+    def synchronize(self) -> None:
+        """Does nothing: a step leaves nothing under way."""
+
+    def refresh(self) -> None:
+        """Does nothing: the newest parameters are here."""
+
+    def _start_from_rank_0(self, model: torch.nn.Module) -> None:
+        """DDP brings rank 0's parameters as it is made; buffers come here, once, as with our own rows."""
+        buffers = [buffer.data for buffer in model.buffers()]
+        broadcast_into(buffers, self._peer, "model.rest", self._peer.timeout)
+        replicate(model, device_id=self._peer.seat.device, gradient_as_bucket_view=True)
+        replicate.state(model).lazy_init()  # now, on all ranks, and not in somebody's first forward
+
+
+def _trained(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]]
+) -> dict[str, torch.Tensor]:
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    return {name: parameter for name, parameter in named if parameter in held and parameter.requires_grad}

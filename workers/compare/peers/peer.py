@@ -1,0 +1,174 @@
+"""What every peer has in common: a seat among the ranks, and collectives made of one gathering."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ps.collective import Part, outcome
+from ps.errors import ConfigError, HubringError, UsageError
+from ps.messages import Call, Collective, Refusal
+from ps.traffic import Traffic
+from ps.work import Work
+from workers.bucketing import Bucket
+from workers.collectives import broadcast_into
+from workers.communicator import CollectiveWork, Communicator, Start
+from workers.compare.peers.interface import talk_through
+from workers.wrapping import OptimizerWrapper
+
+_NOT_OFFERED = {Collective.GROUP, Collective.JOIN, Collective.TRANSFER}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What a peer is told of its place.
+
+    Attributes:
+        rank: This worker's.
+        size: How many workers there are.
+        meet: Where they find each other: `HOST:PORT`, or a file that all of them see.
+        host: This worker's address, through whose interface alone it then talks; None: whatever is fastest.
+        servers: Server processes, where the peer has any.
+        backend: Of DDP: `gloo` or `nccl`.
+        device: Where the model lives.
+        timeout: Seconds that one exchange may take.
+        aggregate: A server only averages, as the script wants the mean in its hands.
+
+    Raises:
+        UsageError: There is no such place.
+    """
+
+    rank: int
+    size: int
+    meet: str
+    host: str | None = None
+    servers: int = 0
+    backend: Literal["gloo", "nccl"] = "gloo"
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
+    timeout: float = 300.0
+    aggregate: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise UsageError(f"--rank {self.rank} of --world-size {self.size}: ranks go from 0 on")
+        if self.backend not in ("gloo", "nccl"):
+            raise UsageError(f"--backend {self.backend}: allowed are gloo and nccl")
+
+
+class Peer(Communicator):
+    """A worker's tie to the others, which somebody else has made.
+
+    All ranks call collectives in one order, and all of them take part in each:
+    groups, `join`, `send` and `recv` are not offered.
+
+    Attributes:
+        exposes: Whether its exchange can be told from computing, so that its time can be measured.
+        bytes_are: `counted`, or `computed` where the bytes are out of sight.
+        optimizer: What `workers.DistributedOptimizer` becomes.
+    """
+
+    exposes: ClassVar[bool] = True
+    bytes_are: ClassVar[Literal["counted", "computed"]]
+    optimizer: ClassVar[type[OptimizerWrapper]]
+    tunable = False
+
+    def __init__(self, seat: Seat) -> None:
+        self.seat = seat
+        self.rank, self.size = seat.rank, seat.size
+        self.timeout: float = seat.timeout
+        self.steps_on = "worker"
+        self.traffic = Traffic()
+        if seat.host is not None:
+            talk_through(seat.host)
+
+    @abstractmethod
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank has given, in rank order; each gives something that can be pickled."""
+
+    def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(numel, dtype=dtype)
+
+    def attach(self, buckets: list[Bucket]) -> Start:
+        """As the interface says.
+
+        Raises:
+            ConfigError: Ranks hold different models, or this one's cannot be exchanged from host memory.
+        """
+        _check_memory(self.topology, buckets)
+        first, *others = self.gather([bucket.spec for bucket in buckets])
+        for rank, specs in enumerate(others, start=1):
+            if specs != first:
+                raise ConfigError(
+                    f"rank {rank} trains another model than rank 0: start all ranks with the same script"
+                )
+        broadcast_into([bucket.values for bucket in buckets], self, "the first parameters", self.timeout)
+        return Start()
+
+    def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
+        if call.collective in _NOT_OFFERED or call.ranks:
+            work.fail(UsageError(f"{call.name!r}: a peer offers neither groups nor join, send and recv"))
+            return
+        parts = [Part(rank, *part) for rank, part in enumerate(self.gather((call, tensors)))]
+        names = [part.call.name for part in parts]
+        if len(set(names)) > 1:
+            work.fail(UsageError(f"ranks call {', '.join(names)}: with a peer all call in one order"))
+            return
+        results = outcome(parts)
+        if isinstance(results, Refusal):
+            work.fail(ConfigError(results.text))
+        else:
+            work.deliver(results[self.rank])
+
+    def count_allreduce(self, nbytes: int) -> None:
+        """Counts what an allreduce of so many bytes moves at best: 2(n-1)/n of them each way."""
+        travels = 2 * (self.size - 1) * nbytes // self.size
+        self.traffic.bytes_sent += travels
+        self.traffic.bytes_received += travels
+
+
+class Answer(Work):
+    """An exchange whose answer is fetched by whoever waits for it.
+
+    Args:
+        what: Of which exchange.
+        fetch: Waits for the answer and puts it where it belongs.
+    """
+
+    def __init__(self, what: str, fetch: Callable[[], None]) -> None:
+        super().__init__(what)
+        self._fetch = fetch
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Fetches, for as long as the peer's own timeout says."""
+        if not self.done:
+            try:
+                self._fetch()
+            except Exception as error:  # whatever the peer's library raises, the exchange has failed
+                self.fail(HubringError(f"{self.what} failed: {error}"))
+            else:
+                self.complete_part()
+        super().wait(timeout)
+
+
+def init_method(meet: str) -> str:
+    """The meeting place as torch spells it: of a path its file, else the address."""
+    return f"file://{meet}" if "/" in meet else f"tcp://{meet}"
+
+
+def _check_memory(name: str, buckets: list[Bucket]) -> None:
+    for bucket in buckets:
+        first = bucket.spec.tensors[0].name
+        if bucket.gradients.device.type != "cpu":
+            raise ConfigError(
+                f"{name} exchanges host memory and {first} is on {bucket.gradients.device}:"
+                " put the model where workers.device() says"
+            )
+        if bucket.gradients.dtype not in (torch.float32, torch.float64):
+            raise ConfigError(
+                f"{name} exchanges float32 and float64, and {first} is {bucket.spec.dtype}:"
+                " leave the model in float32"
+            )

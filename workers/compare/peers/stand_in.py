@@ -1,0 +1,61 @@
+"""Lets a script that uses `workers` train by a peer, in this process alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from ps import logs
+from ps.config import WorkerConfig, environment
+from workers import api, context
+from workers.compare.peers.peer import Peer, Seat
+from workers.compare.peers.rows import PEERS, find
+from workers.launch import Placement
+from workers.own_device import choose
+from workers.record import Record
+
+
+class StandIn:
+    """Takes the place of hub and ring: `workers.init()` then meets the others by a peer.
+
+    Whatever else a script uses stands on what `init` found, but for the optimizer: how and when a
+    peer exchanges is its own.
+
+    Args:
+        name: The peer's.
+        seat: What it is told, as far as the command line knows it.
+
+    Raises:
+        UsageError: There is no such peer, or it cannot be had here.
+    """
+
+    def __init__(self, name: str, seat: Seat) -> None:
+        find(name).check(linked=seat.host is not None)
+        module, _, kind = PEERS[name].side.partition(":")
+        self._kind: type[Peer] = getattr(import_module(f"workers.compare.peers.{module}"), kind)
+        self._seat = seat
+
+    def install(self) -> None:
+        """Takes the place; before the script begins."""
+        context.meet_by(self._meet)
+        api.DistributedOptimizer = self._kind.optimizer  # type: ignore[assignment, misc]
+
+    def honest(self, result: dict[str, Any]) -> dict[str, Any]:
+        """A worker's result with what this peer does not know as null, and how it knows its bytes."""
+        if "exchange" not in result:
+            return result
+        unknown = {} if self._kind.exposes else {"exposed_seconds": None, "hidden_seconds": None}
+        return {**result, "exchange": {**result["exchange"], **unknown, "bytes": self._kind.bytes_are}}
+
+    def _meet(self, config: WorkerConfig, place: logs.Place, found: Placement) -> context.Context:
+        rank, size = self._seat.rank, self._seat.size
+        placement = replace(found, rank=rank, size=size, local_rank=config.local_rank or 0)
+        device = torch.device(choose(self._seat.backend, placement, environment()).device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        place.role, record = f"w{rank}", Record(config.record)
+        seat = replace(self._seat, device=device, timeout=config.timeout, aggregate=config.aggregate)
+        return context.Context(config, placement, self._kind(seat), device, None, record, place)
