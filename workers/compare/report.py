@@ -49,7 +49,7 @@ def _gate(judged: Mapping[str, Any]) -> str:
     word = '<span class="passed">Yes.</span>' if judged["passed"] else '<span class="failed">No.</span>'
     return (
         f"{word} Synchronous rows apply the same mean gradient and add it up in another order, so their "
-        "parameters may differ by rounding alone: max |a - b| / max |a| of every tensor, after the first steps,"
+        "parameters may differ by rounding alone: max |a - b| / max |a| of every tensor after a few steps,"
         " which training has not amplified yet, is allowed "
         f"{judged['tolerance']:g}. A second run of hub-bsp must come out the same to the last bit."
     )
