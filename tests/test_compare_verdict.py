@@ -154,6 +154,7 @@ def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
     said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), fault=FaultTable(rank=1, step=9))
     assert "ring did not survive the loss of worker 1 at step 9 (3 of 3 runs: lost its ring)." in said
     assert "hub-bsp went on to the end without worker 1." in said
+    assert "images/s" not in said
 
 
 def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:

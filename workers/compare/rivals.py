@@ -44,7 +44,8 @@ def hub_against_ring(scope: Scope, results: Results) -> list[str]:
         if row["synchronous"] and row["numbers"]["samples_per_second"] and row["row"] != "local"
     }
     hubs = [name for name in speeds if name.startswith("hub-")]
-    if "ring" not in speeds or not hubs:
+    # With a loss, the wait until it was noticed is in the speed.
+    if "ring" not in speeds or not hubs or scope.setting["fault"]:
         return []
     hub = max(hubs, key=lambda name: float(speeds[name]))
     said = contest(f"the hub ({hub})", "the ring", scope, (hub, "ring"), results)
@@ -92,7 +93,7 @@ def _cores(scope: Scope, results: Results) -> str:
 def asynchronous(scope: Scope, results: Results) -> list[str]:
     """What each row that does not wait gains by step, and what becomes of that on the way to the target."""
     base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in scope.names), None)
-    if base is None or scope.setting["workers"] < 2:
+    if base is None or scope.setting["workers"] < 2 or scope.setting["fault"]:
         return []
     rows = [row["row"] for row in scope.rows if not row["synchronous"]]
     return [scope.say(said) for name in rows if (said := _gain(scope, name, base, results))]

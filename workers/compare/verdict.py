@@ -99,7 +99,7 @@ def _against_one_process(scope: Scope, results: Results) -> list[str]:
     speeds = {
         name: number["median"] for name in scope.names if (number := scope.number(name, "samples_per_second"))
     }
-    if "local" not in speeds or len(speeds) < 2 or scope.setting["workers"] < 2:
+    if "local" not in speeds or len(speeds) < 2 or scope.setting["workers"] < 2 or scope.setting["fault"]:
         return []
     best = max((name for name in speeds if name != "local"), key=lambda name: float(speeds[name]))
     ratio = scope.ratio("samples_per_second", best, "local")
