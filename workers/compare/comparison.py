@@ -1,6 +1,7 @@
 """One comparison, from an experiment to its folder, whenever and however often it is started.
 
     experiment.json    what was asked for, and on what machine
+    calibration.json   what the machine can do, measured before the first run
     runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
     results.json       all that was found (`workers.compare.results`)
     report.html        the same as a page
@@ -23,6 +24,7 @@ from typing import Any, Protocol
 
 from ps.errors import UsageError
 from workers.compare import machine, mllog, noise, outcome, scalars
+from workers.compare.cost.constants import Constants, read
 from workers.compare.experiment import Experiment
 from workers.compare.measure import measure
 from workers.compare.outcome import Line, Outcome, write_whole
@@ -31,6 +33,7 @@ from workers.compare.plan import Run, runs
 from workers.compare.results import results
 
 FILE = "experiment.json"
+CALIBRATION = "calibration.json"
 _MAY_DIFFER = {"timeout", "about"}
 """What changes nothing that was measured."""
 
@@ -112,8 +115,15 @@ class Comparison:
         """Folder of a run."""
         return self.folder / "runs" / run.label
 
-    def run(self, trainer: Trainer, watcher: Watcher) -> dict[str, Any]:
+    def run(
+        self, trainer: Trainer, watcher: Watcher, calibrate: Callable[[], Constants] | None = None
+    ) -> dict[str, Any]:
         """Runs what is not finished, then judges, measures and writes the rest of the folder.
+
+        Args:
+            trainer: Runs one.
+            watcher: Shows how it goes.
+            calibrate: Measures what the machine can do; None: nothing is predicted.
 
         Returns:
             The results.
@@ -126,6 +136,8 @@ class Comparison:
         with _alone_in(self.folder):
             if not noise.is_idle():
                 watcher.warn("this machine is not idle: what is measured now, others disturb")
+            if calibrate is not None and not (self.folder / CALIBRATION).exists():
+                calibrate().write(self.folder / CALIBRATION)
             for run in runs(self.experiment):
                 if outcome.finished(self.place(run)):
                     watcher.kept(run.label)
@@ -144,7 +156,9 @@ class Comparison:
             UsageError: A run is not finished.
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
-        made = results(self.experiment, outcomes, self.machine, self.command)
+        known = self.folder / CALIBRATION
+        constants = read(known) if known.exists() else None
+        made = results(self.experiment, outcomes, self.machine, self.command, constants)
         text = json.dumps(made, indent=1, allow_nan=False)
         write_whole(self.folder / "results.json", text)
         found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now

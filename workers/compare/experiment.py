@@ -132,7 +132,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         for name in ("rows", "seeds", "workers", "servers"):
             _check_list(name, getattr(self, name))
-        select(self.rows)
+        self._check_peers()
         self._check_script()
         if self.lr != "same" and self.yardstick.learning_rate is None:
             raise UsageError(f"lr = {self.lr} changes a learning rate that nobody named: give learning_rate")
@@ -141,6 +141,14 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 "transport = shm and [link]: shared memory knows no link; take zmq or grpc, or drop [link]"
             )
         _ = self.settings  # each of which is checked where it is made
+
+    def _check_peers(self) -> None:
+        for row in self.ways:
+            if row.peer is None:
+                continue
+            row.peer.check(linked=self.link is not None)
+            if self.fault is not None:
+                raise UsageError(f"row {row.name} does not survive a lost worker: leave it, or [fault], out")
 
     def _check_script(self) -> None:
         if (self.job is None) == (self.script is None):

@@ -11,10 +11,11 @@
   until the measure first was as good as the target; samples are those of all workers.
 - bytes_sent_per_step, bytes_received_per_step: by a worker from its start to its end / its steps;
   mean over workers.
-- compute_ms, exposed_ms, hidden_ms, read_wait_ms: what a step computed, what it waited for the exchange
-  and computed nothing, what of the exchange hid behind computing, and what of the waiting was for slower
-  workers (SSP); mean over workers and steps.
-- queue_ms, apply_ms: how long a push waited in a shard, and what applying it took; mean over pushes.
+- exposed_ms, hidden_ms: what a step waited for the exchange and computed nothing, and what of the exchange
+  hid behind computing; mean over workers and steps. compute_ms: what is left of a steady step, on average.
+- queue_ms, apply_ms, read_wait_ms: how long a push stood in a shard behind others that came with it, what
+  reading, applying and answering it took, and how long its answer was held back until the mode let it
+  go, which is until others had come; mean over pushes.
 - staleness: updates by others between a worker's read and its own update.
 - memory_mb: the most that a worker held resident; cpu_ms_per_step: processor time of a worker / its
   steps. Mean over workers.
@@ -129,7 +130,11 @@ class _Pace(NamedTuple):
 def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if job.metric in line} | {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
+    exposed = _per_step(outcome, "exchange", "exposed_seconds", 1e3)
+    mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
     return {
+        "compute_ms": None if exposed is None else max(0.0, mean - exposed),
+        "exposed_ms": exposed,
         "samples_per_second": sum(pace.samples / sum(pace.seconds) for pace in paces),
         "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
     }
@@ -174,13 +179,10 @@ def _of_workers(outcome: Outcome) -> Numbers:
     return {
         "bytes_sent_per_step": _per_step(outcome, "exchange", "bytes_sent"),
         "bytes_received_per_step": _per_step(outcome, "exchange", "bytes_received"),
-        "compute_ms": _per_step(outcome, "exchange", "compute_seconds", 1e3),
-        "exposed_ms": _per_step(outcome, "exchange", "exposed_seconds", 1e3),
         "hidden_ms": _per_step(outcome, "exchange", "hidden_seconds", 1e3),
-        "read_wait_ms": _per_step(outcome, "exchange", "read_wait_seconds", 1e3) if on_hub else None,
         "staleness_mean": fmean(exchange["staleness_mean"] for exchange in exchanges) if on_hub else None,
         "staleness_max": max(exchange["staleness_max"] for exchange in exchanges) if on_hub else None,
-        "memory_mb": _mean([result.get("usage", {}).get("memory_mb") for result in _present(outcome)]),
+        "memory_mb": _mean([result["usage"]["peak_bytes"] / 1e6 for result in _present(outcome)]),
         "cpu_ms_per_step": _per_step(outcome, "usage", "cpu_seconds", 1e3),
     }
 
@@ -191,11 +193,12 @@ def _of_shards(outcome: Outcome) -> Numbers:
     pushes = sum(shard.get("pushes", 0) for shard in shards)
     if not pushes:
         return {}
-    numbers: Numbers = {}
-    for name, key in (("queue_ms", "queue_seconds"), ("apply_ms", "apply_seconds")):
-        if all(key in shard for shard in shards):
-            numbers[name] = 1e3 * sum(shard[key] for shard in shards) / pushes
-    return numbers
+    held = sum(seconds for shard in shards for seconds in shard["held_seconds"].values())
+    return {
+        "queue_ms": 1e3 * sum(shard["queued_seconds"] for shard in shards) / pushes,
+        "apply_ms": 1e3 * sum(shard["handled_seconds"] for shard in shards) / pushes,
+        "read_wait_ms": 1e3 * held / pushes,
+    }
 
 
 def _present(outcome: Outcome) -> list[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from workers.compare.experiment import Experiment
 from workers.compare.hardship.delays import Slowness
 from workers.compare.hardship.hosts import Hosts
 from workers.compare.outcome import EARLY
+from workers.compare.peers.rows import PeerPrograms
 from workers.compare.plan import Run
 
 
@@ -53,6 +54,11 @@ class Programs:
         return self.folder / "parameters.safetensors"
 
     @property
+    def traces(self) -> Path:
+        """Where all processes write what they do when, until it is one timeline."""
+        return self.folder / "traces"
+
+    @property
     def address_file(self) -> Path:
         """Where the server writes its address."""
         return self.folder / "address"
@@ -62,14 +68,15 @@ class Programs:
         row, setting = self.run.row, self.run.setting
         assert row.server is not None
         flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
-        words = _spell({**flags, "address-file": self.address_file})
+        words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
         argv = [sys.executable, "-m", "ps.cli", "start", "--once", *self._listening("server"), *words]
         return self.hosts.command("server", [*argv, *row.server])
 
     def shard(self, number: int, server: str) -> list[str]:
         """A shard that is apart."""
         role = f"shard {number}"
-        argv = [sys.executable, "-m", "ps.cli", "start", "--join", server, "--shards", "1"]
+        flags = _spell({"shards": 1, "trace": self.traces})
+        argv = [sys.executable, "-m", "ps.cli", "start", "--join", server, *flags]
         return self.hosts.command(role, [*argv, *self._listening(role)])
 
     def status(self, server: str) -> list[str]:
@@ -78,7 +85,7 @@ class Programs:
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """The worker of this rank."""
-        flags: dict[str, object] = {"record": self.record(rank)}
+        flags = self._written(rank)
         if server is not None:
             host = 0 if self.run.setting.link is not None else rank
             flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": host}
@@ -86,12 +93,27 @@ class Programs:
             flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
-        if rank == 0:
-            flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
-        if self.run.setting.emulated:
-            flags["hardship"] = self.hardship
         argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]
         return self.hosts.command(f"worker {rank}", argv)
+
+    @property
+    def peers(self) -> PeerPrograms:
+        """The programs of a peer."""
+        peer, setting = self.run.row.peer, self.run.setting
+        assert peer is not None
+        return PeerPrograms(
+            peer,
+            self.workers,
+            self.folder,
+            self.hosts,
+            servers=setting.servers,
+            linked=setting.link is not None,
+            backend=self.experiment.backend,
+        )
+
+    def peer_words(self, rank: int) -> list[str]:
+        """What a peer's worker is told as ours are."""
+        return [*_spell(self._written(rank)), *self._job()]
 
     @property
     def hardship(self) -> Path:
@@ -104,6 +126,15 @@ class Programs:
         if setting.emulated:
             told = Slowness(setting.straggler, self._compute(), self.run.seed)
             self.hardship.write_text(json.dumps(told.as_json()))
+
+    def _written(self, rank: int) -> dict[str, object]:
+        """What a worker of any row writes, and how it is slowed."""
+        flags: dict[str, object] = {"record": self.record(rank), "trace": self.traces}
+        if rank == 0:
+            flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
+        if self.run.setting.emulated:
+            flags["hardship"] = self.hardship
+        return flags
 
     def _compute(self) -> float | None:
         """Seconds; a process alone computes what the others share."""

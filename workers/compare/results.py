@@ -24,12 +24,13 @@ from statistics import median
 from typing import Any
 
 from workers.compare import gate, measure, noise
+from workers.compare.cost.constants import Constants
 from workers.compare.curve import curves
 from workers.compare.experiment import Experiment
 from workers.compare.gate import Gate
 from workers.compare.job import Job
 from workers.compare.outcome import Outcome
-from workers.compare.scaling import crossovers, scaling
+from workers.compare.outlook import outlook
 from workers.compare.summary import Summary, summarise
 from workers.compare.verdict import verdict
 
@@ -37,7 +38,11 @@ VERSION = 2
 
 
 def results(
-    experiment: Experiment, outcomes: Mapping[str, Outcome], machine: Mapping[str, Any], command: str
+    experiment: Experiment,
+    outcomes: Mapping[str, Outcome],
+    machine: Mapping[str, Any],
+    command: str,
+    constants: Constants | None = None,
 ) -> dict[str, Any]:
     """Judges, measures and puts into words.
 
@@ -46,6 +51,7 @@ def results(
         outcomes: By label, in the order in which they ran.
         machine: On what.
         command: What the user typed.
+        constants: What the machine can do; None: it was not measured, and nothing is predicted.
 
     Raises:
         HubringError: A record holds nothing to measure.
@@ -67,11 +73,8 @@ def results(
         "rows": [summary.as_json() for summary in summaries],
         "curves": list(_curves(experiment, outcomes, judged, job)),
         "commands": {label: list(outcome.commands) for label, outcome in outcomes.items()},
-        "predictions": [],
-        "score": None,
     }
-    found["crossover"] = crossovers(found["settings"], found["rows"])
-    found["scaling"] = scaling(found["settings"], found["rows"])
+    found |= outlook(found, constants)
     return found | {"verdict": verdict(found)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ps.errors import UsageError
 from workers.compare.choice import chosen
+from workers.compare.peers.rows import PEERS, PeerRow
 from workers.compare.setting import Setting
 
 
@@ -20,6 +21,7 @@ class Row:
         server: Flags for the server; None: it needs no server.
         worker: Flags for every worker.
         synchronous: It must end in the same parameters as one process with the whole batch.
+        peer: Whose way it is; None: ours.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Row:
     server: tuple[str, ...] | None
     worker: tuple[str, ...] = ()
     synchronous: bool = True
+    peer: PeerRow | None = None
 
     @property
     def on_hub(self) -> bool:
@@ -34,7 +37,7 @@ class Row:
 
     def workers(self, asked: int) -> int:
         """How many workers this row starts where the others start `asked`."""
-        return 1 if self.server is None else asked
+        return 1 if self.server is None and self.peer is None else asked
 
     def meets(self, setting: Setting) -> Setting:
         """What of a setting makes a difference to this row, so that nothing is run twice.
@@ -42,9 +45,9 @@ class Row:
         A ring has no shards. A process alone has no network, nobody to lose, and only its own host to
         be slow on; where computing is emulated it computes for all.
         """
-        if self.on_hub:
+        if self.on_hub or (self.peer is not None and self.peer.served and not self.peer.leads):
             return setting
-        if self.server is not None:
+        if self.server is not None or self.peer is not None:
             return replace(setting, servers=1)
         slow = setting.straggler
         return Setting(
@@ -71,6 +74,11 @@ ROWS = {
     )
 }
 
+"""Ours, all of which a comparison takes unless it is told otherwise."""
+
+EVERY = ROWS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
+"""The peers as well, some of which want libraries of their own."""
+
 
 def select(names: Iterable[str]) -> list[Row]:
     """The rows of these names, in this order.
@@ -78,7 +86,7 @@ def select(names: Iterable[str]) -> list[Row]:
     Raises:
         UsageError: No row has that name, one is named twice, or none is named.
     """
-    rows = chosen(names, ROWS)
+    rows = chosen(names, EVERY)
     if not rows:
-        raise UsageError(f"--rows names no row; there are {', '.join(ROWS)}")
+        raise UsageError(f"--rows names no row; there are {', '.join(EVERY)}")
     return rows

@@ -7,14 +7,15 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from ps.config import environment
 from ps.errors import HubringError
-from workers.compare import machine
+from workers.compare import machine, timeline
 from workers.compare.experiment import Experiment
 from workers.compare.hardship.hosts import hosts
 from workers.compare.hardship.loss import Loss, outlived
@@ -61,8 +62,10 @@ class Runner:
             with self._processes(run, folder) as processes:
                 server, team = _start(programs, processes)
                 _await_end(programs, processes, team, progress)
-        victim = run.setting.fault.rank if run.setting.fault else None
-        results = [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
+            victim = run.setting.fault.rank if run.setting.fault else None
+            results = _results(programs, team, victim)
+        timeline.merge(programs.traces, folder / "trace.json")
+        shutil.rmtree(programs.traces, ignore_errors=True)  # of a peer there may be none
         outcome = Outcome(
             run=run,
             folder=folder,
@@ -71,7 +74,7 @@ class Runner:
             seconds=time.monotonic() - watch,
             noise=listener.noise(),
             results=results,
-            server=None if server is None else server.result(),
+            server=None if server is None or run.row.peer is not None else server.result(),
             failed=None if victim is None else outlived([each.code or 0 for each in team], results, victim),
         )
         outcome.write()
@@ -83,8 +86,17 @@ class Runner:
         return Processes(folder, clean_environment(threads), timeout, self.lifeline)
 
 
+def _results(programs: Programs, team: list[Process], victim: int | None) -> list[Mapping[str, Any] | None]:
+    """The workers' last lines by rank; None of the one that was killed."""
+    if programs.run.row.peer is not None:
+        return [programs.peers.result(rank) for rank in range(programs.workers)]
+    return [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
+
+
 def _start(programs: Programs, processes: Processes) -> tuple[Process | None, list[Process]]:
     """Starts the server, its shards elsewhere, and the workers."""
+    if programs.run.row.peer is not None:
+        return _start_peer(programs, processes)
     server = address = None
     if programs.run.row.server is not None:
         server = processes.start("server", programs.server())
@@ -95,6 +107,16 @@ def _start(programs: Programs, processes: Processes) -> tuple[Process | None, li
             _await_shards(programs, processes, address)
     ranks = range(programs.workers)
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
+
+
+def _start_peer(programs: Programs, processes: Processes) -> tuple[Process | None, list[Process]]:
+    """Starts a peer's servers, if it has any, and its workers: a process each, or one for all."""
+    told = programs.peers
+    servers = [processes.start(*each) for each in told.server_programs()]
+    if told.row.leads:
+        await_address(processes, told.meet)
+    team = [processes.start(*each) for each in told.worker_programs(programs.peer_words)]
+    return servers[0] if servers else None, team
 
 
 def _await_shards(programs: Programs, processes: Processes, address: str) -> None:

@@ -48,6 +48,10 @@ class Screen:
     ) -> None:
         self._bar.stop()
 
+    def calibrating(self, what: str) -> None:
+        """Shows what of the machine is measured."""
+        self._bar.update(self._task, description=f"this machine: {what}")
+
     def progress(self, run: str, line: Line) -> None:
         """Shows the step and the loss that rank 0 reported last."""
         self._last = {**self._last, **line}

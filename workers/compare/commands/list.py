@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ps import terminal
+
+if TYPE_CHECKING:
+    from workers.compare.row import Row
 
 
 def show_list(
@@ -22,11 +25,11 @@ def _list(folder: Path) -> dict[str, Any]:
     from ps.settings import read_toml
     from workers.compare.experiment_file import shipped
     from workers.compare.job import JOBS
-    from workers.compare.row import ROWS
+    from workers.compare.row import EVERY
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {
-        "rows": {row.name: row.about for row in ROWS.values()},
+        "rows": {row.name: _told(row) for row in EVERY.values()},
         "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
         "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
         f"results in {folder}": results,
@@ -36,6 +39,11 @@ def _list(folder: Path) -> dict[str, Any]:
         for name, about in entries.items():
             print(f"  {name:<22} {about}", file=sys.stderr)
     return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
+
+
+def _told(row: Row) -> str:
+    missing = "" if row.peer is None else row.peer.missing()
+    return f"{row.about}; {missing}" if missing else row.about
 
 
 def _state(folder: Path) -> str:

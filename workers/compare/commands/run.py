@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +86,7 @@ def _compare(source: str | None, flags: dict[str, Any], folder: Path) -> dict[st
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
 
     from workers.compare.comparison import Comparison
+    from workers.compare.cost.calibration import calibrate
     from workers.compare.lifeline import Lifeline
     from workers.compare.plan import runs
     from workers.compare.runner import Runner
@@ -93,7 +95,8 @@ def _compare(source: str | None, flags: dict[str, Any], folder: Path) -> dict[st
     comparison = Comparison.begin(experiment, folder, shlex.join(["ps-compare", *sys.argv[1:]]))
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
-        results = comparison.run(Runner(experiment, lifeline), screen)
+        measure = partial(calibrate, tell=screen.calibrating)
+        results = comparison.run(Runner(experiment, lifeline), screen, measure)
     show(results)
     return _result(results, folder)
 

@@ -45,6 +45,9 @@ def run(
     save_parameters: Annotated[
         Path | None, typer.Option(help="rank 0 writes the last parameters here")
     ] = None,
+    save_parameters_at: Annotated[
+        int | None, typer.Option(help="and those after so many steps, into a file beside it")
+    ] = None,
     hardship: Annotated[Path | None, typer.Option(help="JSON: how long to sleep in every step")] = None,
     timeout: Annotated[float | None, typer.Option(help="seconds an exchange may take [300]")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,

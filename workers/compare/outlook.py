@@ -1,0 +1,38 @@
+"""What the model of cost says beside what was measured, as far as it was calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workers.compare.cost.constants import Constants
+from workers.compare.cost.score import Score
+from workers.compare.scaling import crossovers, scaling
+
+
+def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, Any]:
+    """`predictions`, `score`, `crossover` and `scaling` of the results.
+
+    Args:
+        found: The results, as far as they were measured.
+        constants: Of the machine or cluster that it ran on; None: nobody measured them.
+    """
+    if constants is None or not _exchanged(found):
+        return {
+            "predictions": [],
+            "score": None,
+            "crossover": crossovers(found["settings"], found["rows"]),
+            "scaling": scaling(found["settings"], found["rows"]),
+        }
+    return Score(found, constants).as_json()
+
+
+def _exchanged(found: Mapping[str, Any]) -> bool:
+    """Whether some row shown moved bytes: else there is no model to speak of."""
+    return any(
+        row["numbers"]["bytes_sent_per_step"] is not None
+        and row["numbers"]["bytes_sent_per_step"]["median"]
+        and (row["row"] == "ring" or row["row"].startswith("hub-"))
+        for row in found["rows"]
+        if not row["withheld"]
+    )
