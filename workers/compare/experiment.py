@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ps.config import Count, Seconds, Whole
+from ps.config import Bytes, Count, Seconds, Whole
 from ps.errors import UsageError
 from workers.compare.job import Job, find
 from workers.compare.row import ROWS, Row, select
@@ -106,6 +106,8 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Shard processes of the hub; with a link, each on a host of its own."""
     transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
     """To the hub."""
+    slice_bytes: Bytes | None = None
+    """Largest piece in which the hub's parameters travel; none: found out by trying."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """Of the ring."""
     batch: Count | None = None

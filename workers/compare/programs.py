@@ -68,6 +68,8 @@ class Programs:
         row, setting = self.run.row, self.run.setting
         assert row.server is not None
         flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
+        if self.experiment.slice_bytes is not None:
+            flags["slice-bytes"] = self.experiment.slice_bytes
         words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
         argv = [sys.executable, "-m", "ps.cli", "start", "--once", *self._listening("server"), *words]
         return self.hosts.command("server", [*argv, *row.server])
