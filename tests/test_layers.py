@@ -63,7 +63,7 @@ FLOORS = {
         workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
         workers.horovod.handles workers.horovod.timeline workers.horovod.world workers.horovod.process_set
         workers.horovod.variables workers.horovod.lifecycle workers.horovod.topology
-        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction
+        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction workers.horovod.sendable
         workers.horovod.allreduce workers.horovod.allgather workers.horovod.broadcast
         workers.horovod.alltoall workers.horovod.reducescatter workers.horovod.sparse
         workers.horovod.meeting workers.horovod.objects workers.horovod.parameters
