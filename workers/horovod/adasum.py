@@ -99,7 +99,9 @@ class DeltaOptimizer(_Base):
         for parcel in self._parcels:
             deltas = [parameter.detach() - before[parameter] for parameter in parcel.parameters]
             small = [self._compression.compress(delta) for delta in deltas]
-            handle = grouped_allreduce_async([delta.contiguous() for delta, _ in small], name=parcel.name, op=Adasum)
+            handle = grouped_allreduce_async(
+                [delta.contiguous() for delta, _ in small], name=parcel.name, op=Adasum
+            )
             under_way.append((parcel, handle, [ctx for _, ctx in small]))
         for parcel, handle, contexts in under_way:
             for parameter, delta, ctx in zip(parcel.parameters, synchronize(handle), contexts, strict=True):

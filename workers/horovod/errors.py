@@ -21,9 +21,7 @@ class HorovodInternalError(RuntimeError):
 
 
 class Refused(HorovodInternalError, ValueError):
-    """A call that cannot be made: before `init`, say, where in Horovod `rank` raises the one and
-    `allreduce` the other.
-    """
+    """A call that cannot be made: before `init`, for which Horovod raises now the one, now the other."""
 
 
 class HorovodVersionMismatchError(ImportError):

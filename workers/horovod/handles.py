@@ -1,8 +1,8 @@
 """Operations under way, by the numbers that `..._async` functions return.
 
 A result is taken, and an in-place operation's tensor written, by `synchronize`,
-or by a `poll` that tells that the operation is over. No two operations under way may have one name: nobody could tell
-which of them the other ranks mean.
+or by a `poll` that tells that the operation is over. No two operations under
+way may have one name: nobody could tell which of them the other ranks mean.
 """
 
 from __future__ import annotations

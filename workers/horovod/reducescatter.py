@@ -59,8 +59,8 @@ def reducescatter(
 
     Raises:
         Refused: Another `op`.
-        ValueError: A 0-d tensor, or one that cannot be sent; this rank is no member of the set, or an operation of
-            that name is under way.
+        ValueError: A 0-d tensor, or one that cannot be sent; this rank is no member of the set, or an
+            operation of that name is under way.
         HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
     """
     small, ctx = compression.compress(tensor)

@@ -34,7 +34,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 if not skip_sync:
                     state.sync()
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+                members.leave()
+                return result
             except Refused:
                 raise  # it would be refused again
             except HorovodInternalError as error:
