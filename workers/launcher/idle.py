@@ -19,7 +19,7 @@ _WHY = {
     "who waits for long is always told for whom": (
         *("stall_check", "stall_check_warning_time_seconds", "stall_check_shutdown_time_seconds"),
     ),
-    "--start-timeout counts": ("elastic_timeout",),
+    "it is --start-timeout that counts": ("elastic_timeout",),
     "a worker's log says what happened, and --verbose shows the server's": (
         *("log_level", "log_with_timestamp", "prefix_output_with_timestamp"),
     ),
@@ -34,4 +34,4 @@ def told(given: Iterable[str]) -> Iterator[str]:
     for why, idle in _WHY.items():
         flags = [f"--{name.replace('_', '-')}" for name in idle if name in names]
         if flags:
-            yield f"{', '.join(flags)} changes nothing here: {why}"
+            yield f"{', '.join(flags)}: without effect here, as {why}"
