@@ -129,7 +129,9 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
 def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text(
-        "import json, os, subprocess, sys\n"
+        "import json, subprocess, sys\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"  # or the server waits for somebody to come
         "command = [sys.executable, '-m', 'workers.cli', 'env', '--json']\n"
         "said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)\n"
         "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'])\n"
