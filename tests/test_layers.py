@@ -60,12 +60,12 @@ FLOORS = {
         workers.context workers.sparse workers.collectives* workers.checkpoints workers.sampler
         workers.watch workers.backward workers.forward workers.stepper
         workers.scaling workers.turnout workers.wrapping workers.optimizer
-        workers.launcher workers.launcher.host workers.launcher.server workers.launcher.stream
-        workers.launcher.team workers.launcher.job
+        workers.launcher workers.launcher.idle workers.launcher.host workers.launcher.server
+        workers.launcher.stream workers.launcher.team workers.launcher.job
         workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
         workers.horovod.handles workers.horovod.timeline workers.horovod.world workers.horovod.process_set
         workers.horovod.variables workers.horovod.lifecycle workers.horovod.topology
-        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction
+        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction workers.horovod.sendable
         workers.horovod.allreduce workers.horovod.allgather workers.horovod.broadcast
         workers.horovod.alltoall workers.horovod.reducescatter workers.horovod.sparse
         workers.horovod.meeting workers.horovod.objects workers.horovod.parameters

@@ -54,7 +54,7 @@ def test_parcels_fill_in_the_order_of_backward() -> None:
 
 def test_lists_are_split_as_evenly_as_can_be() -> None:
     assert split_list(list(range(5)), 3) == [[0, 1], [2, 3], [4]]
-    assert split_list([1], 3) == [[1]]
+    assert split_list([1], 3) == [[1], [], []]
 
 
 @pytest.fixture
@@ -122,16 +122,19 @@ def test_a_command_without_a_script_is_refused(words: list[str] | None) -> None:
 
 
 def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:
-    assert host.slots("localhost:4") == 4
-    assert host.slots("localhost,127.0.0.1:2") == 3
+    assert host.room(None, None, None) is None
+    assert host.room("localhost:4", None, None) == 4
+    assert host.room("localhost,127.0.0.1:2", None, None, default=3) == 5
     with pytest.raises(
         UsageError, match=r"'node7' is another machine.*srun, torchrun, mpirun, or Kubernetes"
     ):
-        host.slots("localhost:2,node7:2")
+        host.room("localhost:2,node7:2", None, None)
     with pytest.raises(UsageError, match="expected HOST:SLOTS"):
-        host.slots("localhost:many")
+        host.room("localhost:many", None, None)
     hostfile = tmp_path / "hosts"
     hostfile.write_text("# mine\nlocalhost slots=3\n")
-    assert host.slots_in(hostfile) == 3
+    assert host.room(None, hostfile, None) == 3
     with pytest.raises(UsageError, match="no such file"):
-        host.slots_in(tmp_path / "none")
+        host.room(None, tmp_path / "none", None)
+    with pytest.raises(UsageError, match="--hosts and --hostfile both say"):
+        host.room("localhost", hostfile, None)

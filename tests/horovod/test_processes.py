@@ -30,6 +30,7 @@ def final_loss(said: str) -> float:
     return float(match[1])
 
 
+@pytest.mark.timeout(300)
 def test_an_unedited_script_ends_in_the_same_loss_on_hub_and_ring(cluster: Cluster, tmp_path: Path) -> None:
     losses = {}
     for topology in ("hub", "ring"):
@@ -55,13 +56,15 @@ def test_ps_run_starts_all_and_marks_what_they_say(cluster: Cluster, tmp_path: P
     program = ps_run(
         cluster,
         *("-np", "2", "-H", "localhost:2", "--topology", topology, "--output-filename", str(outputs)),
-        *("--timeline-filename", str(trace), "python", PUBLISHED),
+        *("--gloo", "--mpi", "--cycle-time-ms", "3.5", "--network-interface", "lo", "--disable-cache"),
+        *("--fusion-threshold-mb", "1", "--timeline-filename", str(trace), "python", PUBLISHED),
         *("--checkpoint", str(tmp_path / "c.pt"), "--fp16-allreduce"),
     )
     assert program.wait() == 0, program.said()
     lines = program.out.read_text().splitlines()
     assert all(re.match(r"\[[01]\]<stdout>:", line) for line in lines)
     assert final_loss(program.out.read_text())
+    assert "--gloo, --mpi: without effect here" in program.said()
     assert "final loss" in (outputs / "rank.0" / "stdout").read_text()
     assert (outputs / "rank.1" / "stderr").exists()
     assert "allreduce.avg_loss" in {
@@ -103,19 +106,66 @@ def test_another_machine_is_refused_with_the_way_to_go(cluster: Cluster) -> None
 
 
 def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "task.py").write_text(
-        "import torch\n"
-        "import horovod.torch as hvd\n"
-        "def total(start, step):\n"
-        "    hvd.init()\n"
-        "    return hvd.allreduce(torch.tensor(start + step * hvd.rank()), op=hvd.Sum).item(), hvd.rank()\n"
-    )
-    script = tmp_path / "calls.py"
-    script.write_text(
-        "import horovod, task\n"
-        "if __name__ == '__main__':\n"
-        "    print(horovod.run(task.total, args=(1.0,), kwargs={'step': 2.0}, num_proc=2))\n"
+    script, outputs = tmp_path / "calls.py", tmp_path / "outputs"
+    script.write_text(  # a function within a function, and no guard: what workers get is the function alone
+        "import horovod\n"
+        "def calls():\n"
+        "    def total(start, step):\n"
+        "        import torch\n"
+        "        import horovod.torch as hvd\n"
+        "        hvd.init()\n"
+        "        print('rank', hvd.rank(), flush=True)\n"
+        "        mine = torch.tensor(start + step * hvd.rank())\n"
+        "        return hvd.allreduce(mine, op=hvd.Sum).item(), hvd.rank()\n"
+        "    return total\n"
+        f"print(horovod.run(calls(), (1.0,), {{'step': 2.0}}, 2, output_filename={str(outputs)!r}))\n"
     )
     program = cluster.run("alone", "workers.cli", "--as-horovod", str(script))
     assert program.wait() == 0, program.said()
     assert "[(4.0, 0), (4.0, 1)]" in program.out.read_text()
+    assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
+
+
+def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import json, subprocess, sys\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"  # or the server waits for somebody to come
+        "command = [sys.executable, '-m', 'workers.cli', 'env', '--json']\n"
+        "said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)\n"
+        "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'])\n"
+    )
+    program = ps_run(cluster, "-np", "1", str(script))
+    assert program.wait() == 0, program.said()
+    assert "[0]<stdout>:ps-run 0 1" in program.out.read_text()
+
+
+@pytest.mark.timeout(300)
+def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Path) -> None:
+    mark = tmp_path / "killed"
+    script = tmp_path / "elastic.py"
+    script.write_text(
+        "import os, pathlib, signal, time, torch\n"
+        "import horovod.torch as hvd\n"
+        "hvd.init()\n"
+        f"mark = pathlib.Path({str(mark)!r})\n"
+        "state = hvd.elastic.TorchState(step=0, sizes=[])\n"
+        "@hvd.elastic.run\n"
+        "def train(state):\n"
+        "    state.sizes = [*state.sizes, hvd.size()]\n"
+        "    while len(state.sizes) < 3:\n"
+        "        if hvd.rank() == 0 and state.step == 2 and not mark.exists():\n"
+        "            mark.touch()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        hvd.allreduce(torch.ones(1), name='step')\n"
+        "        state.step += 1\n"
+        "        time.sleep(0.05)\n"
+        "        state.commit()\n"
+        "    return hvd.allreduce(torch.ones(1), op=hvd.Sum).item()\n"
+        "print('all', train(state), state.sizes)\n"
+    )
+    program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", str(script))
+    assert program.wait() == 0, program.said()
+    assert "rank 0 ended with exit code 137; starting it anew" in program.said()
+    assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2

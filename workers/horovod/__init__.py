@@ -11,9 +11,15 @@ Horovod 0.28.1, all of it harmless to scripts that run there:
     variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD count; HOROVOD_CYCLE_TIME and
                       HOROVOD_STALL_CHECK_TIME_SECONDS do not: nothing runs in cycles, and who waits
                       for long is told for whom
-    tensors           need not be contiguous; a 0-d tensor is one row of an allgather
+    tensors           a 0-d one is one row of an allgather; bool, bfloat16 and small integers are reduced too
+    factors           prescale_factor and postscale_factor may differ by rank, and count for that rank
     SyncBatchNorm     runs on the CPU too
-    optimizer state   one that is empty on the root stays empty: no step is taken to fill it
+    optimizer state   one that is empty on the root stays empty: no step is taken to fill it, and so no
+                      parameter decays; gradients are zeros afterwards, as in Horovod
+    shutdown          ends the world, after which `init` may begin another; the place in the job is kept
+                      until the script ends
+    errors            what Horovod's Python part refuses is a ValueError, what its core does is both that
+                      and a HorovodInternalError
     elastic training  see `workers.horovod.elastic`
 """
 

@@ -31,6 +31,7 @@ else:
 class DeltaOptimizer(_Base):
     """What a wrapped optimizer's class gets in front of it."""
 
+    backward_passes_per_step: int
     _trainer: Trainer
     _passes: Passes
     _parcels: Sequence[Parcel]
@@ -59,6 +60,7 @@ class DeltaOptimizer(_Base):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes one step sums up."""
+        self.backward_passes_per_step = passes
         self._passes.set_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -97,7 +99,9 @@ class DeltaOptimizer(_Base):
         for parcel in self._parcels:
             deltas = [parameter.detach() - before[parameter] for parameter in parcel.parameters]
             small = [self._compression.compress(delta) for delta in deltas]
-            handle = grouped_allreduce_async([delta for delta, _ in small], name=parcel.name, op=Adasum)
+            handle = grouped_allreduce_async(
+                [delta.contiguous() for delta, _ in small], name=parcel.name, op=Adasum
+            )
             under_way.append((parcel, handle, [ctx for _, ctx in small]))
         for parcel, handle, contexts in under_way:
             for parameter, delta, ctx in zip(parcel.parameters, synchronize(handle), contexts, strict=True):

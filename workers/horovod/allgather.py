@@ -11,6 +11,7 @@ from workers import collectives
 from workers.horovod.allreduce import allreduce, gradient_name, grouped_allreduce
 from workers.horovod.ops import Average
 from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.sendable import sendable
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
 
@@ -21,7 +22,7 @@ def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Begins to join the ranks' tensors; returns a handle. Arguments and errors as of `allgather`."""
-    world, members, given = current(), checked(process_set), tensor.detach()
+    world, members, given = current(), checked(process_set), sendable(tensor)
 
     def start(full: str) -> Any:
         return [
@@ -57,7 +58,9 @@ def grouped_allgather_async(
 ) -> int:
     """As `allgather_async` of many tensors in one exchange; `synchronize` gives a tuple."""
     world, members = current(), checked(process_set)
-    given = [tensor.detach() for tensor in tensors]
+    if not tensors:
+        raise ValueError("grouped_allgather got no tensors; give at least one")
+    given = [sendable(tensor) for tensor in tensors]
 
     def start(full: str) -> Any:
         here = world.communicator
@@ -99,7 +102,8 @@ class _GroupedAllgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         name, members = gradient_name(ctx.name), ctx.process_set
-        means = grouped_allreduce(gradients, name=name, op=Average, process_set=members)
+        given = [gradient.contiguous() for gradient in gradients]
+        means = grouped_allreduce(given, name=name, op=Average, process_set=members)
         return None, None, *_own_rows(means, ctx.shapes, name, members)
 
 

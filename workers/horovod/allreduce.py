@@ -12,6 +12,7 @@ from workers.horovod.compression import Compression, Compressor
 from workers.horovod.ops import chosen
 from workers.horovod.process_set import ProcessSet, checked, global_process_set
 from workers.horovod.reduction import Reduction
+from workers.horovod.sendable import sendable
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
 
@@ -202,8 +203,8 @@ class _GroupedAllreduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        name = gradient_name(ctx.name)
-        return None, None, None, *_GroupedAllreduce.apply(ctx.how, name, ctx.process_set, *gradients)
+        name, given = gradient_name(ctx.name), [gradient.contiguous() for gradient in gradients]
+        return None, None, None, *_GroupedAllreduce.apply(ctx.how, name, ctx.process_set, *given)
 
 
 def _begin(
@@ -215,7 +216,7 @@ def _begin(
 ) -> int:
     world, members = current(), checked(process_set)
     how.check(members)
-    given = how.before(tensor)
+    given = how.before(sendable(tensor))
 
     def start(full: str) -> Any:
         op, here = how.wire([given]), world.communicator
@@ -236,7 +237,7 @@ def _begin_group(
     how.check(members)
     if not tensors:
         raise ValueError("grouped_allreduce got no tensors; give at least one")
-    given = [how.before(tensor) for tensor in tensors]
+    given = [how.before(sendable(tensor)) for tensor in tensors]
 
     def start(full: str) -> Any:
         op, here = how.wire(given), world.communicator

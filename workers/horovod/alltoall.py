@@ -10,6 +10,7 @@ import torch
 from workers import collectives
 from workers.horovod.allreduce import gradient_name
 from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.sendable import sendable
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
 
@@ -30,8 +31,7 @@ def alltoall_async(
     """
     world, members = current(), checked(process_set)
     counts = _counts(tensor, splits, len(members.ranks))
-    given = tensor.detach()[: sum(counts)]
-    dtype = splits.dtype if isinstance(splits, Tensor) else torch.int32
+    given = sendable(tensor)[: sum(counts)]
 
     def start(full: str) -> Any:
         here = world.communicator
@@ -39,7 +39,7 @@ def alltoall_async(
 
     def finish(result: tuple[Tensor, Any]) -> tuple[Tensor, Tensor]:
         output, received = result
-        return output, torch.as_tensor(received, dtype=dtype)
+        return output, torch.as_tensor(received, dtype=torch.int32)
 
     return world.begin("alltoall", name, members, start, finish)
 
@@ -54,7 +54,7 @@ def alltoall(
 
     Args:
         tensor: Of one dtype on all ranks, and of one shape but for the first dimension.
-        splits: How many rows each rank gets, in rank order; None: all get as many.
+        splits: How many rows each rank gets, in rank order, as torch.int32 or a list; None: all get as many.
         name: What ranks are matched by; None: their order among those without a name.
         process_set: Who takes part.
 
@@ -99,8 +99,11 @@ def _counts(tensor: Tensor, splits: Splits, ranks: int) -> list[int]:
                 f"alltoall without splits: {rows} rows cannot be dealt out equally to {ranks} ranks"
             )
         return [rows // ranks] * ranks
-    if isinstance(splits, Tensor) and (splits.is_floating_point() or splits.dtype is torch.bool):
-        raise ValueError(f"alltoall: splits are {splits.dtype}; they are numbers of rows, torch.int32")
+    if isinstance(splits, Tensor) and (splits.dtype is not torch.int32 or splits.dim() != 1):
+        raise ValueError(
+            f"alltoall: splits are {splits.dtype} of {splits.dim()} dimension(s); they are numbers of rows,"
+            " torch.int32 of one dimension"
+        )
     counts = [int(count) for count in splits]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) > rows:
         raise ValueError(

@@ -11,6 +11,7 @@ from workers import collectives
 from workers.horovod.allreduce import allreduce, gradient_name, written
 from workers.horovod.ops import Average
 from workers.horovod.process_set import ProcessSet, checked, global_process_set
+from workers.horovod.sendable import sendable
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
 
@@ -24,7 +25,7 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Begins to bring the root's tensor to all; returns a handle. Arguments and errors as of `broadcast`."""
-    return _begin(tensor, root_rank, name, process_set, lambda result: result)
+    return _begin(sendable(tensor), root_rank, name, process_set, lambda result: result)
 
 
 def broadcast_async_(
@@ -34,6 +35,17 @@ def broadcast_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """As `broadcast_async`, but `synchronize` writes the result into `tensor` and returns that."""
+    sendable(tensor)
+    return overwrite_async(tensor, root_rank, name, process_set)
+
+
+def overwrite_async(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """`broadcast_async_` for parameters, which may have a memory format of their own."""
     return _begin(tensor, root_rank, name, process_set, lambda result: written(tensor, result))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
 
+from ps.config import become, environment, export
 from workers.horovod import capability
 
 T = TypeVar("T")
@@ -77,17 +79,27 @@ def num_rank_is_power_2(num_rank: int) -> bool:
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
+@contextmanager
+def env(**variables: str | None) -> Iterator[None]:
+    """Sets variables of the environment within a block; None leaves one as it is."""
+    earlier = environment()
+    export({name: value for name, value in variables.items() if value is not None})
+    try:
+        yield
+    finally:
+        become(earlier)
+
+
 def is_iterable(value: Any) -> bool:
     """Whether it can be iterated over."""
     return isinstance(value, Iterable)
 
 
 def split_list(values: list[T], parts: int) -> list[list[T]]:
-    """Cuts a list into so many pieces, as equal as can be; fewer where there are fewer values."""
+    """Cuts a list into so many pieces, as equal as can be; empty ones where there are fewer values."""
     each, rest = divmod(len(values), parts)
     starts = [index * each + min(index, rest) for index in range(parts + 1)]
-    pieces = [values[start:end] for start, end in pairwise(starts)]
-    return [piece for piece in pieces if piece]
+    return [values[start:end] for start, end in pairwise(starts)]
 
 
 def check_build() -> str:

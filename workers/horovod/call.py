@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import traceback
 from multiprocessing.connection import Connection
-from multiprocessing.spawn import import_main_path
 from typing import NamedTuple
+
+import cloudpickle
 
 from ps.config import export
 from ps.job import Reason
@@ -18,10 +19,9 @@ from workers.horovod import alias
 
 
 class Circumstances(NamedTuple):
-    """Where the caller's functions are found, and what the process is to find in its environment."""
+    """Where the caller's modules are found, and what the process is to find in its environment."""
 
     path: list[str]
-    main: str | None
     variables: dict[str, str]
 
 
@@ -32,15 +32,13 @@ def answer(pipe: Connection) -> None:
     export(there.variables)
     alias.install()
     try:
-        if there.main is not None:
-            import_main_path(there.main)  # as multiprocessing does, for functions of the script itself
-        func, args, kwargs = pipe.recv()
-        result = func(*args, **kwargs)
+        func, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
+        told = cloudpickle.dumps((True, func(*args, **kwargs)))
         context.shutdown()
-        pipe.send((True, result))
+        pipe.send_bytes(told)
     except BaseException as error:
         context.shutdown(Reason.FAILED, str(error))
-        pipe.send((False, traceback.format_exc()))
+        pipe.send_bytes(cloudpickle.dumps((False, traceback.format_exc())))
 
 
 if __name__ == "__main__":

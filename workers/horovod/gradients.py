@@ -84,7 +84,7 @@ class GradientExchange:
     def _begin_dense(self, name: str, parameters: list[torch.Tensor]) -> Settle:
         small = [self._compression.compress(_dense(parameter)) for parameter in parameters]
         handle = grouped_allreduce_async(
-            [tensor for tensor, _ in small],
+            [tensor.contiguous() for tensor, _ in small],  # channels_last ones are not
             name=name,
             op=self._how.op,
             prescale_factor=self._how.prescale,

@@ -1,15 +1,15 @@
 """Operations under way, by the numbers that `..._async` functions return.
 
-A result is taken, and an in-place operation's tensor written, by `synchronize`
-and not before. No two operations under way may have one name: nobody could tell
-which of them the other ranks mean.
+A result is taken, and an in-place operation's tensor written, by `synchronize`,
+or by a `poll` that tells that the operation is over. No two operations under
+way may have one name: nobody could tell which of them the other ranks mean.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -17,17 +17,31 @@ from ps.work import Work
 from workers.horovod.errors import translated
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pending:
     """One operation, of one or more exchanges; `finish` makes its result of what they brought."""
 
     name: str
     works: Sequence[Work]
     finish: Callable[[], Any]
+    _results: list[Any] = field(default_factory=list)
 
     @property
     def done(self) -> bool:
         return all(work.done for work in self.works)
+
+    def result(self) -> Any:
+        """What it brought; waits for it.
+
+        Raises:
+            HorovodInternalError: What it failed with.
+        """
+        if not self._results:
+            with translated():
+                for work in self.works:
+                    work.wait()
+            self._results.append(self.finish())
+        return self._results[0]
 
 
 class Handles:
@@ -59,14 +73,17 @@ class Handles:
         return number
 
     def poll(self, handle: int) -> bool:
-        """Whether `synchronize` would return at once.
+        """Whether `synchronize` would return at once; if so, tensors that it writes in place are written.
 
         Raises:
             ValueError: There is no such operation, or it was synchronised.
         """
-        if handle not in self._pending:
+        pending = self._pending.get(handle)
+        if pending is None:
             raise ValueError(f"Handle {handle} was not created or has been cleared.")
-        return self._pending[handle].done
+        if pending.done and not any(work.error for work in pending.works):
+            pending.result()
+        return pending.done
 
     def synchronize(self, handle: int) -> Any:
         """Waits for an operation and returns its result; None for a handle that is not under way.
@@ -79,11 +96,8 @@ class Handles:
         if pending is None:
             return None
         try:
-            with translated():
-                for work in pending.works:
-                    work.wait()
+            return pending.result()
         finally:
             with self._lock:
                 if self._by_name.get(pending.name) is pending:
                     del self._by_name[pending.name]
-        return pending.finish()

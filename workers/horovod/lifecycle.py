@@ -48,13 +48,17 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """Leaves the job; the others go on. Without a world it does nothing."""
+    """Ends this world; all ranks may `init` another. Without a world it does nothing.
+
+    The place in the job is kept until the script ends, as nobody could take it back.
+    """
     world = worlds.started()
     if world is None:
         return
     _end_timeline()
+    for process_set in world.process_sets.values():
+        process_set.forget()
     worlds.enter(None)
-    context.shutdown()
 
 
 def is_initialized() -> bool:

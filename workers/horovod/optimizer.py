@@ -36,6 +36,7 @@ else:
 class AveragingOptimizer(_Base):
     """What a wrapped optimizer's class gets in front of it."""
 
+    backward_passes_per_step: int
     _exchange: GradientExchange
     _trainer: Trainer
     _synchronized: bool
@@ -61,6 +62,7 @@ class AveragingOptimizer(_Base):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Changes how many backward passes one step sums up."""
+        self.backward_passes_per_step = passes
         self._exchange.passes.set_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -173,6 +175,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     waited = made.waited if adasum else lambda: made._exchange.seconds
     # Before the exchange: what makes a worker slow in an experiment is told of gradients first.
     made._trainer = Trainer({name: parameter for parameter, name in names.items()}, waited)
+    made.backward_passes_per_step, made.op, made.process_set = backward_passes_per_step, op, process_set
+    made.gradient_predivide_factor, made.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     if adasum:
         made.prepare(parcels, backward_passes_per_step, compression)
     else:

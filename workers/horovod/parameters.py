@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from workers.horovod.broadcast import broadcast_async_
+from workers.horovod.broadcast import overwrite_async
 from workers.horovod.objects import broadcast_object
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
@@ -28,7 +28,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
         HorovodInternalError: Ranks hold other tensors, or somebody is gone.
     """
     handles = [
-        broadcast_async_(tensor, root_rank, name) for name, tensor in _named(params) if tensor is not None
+        overwrite_async(tensor, root_rank, name) for name, tensor in _named(params) if tensor is not None
     ]
     for handle in handles:
         synchronize(handle)
@@ -39,12 +39,13 @@ def broadcast_optimizer_state(
 ) -> None:
     """Gives every rank's optimizer the root's state and hyperparameters, in place.
 
-    A state that is empty on the root is empty everywhere afterwards: no step is taken to make one.
+    A state that is empty on the root is empty everywhere afterwards: no step is taken to make one. As in
+    Horovod, gradients are zeros after that, and not None.
 
     Args:
         optimizer: Over the same parameters on all ranks; wrapped or not.
         root_rank: Whose state counts.
-        model: Accepted as in Horovod, and not needed.
+        model: Tells which parameters have sparse gradients: those of its sparse embeddings.
 
     Raises:
         ValueError: It is an LBFGS, whose state Horovod cannot broadcast either.
@@ -56,6 +57,8 @@ def broadcast_optimizer_state(
         {key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups
     ]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not optimizer.state:
+        _zero_gradients(optimizer, parameters, model)
     outline = [_outline(optimizer.state.get(parameter, {})) for parameter in parameters]
     groups, outline = broadcast_object((groups, outline), root_rank, "optimizer.outline")
     for group, options in zip(optimizer.param_groups, groups, strict=True):
@@ -72,6 +75,15 @@ class _Blank:
     shape: torch.Size
     dtype: torch.dtype
     on_cpu: bool
+
+
+def _zero_gradients(optimizer: Optimizer, parameters: list[Any], model: torch.nn.Module | None) -> None:
+    tables = [one for one in model.modules() if isinstance(one, torch.nn.Embedding)] if model else []
+    sparse = {table.weight for table in tables if table.sparse}
+    for parameter in (one for one in parameters if one.requires_grad):
+        zeros = torch.zeros_like(parameter)
+        is_sparse = parameter in sparse or isinstance(optimizer, torch.optim.SparseAdam)
+        parameter.grad = zeros.to_sparse(1) if is_sparse else zeros
 
 
 def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:

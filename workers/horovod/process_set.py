@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 from workers import collectives
 from workers.group import Group
 from workers.horovod.errors import translated
-from workers.horovod.world import current
+from workers.horovod.world import current, started
 
 
 class ProcessSet:
@@ -41,10 +42,15 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's place in it; None before it was added, -1 outside of it."""
+        """This process's place in it; None before it was added.
+
+        Raises:
+            ValueError: This process is outside of it.
+        """
         if self.process_set_id is None:
             return None
-        return self.ranks.index(current().rank) if self.included() else -1
+        self.check_included()
+        return self.ranks.index(current().rank)
 
     def included(self) -> bool:
         """Whether this process takes part."""
@@ -112,7 +118,11 @@ class _Everybody(ProcessSet):
 
     @property
     def ranks(self) -> list[int]:  # type: ignore[override]
-        return list(range(current().size))
+        world = started()
+        return [] if world is None else list(range(world.size))
+
+    def size(self) -> int | None:
+        return current().size
 
     @property
     def group(self) -> Group | None:
@@ -143,9 +153,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{process_set}: expected different ranks from 0 to {world.size - 1}, at least one")
     if process_set.process_set_id is not None or ranks in world.process_sets or len(ranks) == world.size:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set}")
+    taken = {other.process_set_id for other in world.process_sets.values()}
     world.process_sets[ranks] = process_set
-    world.process_sets_added += 1
-    process_set.begin(world.process_sets_added)
+    process_set.begin(next(number for number in count(1) if number not in taken))
     return process_set
 
 

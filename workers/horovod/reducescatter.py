@@ -11,9 +11,11 @@ from workers import collectives
 from workers.horovod.allgather import allgather_async, grouped_allgather_async
 from workers.horovod.allreduce import gradient_name
 from workers.horovod.compression import Compression, Compressor
+from workers.horovod.errors import Refused
 from workers.horovod.ops import Average, Sum
 from workers.horovod.process_set import ProcessSet, checked, global_process_set
 from workers.horovod.reduction import Reduction, scaled
+from workers.horovod.sendable import sendable
 from workers.horovod.waiting import synchronize
 from workers.horovod.world import current
 
@@ -56,8 +58,9 @@ def reducescatter(
         postscale_factor: Multiplies the result.
 
     Raises:
-        ValueError: Another `op`, a 0-d tensor, this rank is no member of the set, or an operation of
-            that name is under way.
+        Refused: Another `op`.
+        ValueError: A 0-d tensor, or one that cannot be sent; this rank is no member of the set, or an
+            operation of that name is under way.
         HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
     """
     small, ctx = compression.compress(tensor)
@@ -122,10 +125,10 @@ def _begin(
 ) -> int:
     world, members = current(), checked(process_set)
     if how.op not in (Average, Sum):
-        raise ValueError(f"reducescatter: op is {how.op!r}; allowed: hvd.Average, hvd.Sum")
+        raise Refused(f"reducescatter: op is {how.op!r}; allowed: hvd.Average, hvd.Sum")
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
         raise ValueError("reducescatter deals out rows: give tensors of at least one dimension")
-    given = [how.before(tensor) for tensor in tensors]
+    given = [how.before(sendable(tensor)) for tensor in tensors]
 
     def start(full: str) -> Any:
         op, here = how.wire(given), world.communicator

@@ -4,86 +4,150 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+
 from ps.config import environment
+from ps.errors import UsageError
 from workers.horovod.call import Circumstances
 from workers.launcher import host
 from workers.launcher.server import Server
+from workers.launcher.stream import OUTPUTS, folder_of
 
 
-def run(
+def run(  # noqa: D417 - the rest changes nothing
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
+    host_discovery_script: str | None = None,
     start_timeout: float | None = None,
-    verbose: bool = False,
-    *,
-    np: int | None = None,
-    topology: str = "hub",
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: bool | None = None,
     use_gloo: bool | None = None,
     use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Sequence[str] | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    topology: str = "hub",
 ) -> list[Any]:
-    """Calls a function on several workers, and returns what each of them returned.
+    """Calls a function on several workers of this machine, and returns what each of them returned.
+
+    Arguments that are not below are accepted as in Horovod, and change nothing here.
 
     Args:
-        func: Calls `hvd.init()` itself. Of a module, not defined within another function: each
-            worker is a fresh process that imports it.
-        args: Its arguments, as far as they can be pickled.
+        func: Calls `hvd.init()` itself; anything that cloudpickle takes.
+        args: Its arguments, likewise.
         kwargs: Likewise.
         num_proc: How many workers.
+        min_num_proc: No less: results of some workers alone are never returned.
+        max_num_proc: No less either.
+        slots: Of a host for which no number is given.
         hosts: `localhost:SLOTS`; this machine is the only one.
         hostfile: The same as a file.
+        host_discovery_script: Prints the same; asked once.
         start_timeout: Seconds in which all must have started.
+        output_filename: A folder; what workers print goes to rank.N/stdout and rank.N/stderr in it.
         verbose: Show the server's log.
-        np: The older name of `num_proc`.
-        topology: `hub` or `ring`.
-        use_gloo: Without effect: a ring runs on Gloo.
         use_mpi: Must not be true.
+        executable: The Python to run workers with.
+        np: The older name of `num_proc`; `min_np` and `max_np` likewise.
+        topology: `hub` or `ring`.
 
     Returns:
         The results in rank order.
 
     Raises:
-        ValueError: MPI is asked for.
+        ValueError: Arguments contradict each other, or MPI is asked for.
         UsageError: The hosts are other machines, or have no room.
         RuntimeError: A worker failed; the text holds its traceback.
     """
-    if use_mpi:
-        raise ValueError("use_mpi=True: there is no MPI here; leave it out")
-    size, limit = _size(num_proc or np, hosts, hostfile), start_timeout or 300.0
-    with Server(size, [], environment(), verbose=verbose, timeout=limit) as server:
+    _check_controller(use_gloo, use_mpi)
+    size = _renamed("np", "num_proc", np, num_proc)
+    least = _renamed("min_np", "min_num_proc", min_np, min_num_proc)
+    _check_sizes(size, least, _renamed("max_np", "max_num_proc", max_np, max_num_proc))
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile are given; give one of them")
+    room = host.room(hosts, hostfile, host_discovery_script, slots or 1)
+    if room is not None and size > room:
+        raise UsageError(f"num_proc is {size}, and the hosts have {room} slot(s)")
+    limit = start_timeout or 300.0
+    with Server(size, [], environment(), verbose=bool(verbose), timeout=limit) as server:
         told = {"PS_SERVER": server.address, "PS_TOPOLOGY": topology, "PS_TIMEOUT": str(limit)}
         told["PS_WORLD_SIZE"] = str(size)
-        places = [{**told, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
         call = (func, tuple(args), dict(kwargs or {}))
-        return _collect([_Caller(place, call) for place in places])
+        program = executable or sys.executable
+        places = [{**told, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
+        folders = [folder_of(output_filename, rank, size) for rank in range(size)]
+        return _collect(
+            [_Caller(program, place, call, folder) for place, folder in zip(places, folders, strict=True)]
+        )
 
 
-def _size(num_proc: int | None, hosts: str | None, hostfile: str | None) -> int:
-    room = host.slots(hosts) if hosts else host.slots_in(Path(hostfile)) if hostfile else None
-    if room is not None and num_proc is not None and num_proc > room:
-        raise ValueError(f"num_proc is {num_proc}, and the hosts have {room} slot(s)")
-    return num_proc or room or 1
+def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
+    if older is None:
+        return value
+    warnings.warn(f"{old} is deprecated, use {new} instead", DeprecationWarning, stacklevel=3)
+    return older
+
+
+def _check_controller(use_gloo: bool | None, use_mpi: bool | None) -> None:
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi are given; give one of them")
+    if use_mpi:
+        raise ValueError("use_mpi=True: there is no MPI here; leave it out")
+
+
+def _check_sizes(size: int, least: int | None, most: int | None) -> None:
+    if size < 1 or (least is not None and least > size) or (most is not None and most < size):
+        raise ValueError(
+            f"num_proc is {size}, min_num_proc {least} and max_num_proc {most}: expected"
+            " 1 <= min_num_proc <= num_proc <= max_num_proc"
+        )
 
 
 class _Caller:
     """One worker process, and the pipe to it."""
 
-    def __init__(self, variables: dict[str, str], call: tuple[Any, ...]) -> None:
+    def __init__(
+        self, program: str, variables: dict[str, str], call: tuple[Any, ...], folder: Path | None
+    ) -> None:
         self.pipe, there = Pipe()
-        command = [sys.executable, "-m", "workers.horovod.call", str(there.fileno())]
-        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[there.fileno()])
+        command = [program, "-m", "workers.horovod.call", str(there.fileno())]
+        with ExitStack() as files:
+            outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
+            stdout, stderr = outputs or (None, None)
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=[there.fileno()],
+            )
         there.close()
-        main = getattr(sys.modules["__main__"], "__file__", None)
-        self.pipe.send(tuple(Circumstances(list(sys.path), main, variables)))
-        self.pipe.send(call)
+        self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
+        self.pipe.send_bytes(cloudpickle.dumps(call))
 
 
 def _collect(callers: list[_Caller]) -> list[Any]:
@@ -109,7 +173,7 @@ def _collect(callers: list[_Caller]) -> list[Any]:
 
 def _result(rank: int, pipe: Connection) -> Any:
     try:
-        well, result = pipe.recv()
+        well, result = cloudpickle.loads(pipe.recv_bytes())
     except EOFError as cause:
         raise RuntimeError(f"rank {rank} was ended before it returned") from cause
     if not well:

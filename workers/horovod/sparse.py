@@ -36,7 +36,7 @@ def sparse_allreduce_async(
     members = checked(process_set)
     rows = tensor._indices().transpose(0, 1).contiguous()
     indices = allgather_async(rows, f"{name}.indices", members)
-    values = allgather_async(tensor._values(), f"{name}.values", members)
+    values = allgather_async(tensor._values().contiguous(), f"{name}.values", members)
 
     def result() -> torch.Tensor:
         where, what = synchronize(indices).transpose(0, 1), synchronize(values)

@@ -28,7 +28,8 @@ class Timeline:
         self._open = True
         self._began = time.perf_counter_ns()
         self._file.write("[\n")
-        self._write({"name": "process_name", "ph": "M", "pid": os.getpid(), "args": {"name": f"rank {rank}"}})
+        told = {"name": f"rank {rank}", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        self._write({"name": "process_name", "ph": "M", "pid": os.getpid(), "args": told})
 
     def follow(self, kind: str, name: str, works: list[Work]) -> None:
         """Notes an operation that begins now, once all of its exchanges are over."""

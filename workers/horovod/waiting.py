@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.horovod.world import current
+from workers.horovod.handles import Handles
+from workers.horovod.world import started
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is over, so that `synchronize` returns at once.
+    """Whether the operation is over, so that `synchronize` returns at once and an in-place result is there.
 
     Raises:
         ValueError: There is no such operation, or it was synchronised already.
     """
-    return current().handles.poll(handle)
+    world = started()
+    return (Handles() if world is None else world.handles).poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -25,4 +27,5 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
     """
-    return current().handles.synchronize(handle)
+    world = started()
+    return None if world is None else world.handles.synchronize(handle)

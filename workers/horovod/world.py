@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ps.work import Work
 from workers.communicator import Communicator
 from workers.group import Group
-from workers.horovod.errors import HorovodInternalError, translated
+from workers.horovod.errors import HorovodInternalError, Refused, translated
 from workers.horovod.handles import Handles, Pending
 from workers.horovod.hosts import Neighbourhood
 from workers.horovod.timeline import Timeline
@@ -26,6 +26,8 @@ Start = Callable[[str], Sequence[Work]]
 
 class Members(Protocol):
     """What a world asks of a process set."""
+
+    process_set_id: int | None
 
     @property
     def members_only(self) -> tuple[int, ...]:
@@ -50,7 +52,6 @@ class World:
         generation: Raised whenever the members change, so that no name means an operation from before.
         handles: Operations that nobody has synchronised yet.
         process_sets: Those that were added, by their ranks.
-        process_sets_added: How many ever were.
         timeline: Where operations are noted, if anywhere.
         membership: What `workers.horovod.elastic` knows of the members, under elastic training.
     """
@@ -62,7 +63,6 @@ class World:
     generation: int = 0
     handles: Handles = field(default_factory=Handles)
     process_sets: dict[tuple[int, ...], Members] = field(default_factory=dict)
-    process_sets_added: int = 0
     timeline: Timeline | None = None
     membership: object = None
     _unnamed: Counter[tuple[str, tuple[int, ...]]] = field(default_factory=Counter)
@@ -152,9 +152,9 @@ def current() -> World:
     """The world that `init` made.
 
     Raises:
-        ValueError: There is none.
+        Refused: There is none.
     """
     world = started()
     if world is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
+        raise Refused("Horovod has not been initialized; use hvd.init().")
     return world

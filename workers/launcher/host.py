@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import subprocess
 from pathlib import Path
 
 from ps.errors import UsageError
@@ -14,31 +15,55 @@ ELSEWHERE = (
 )
 
 
-def slots(hosts: str) -> int:
-    """How many workers `localhost:4` has room for; without a number one.
+def room(hosts: str | None, hostfile: Path | str | None, script: str | None, default: int = 1) -> int | None:
+    """How many workers there is room for; None where no hosts are given.
+
+    Args:
+        hosts: As in `localhost:4`.
+        hostfile: A file with lines as `localhost slots=4`.
+        script: A program that prints lines as `localhost:4`; asked once.
+        default: Slots where a host comes without a number.
 
     Raises:
-        UsageError: It names another machine, or is not of that form.
+        UsageError: Hosts are given twice, are other machines, or are not of that form.
     """
-    return sum(_slots(one) for one in hosts.split(","))
+    ways = {"--hosts": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
+    given = [way for way, value in ways.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} both say where workers run: give one of them")
+    if hosts:
+        return _total(hosts.split(","), default)
+    if hostfile:
+        return _total(_lines_of(Path(hostfile)), default)
+    return _total(_said_by(script), default) if script else None
 
 
-def slots_in(hostfile: Path) -> int:
-    """The same of a file with lines as `localhost slots=4`.
-
-    Raises:
-        UsageError: There is no such file, it names another machine, or a line is of another form.
-    """
+def _lines_of(hostfile: Path) -> list[str]:
     if not hostfile.is_file():
         raise UsageError(f"--hostfile {hostfile}: there is no such file")
     lines = [line.partition("#")[0].strip() for line in hostfile.read_text().splitlines()]
-    return sum(_slots(re.sub(r"\s+slots\s*=\s*", ":", line)) for line in lines if line)
+    return [re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line]
 
 
-def _slots(text: str) -> int:
+def _said_by(script: str) -> list[str]:
+    flag = f"--host-discovery-script {script}"
+    try:
+        done = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UsageError(f"{flag}: it cannot be run: {error.strerror}") from error
+    if done.returncode:
+        raise UsageError(f"{flag}: it ended with exit code {done.returncode}: {done.stderr.strip()}")
+    return [line for line in done.stdout.splitlines() if line.strip()]
+
+
+def _total(hosts: list[str], default: int) -> int:
+    return sum(_slots(one, default) for one in hosts)
+
+
+def _slots(text: str, default: int) -> int:
     match = re.fullmatch(r"(?P<host>[^\s:]+)(:(?P<slots>[1-9][0-9]*))?", text.strip())
     if match is None:
         raise UsageError(f"host {text!r}: expected HOST:SLOTS, as in localhost:4")
     if match["host"] not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
         raise UsageError(f"host {match['host']!r} is another machine. {ELSEWHERE}")
-    return int(match["slots"] or 1)
+    return int(match["slots"] or default)

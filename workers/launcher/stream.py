@@ -6,6 +6,17 @@ import threading
 from pathlib import Path
 from typing import IO, BinaryIO
 
+OUTPUTS = ("stdout", "stderr")
+
+
+def folder_of(outputs: Path | str | None, rank: int, size: int) -> Path | None:
+    """Where one of `size` workers has copies of its outputs, made if need be; None: nowhere."""
+    if outputs is None:
+        return None
+    folder = Path(outputs) / f"rank.{rank:0{len(str(size - 1))}}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
 
 class Stream:
     """Carries one output of one worker until that ends it.
@@ -21,7 +32,7 @@ class Stream:
         self._source = source
         self._target = target
         self._mark = mark.encode()
-        self._copy = copy.open("wb") if copy is not None else None
+        self._copy = copy.open("ab") if copy is not None else None
         self._thread = threading.Thread(target=self._carry, name=f"stream {mark}")
         self._thread.start()
 

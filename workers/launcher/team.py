@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
 
-from workers.launcher.stream import Stream
+from workers.launcher.stream import OUTPUTS, Stream, folder_of
 
 GRACE_SECONDS = 15.0
 """How long workers get to end by themselves once another has failed."""
@@ -40,15 +42,13 @@ class Worker:
         )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-        outputs = (
-            ("stdout", self._process.stdout, sys.stdout.buffer),
-            ("stderr", self._process.stderr, sys.stderr.buffer),
+        sources, targets = (
+            (self._process.stdout, self._process.stderr),
+            (sys.stdout.buffer, sys.stderr.buffer),
         )
         self._streams = [
             Stream(source, target, f"[{rank}]<{name}>:", folder / name if folder is not None else None)
-            for name, source, target in outputs
+            for name, source, target in zip(OUTPUTS, sources, targets, strict=True)
         ]
 
     def wait(self) -> int:
@@ -63,6 +63,41 @@ class Worker:
         self._process.send_signal(number)
 
 
+class Verdict(StrEnum):
+    """What becomes of a job when a worker fails."""
+
+    ANEW = "starting it anew"
+    WITHOUT = "going on without it"
+    END = "ending the others"
+
+
+@dataclass
+class Patience:
+    """How many failures are borne; as it is made, none.
+
+    Attributes:
+        least: How many workers training needs.
+        restarts: How many may still be started anew.
+        pause: Seconds until the place of one that is lost is free.
+    """
+
+    least: int
+    restarts: int = 0
+    pause: float = 0.0
+
+    def verdict(self, running: int, finished: int) -> Verdict:
+        """What to do about one more failure.
+
+        Args:
+            running: Others that run; without any, nobody has what a new one needs.
+            finished: Others that are done, after which nobody is let in.
+        """
+        if self.restarts and running and not finished:
+            self.restarts -= 1
+            return Verdict.ANEW
+        return Verdict.WITHOUT if running + finished >= self.least else Verdict.END
+
+
 class Team:
     """Some workers, waited for as one.
 
@@ -70,6 +105,7 @@ class Team:
         commands: One for each rank.
         environments: Likewise.
         folder: Where outputs are copied to, as rank.N/stdout and rank.N/stderr; None: nowhere.
+        patience: How many failures are borne; None: none.
     """
 
     def __init__(
@@ -77,45 +113,75 @@ class Team:
         commands: Sequence[Sequence[str]],
         environments: Sequence[Mapping[str, str]],
         folder: Path | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        self._ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
-        self._workers: list[Worker] = []
-        width = len(str(len(commands) - 1))
+        self._commands, self._environments, self._folder = commands, environments, folder
+        self._patience = patience or Patience(least=len(commands))
+        self._events: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
+        """Ranks with the exit code of a worker that has ended, or None: the place is free."""
+        self._running: dict[int, Worker] = {}
+        self._awaited: set[int] = set()
+        """Ranks whose places will be free."""
         try:
-            for rank, (command, environment) in enumerate(zip(commands, environments, strict=True)):
-                place = None if folder is None else folder / f"rank.{rank:0{width}}"
-                self._workers.append(Worker(rank, command, environment, place))
+            for rank in range(len(commands)):
+                self._start(rank)
         except BaseException:
-            self.signal(signal.SIGKILL)
+            self._pass_on(signal.SIGKILL)
             raise
-        for worker in self._workers:
-            threading.Thread(target=self._watch, args=(worker,), name=f"wait {worker.rank}").start()
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to all."""
-        for worker in self._workers:
-            worker.signal(number)
+        """Passes a signal on to all; none is started anew after that."""
+        self._patience = Patience(least=len(self._commands))
+        self._pass_on(number)
 
-    def wait(self, on_failure: Callable[[int, int], None]) -> int:
-        """Waits for all; when one fails, the others are ended.
+    def wait(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
+        """Waits for all; when one fails whom training needs, the others are ended.
 
         Args:
-            on_failure: Told rank and exit code of the first one that fails.
+            on_failure: Told rank and exit code of one that fails, and what is done about it.
 
         Returns:
-            Its exit code; 0 if none fails.
+            The exit code of the failure that ended the job; 0 if there was none.
         """
-        first = 0
-        killer = threading.Timer(GRACE_SECONDS, self.signal, (signal.SIGKILL,))
-        for _ in self._workers:
-            rank, code = self._ended.get()
-            if code and not first:
+        first, finished = 0, 0
+        killer = threading.Timer(GRACE_SECONDS, self._pass_on, (signal.SIGKILL,))
+        while self._running or self._awaited:
+            rank, code = self._events.get()
+            if code is None:
+                self._awaited.discard(rank)
+                if not first and not finished and self._patience.pause:
+                    self._start(rank)
+                continue
+            del self._running[rank]
+            finished += code == 0
+            if not code or first:
+                continue
+            verdict = self._patience.verdict(len(self._running), finished)
+            on_failure(rank, code, verdict)
+            if verdict is Verdict.ANEW:
+                self._await_place(rank)
+            elif verdict is Verdict.END:
                 first = code
-                on_failure(rank, code)
-                self.signal(signal.SIGTERM)
+                self._pass_on(signal.SIGTERM)
                 killer.start()
         killer.cancel()
         return first
 
+    def _start(self, rank: int) -> None:
+        folder = folder_of(self._folder, rank, len(self._commands))
+        worker = Worker(rank, self._commands[rank], self._environments[rank], folder)
+        self._running[rank] = worker
+        threading.Thread(target=self._watch, args=(worker,), name=f"wait {rank}").start()
+
+    def _await_place(self, rank: int) -> None:
+        self._awaited.add(rank)
+        timer = threading.Timer(self._patience.pause, self._events.put, ((rank, None),))
+        timer.daemon = True
+        timer.start()
+
+    def _pass_on(self, number: int) -> None:
+        for worker in list(self._running.values()):
+            worker.signal(number)
+
     def _watch(self, worker: Worker) -> None:
-        self._ended.put((worker.rank, worker.wait()))
+        self._events.put((worker.rank, worker.wait()))

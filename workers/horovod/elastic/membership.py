@@ -14,7 +14,7 @@ import secrets
 import torch
 
 from workers import collectives, context
-from workers.horovod.elastic.board import Board, Lives
+from workers.horovod.elastic.board import OVER, UNDER_WAY, Board, Lives
 from workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
 from workers.horovod.world import World, current
 
@@ -57,6 +57,16 @@ class Membership:
             if self._board is not None:
                 self._board.count()
         self.adopt()
+        self._tell(UNDER_WAY)
+
+    def leave(self) -> None:
+        """Training is over; the last thing in `elastic.run`."""
+        self._tell(OVER)
+
+    def _tell(self, training: str) -> None:
+        if self._board is not None and self._is_lowest():
+            with translated():
+                self._board.tell(training)
 
     def check(self) -> None:
         """Compares who takes part with who did; every member calls it at the same point.

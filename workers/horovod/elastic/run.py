@@ -9,7 +9,7 @@ from typing import Any
 
 from workers.horovod.elastic import membership
 from workers.horovod.elastic.state import State
-from workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt
+from workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, Refused
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +34,11 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 if not skip_sync:
                     state.sync()
-                return func(state, *args, **kwargs)
+                result = func(state, *args, **kwargs)
+                members.leave()
+                return result
+            except Refused:
+                raise  # it would be refused again
             except HorovodInternalError as error:
                 log.warning("elastic: back to the last commit: %s", error)
                 state.restore()

@@ -8,11 +8,23 @@ from typing import Any
 from workers.horovod.elastic import membership
 from workers.horovod.objects import broadcast_object
 
+Bring = Callable[[Any], Any]
+
+
+def _from_keeper(value: Any) -> Any:
+    return broadcast_object(value, membership.keeper(), "elastic.state")
+
 
 class State:
-    """The interface: what is saved in this process, put back, and brought to all."""
+    """The interface: what is saved in this process, put back, and brought to all.
 
-    def __init__(self) -> None:
+    Args:
+        bcast_object: Brings an object to all; None, or `hvd.broadcast_object`: from whoever was there before.
+        get_rank: Accepted as in Horovod, and not needed.
+    """
+
+    def __init__(self, bcast_object: Bring | None = None, get_rank: Callable[[], int] | None = None) -> None:
+        self._bring = _from_keeper if bcast_object in (None, broadcast_object) else bcast_object
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -59,11 +71,18 @@ class ObjectState(State):
     """Any picklable values, which are this object's attributes.
 
     Args:
+        bcast_object: As of `State`.
+        get_rank: Likewise.
         values: By name.
     """
 
-    def __init__(self, **values: Any) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        bcast_object: Bring | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **values: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
         self._saved = values
         self._put_back()
 
@@ -76,7 +95,7 @@ class ObjectState(State):
     def sync(self) -> None:
         if self._saved:
             self.save()
-            self._saved = broadcast_object(self._saved, membership.keeper(), "elastic.state")
+            self._saved = self._bring(self._saved)
             self._put_back()
 
     def _put_back(self) -> None:

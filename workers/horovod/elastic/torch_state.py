@@ -15,10 +15,14 @@ from workers.horovod.objects import broadcast_object
 from workers.horovod.parameters import broadcast_optimizer_state, broadcast_parameters
 
 
-class Handler(ABC):
+class StateHandler(ABC):
     """Something with a `state_dict`, and the copy that was saved of it."""
 
     def __init__(self, value: Any) -> None:
+        self.set_value(value)
+
+    def set_value(self, value: Any) -> None:
+        """Goes on with another value, which it saves at once."""
         self.value = value
         self.save()
 
@@ -35,7 +39,7 @@ class Handler(ABC):
         """Gives it the state of the rank that has it."""
 
 
-class ModelHandler(Handler):
+class ModelStateHandler(StateHandler):
     """A module: parameters and buffers."""
 
     def sync(self) -> None:
@@ -43,7 +47,7 @@ class ModelHandler(Handler):
         self.save()
 
 
-class OptimizerHandler(Handler):
+class OptimizerStateHandler(StateHandler):
     """An optimizer, wrapped or not."""
 
     def sync(self) -> None:
@@ -51,7 +55,7 @@ class OptimizerHandler(Handler):
         self.save()
 
 
-class SamplerHandler(Handler):
+class SamplerStateHandler(StateHandler):
     """A sampler that knows how far its epoch is."""
 
     def sync(self) -> None:
@@ -61,10 +65,10 @@ class SamplerHandler(Handler):
         self.save()
 
 
-_KINDS: list[tuple[type, type[Handler]]] = [
-    (torch.nn.Module, ModelHandler),
-    (torch.optim.Optimizer, OptimizerHandler),
-    (ElasticSampler, SamplerHandler),
+_KINDS: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
 ]
 
 
@@ -79,7 +83,7 @@ class TorchState(ObjectState):
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
         values.update(model=model, optimizer=optimizer)
-        self._handlers: dict[str, Handler] = {}
+        self._handlers: dict[str, StateHandler] = {}
         for name, value in list(values.items()):
             for kind, handler in _KINDS:
                 if isinstance(value, kind):
@@ -106,13 +110,12 @@ class TorchState(ObjectState):
     def reset(self) -> None:
         """Deals samples out anew, where nothing is brought from rank 0."""
         for handler in self._handlers.values():
-            if isinstance(handler, SamplerHandler):
+            if isinstance(handler, SamplerStateHandler):
                 handler.value.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Another model or optimizer by the same name is saved at once."""
         handlers = self.__dict__.get("_handlers", {})
         if name in handlers:
-            handlers[name].value = value
-            handlers[name].save()
+            handlers[name].set_value(value)
         object.__setattr__(self, name, value)
