@@ -94,7 +94,11 @@ class Replayed:
         exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
         exchange |= {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}
         more = self.results.get(run.row.name, {})
-        return {"exchange": exchange | dict(more.get("exchange", {})), "usage": more.get("usage", {})}
+        usage = {"cpu_seconds": 1.0, "peak_bytes": 300_000_000}
+        return {
+            "exchange": exchange | dict(more.get("exchange", {})),
+            "usage": usage | dict(more.get("usage", {})),
+        }
 
 
 @dataclass

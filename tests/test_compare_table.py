@@ -26,8 +26,9 @@ class Left(Outcome):
 
     def __init__(self, records: list[list[Line]], name: str = "hub-bsp", **more: Any) -> None:
         exchange = {"bytes_sent": 4000, "bytes_received": 6000, "exposed_seconds": 0.5}
+        usage = {"cpu_seconds": 1.0, "peak_bytes": 300_000_000}
         results = [
-            {"exchange": exchange | {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}}
+            {"exchange": exchange | {"staleness_mean": rank + 1.0, "staleness_max": 5 * rank}, "usage": usage}
             for rank in range(len(records))
         ]
         run = Run(Setting(workers=2), ROWS[name], seed=0)
@@ -114,15 +115,16 @@ def test_a_run_that_failed_half_way_has_no_end() -> None:
 def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:
     found = measured(name="ring")
     assert found.keys() == set(NAMES)
-    for name in ("compute_ms", "hidden_ms", "queue_ms", "apply_ms", "memory_mb", "staleness_mean"):
+    for name in ("hidden_ms", "queue_ms", "apply_ms", "read_wait_ms", "staleness_mean"):
         assert found[name] is None
 
 
 def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
-    exchange = {"bytes_sent": 0, "bytes_received": 0, "exposed_seconds": 0.0, "compute_seconds": 3.0}
-    exchange |= {"hidden_seconds": 1.0, "read_wait_seconds": 0.2, "staleness_mean": 0.0, "staleness_max": 0}
-    result = {"exchange": exchange, "usage": {"cpu_seconds": 5.0, "memory_mb": 300.0}}
-    shards = [{"pushes": 50, "queue_seconds": 0.1, "apply_seconds": 0.3}] * 2
+    exchange = {"bytes_sent": 0, "bytes_received": 0, "exposed_seconds": 7.0}
+    exchange |= {"hidden_seconds": 1.0, "staleness_mean": 0.0, "staleness_max": 0}
+    result = {"exchange": exchange, "usage": {"cpu_seconds": 5.0, "peak_bytes": 300_000_000}}
+    held = {"held_seconds": {"0": 0.04, "1": 0.06}}
+    shards = [{"pushes": 50, "queued_seconds": 0.1, "handled_seconds": 0.3, **held}] * 2
     found = measured(record(0.1), results=[result], server={"shards": shards})
     assert {name: found[name] for name in ("compute_ms", "hidden_ms", "read_wait_ms")} == {
         "compute_ms": pytest.approx(30),

@@ -176,6 +176,7 @@ def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
             "tried": [1, 2, 4],
             "measured": 4,
             "predicted": 3,
+            "modelled": None,
             "formula": "k > n^2/(2(n-1))",
         }
     ]

@@ -473,6 +473,9 @@ def test_a_step_without_a_backward_counts_its_wait_once(monkeypatch: pytest.Monk
         def monotonic(self) -> float:
             return self.seconds
 
+        def monotonic_ns(self) -> int:
+            return round(self.seconds * 1e9)
+
     clock = Clock()
     _, optimizer = crossing(Slow())
     optimizer.synchronize()

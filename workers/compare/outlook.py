@@ -17,14 +17,15 @@ def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, 
         found: The results, as far as they were measured.
         constants: Of the machine or cluster that it ran on; None: nobody measured them.
     """
+    crossover = crossovers(found["settings"], found["rows"])
     if constants is None or not _exchanged(found):
-        return {
-            "predictions": [],
-            "score": None,
-            "crossover": crossovers(found["settings"], found["rows"]),
-            "scaling": scaling(found["settings"], found["rows"]),
-        }
-    return Score(found, constants).as_json()
+        scales = scaling(found["settings"], found["rows"])
+        return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
+    model = Score(found, constants).as_json()
+    modelled = {each["setting"]: each["predicted"] for each in model["crossover"]}
+    return model | {
+        "crossover": [{**each, "modelled": modelled.get(each["setting"])} for each in crossover],
+    }
 
 
 def _exchanged(found: Mapping[str, Any]) -> bool:

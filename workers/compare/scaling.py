@@ -39,6 +39,7 @@ def crossovers(settings: Sequence[Entry], rows: Sequence[Entry]) -> list[dict[st
                 "tried": [setting["servers"] for setting in group],
                 "measured": min(wins, default=None),
                 "predicted": servers_needed(group[0]["workers"]),
+                "modelled": None,
                 "formula": FORMULA,
             }
         )

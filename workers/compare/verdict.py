@@ -128,7 +128,10 @@ def _crossover(results: Results) -> list[str]:
             if each["predicted"] is not None
             else "by the formula it never does"
         )
-        said.append(f"{each['setting']}, {tried} servers tried: {measured}; {formula}.")
+        modelled = (
+            f", the calibrated model from {each['modelled']} on" if each["modelled"] is not None else ""
+        )
+        said.append(f"{each['setting']}, {tried} servers tried: {measured}; {formula}{modelled}.")
     return said
 
 
