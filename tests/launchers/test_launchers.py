@@ -21,7 +21,7 @@ mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
 )
 mpiexec = pytest.mark.skipif(
-    shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra here: apt-get install hydra"
+    shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra here: apt-get install mpich"
 )
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
