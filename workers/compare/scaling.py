@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from workers.compare.cost.formulas import needed_servers
+
 Entry = Mapping[str, Any]
 """A setting or a row, as in `results.json`."""
 
@@ -16,10 +18,8 @@ a ring moves 2(n-1)/n of the model each way in a step, a server max(1, n/k)."""
 
 def servers_needed(workers: int) -> int | None:
     """The fewest servers with which the hub wins by the formula; None where it cannot: alone, or in a tie."""
-    if workers < 2:
-        return None
     # Beyond k = n a worker's own link is the limit, and both then move as much only with n = 2.
-    return None if workers == 2 else math.floor(workers**2 / (2 * (workers - 1))) + 1
+    return None if workers <= 2 else math.floor(needed_servers(workers)) + 1
 
 
 def crossovers(settings: Sequence[Entry], rows: Sequence[Entry]) -> list[dict[str, Any]]:
