@@ -179,6 +179,15 @@ def test_only_what_was_not_calibrated_on_counts() -> None:
     assert json.loads(json.dumps(told)) == told
 
 
+def test_a_run_that_counts_in_many_settings_is_scored_once() -> None:
+    results = experiment()
+    ring = next(row for row in results["rows"] if row["row"] == "ring")
+    again = {**ring, "setting": "n4 k2 1000mbit"}
+    told = Score({**results, "rows": [*results["rows"], again]}, CONSTANTS).as_json()
+    rings = [each["setting"] for each in told["predictions"] if each["row"] == "ring"]
+    assert rings == ["n4 k1 1000mbit", "n4 k1 200mbit"]
+
+
 def test_what_is_predicted_wrongly_is_said() -> None:
     told = Score(experiment(wrong=1.25), CONSTANTS).as_json()
     assert told["score"]["mean_error"] == pytest.approx(0.2)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.cost.constants import Constants
+from workers.compare.cost.measured import model_bytes
+from workers.compare.cost.prediction import Job
 from workers.compare.cost.score import Score
 from workers.compare.scaling import crossovers, scaling
 
@@ -21,7 +23,10 @@ def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, 
     if constants is None or not _exchanged(found):
         scales = scaling(found["settings"], found["rows"])
         return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
-    model = Score(found, constants).as_json()
+    job = Job(
+        model_bytes=model_bytes(found), together=True, slice_bytes=found["experiment"].get("slice_bytes")
+    )
+    model = Score(found, constants, job).as_json()
     modelled = {each["setting"]: each["predicted"] for each in model["crossover"]}
     return model | {
         "crossover": [{**each, "modelled": modelled.get(each["setting"])} for each in crossover],

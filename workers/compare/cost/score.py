@@ -17,6 +17,7 @@ from workers.compare.cost.measured import Point, model_bytes, points
 from workers.compare.cost.overhead import Overhead
 from workers.compare.cost.prediction import Job, Prediction, exchange, predict
 from workers.compare.cost.reading import Reading
+from workers.compare.row import EVERY
 from workers.compare.setting import Setting
 
 MOST_SERVERS = 64
@@ -45,7 +46,7 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         """`predictions`, `score`, `crossover` and `scaling`, as results.json has them."""
-        predictions = [self._beside(point) for point in self._points]
+        predictions = [self._beside(point) for point in _distinct(self._points)]
         errors = [abs(each["error"]) for each in predictions if not each["calibrated"]]
         return {
             "predictions": predictions,
@@ -135,6 +136,18 @@ class Score:
             "measured": [speeds.get(count) for count in counts],
             "predicted": predicted,
         }
+
+
+def _distinct(found: Sequence[Point]) -> list[Point]:
+    """One point for each run: a ring's, which no number of servers changes, stands in many settings."""
+    runs: dict[tuple[str, Setting], Point] = {}
+    for point in found:
+        runs.setdefault((point.row, _met(point)), point)
+    return list(runs.values())
+
+
+def _met(point: Point) -> Setting:
+    return EVERY[point.row].meets(point.setting) if point.row in EVERY else point.setting
 
 
 def _calibrating(found: Sequence[Point]) -> list[Point]:
