@@ -66,7 +66,7 @@ def test_a_script_that_ends_well_tells_its_result_however_it_ends(
 @pytest.mark.parametrize(
     ("ending", "code", "error"),
     [
-        ("sys.exit(3)", 3, ""),
+        ("sys.exit(3)", 3, "the script exited with 3"),
         ("sys.exit('no data')", 1, "no data"),
         ("raise ValueError('seven')", 1, "ValueError: seven"),
         ("raise KeyboardInterrupt", 130, "interrupted"),

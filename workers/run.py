@@ -80,7 +80,8 @@ def _watched(action: Callable[[], object]) -> Outcome:
         outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED
         log.info("%s", stop.text)
     except SystemExit as end:
-        outcome = Outcome(_code(end), {}, error=end.code if isinstance(end.code, str) else "")
+        text = end.code if isinstance(end.code, str) else f"the script exited with {_code(end)}"
+        outcome = Outcome(_code(end), {}, error=text)
         reason = Reason.FAILED
     except KeyboardInterrupt:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
