@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.cost.constants import Constants
-from workers.compare.cost.measured import model_bytes
+from workers.compare.cost.measured import told_bytes
 from workers.compare.cost.prediction import Job
 from workers.compare.cost.score import Score
 from workers.compare.scaling import crossovers, scaling
@@ -20,25 +20,13 @@ def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, 
         constants: Of the machine or cluster that it ran on; None: nobody measured them.
     """
     crossover = crossovers(found["settings"], found["rows"])
-    if constants is None or not _exchanged(found):
+    told = told_bytes(found)
+    if constants is None or told is None:
         scales = scaling(found["settings"], found["rows"])
         return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
-    job = Job(
-        model_bytes=model_bytes(found), together=True, slice_bytes=found["experiment"].get("slice_bytes")
-    )
+    job = Job(model_bytes=told, together=True, slice_bytes=found["experiment"].get("slice_bytes"))
     model = Score(found, constants, job).as_json()
     modelled = {each["setting"]: each["predicted"] for each in model["crossover"]}
     return model | {
         "crossover": [{**each, "modelled": modelled.get(each["setting"])} for each in crossover],
     }
-
-
-def _exchanged(found: Mapping[str, Any]) -> bool:
-    """Whether some row shown moved bytes: else there is no model to speak of."""
-    return any(
-        row["numbers"]["bytes_sent_per_step"] is not None
-        and row["numbers"]["bytes_sent_per_step"]["median"]
-        and (row["row"] == "ring" or row["row"].startswith("hub-"))
-        for row in found["rows"]
-        if not row["withheld"]
-    )

@@ -60,20 +60,33 @@ def points(results: Mapping[str, Any]) -> list[Point]:
 
 
 def model_bytes(results: Mapping[str, Any]) -> int:
-    """Of the model that was trained: what a worker sends to a hub in a step, or around a ring.
+    """As `told_bytes`.
 
     Raises:
         UsageError: No row says.
     """
+    told = told_bytes(results)
+    if told is None:
+        raise UsageError("no row of the results tells the model's size: give --model-bytes")
+    return told
+
+
+def told_bytes(results: Mapping[str, Any]) -> int | None:
+    """Of the model that was trained: what a worker sends to a hub in a step, or around a ring.
+
+    None where no row that is shown exchanged anything.
+    """
     settings = {each["key"]: _setting(each) for each in results["settings"]}
     for row in results["rows"]:
+        if row["withheld"]:
+            continue
         sent = _median(row, "bytes_sent_per_step")
         workers = settings[row["setting"]].workers
         if sent and row["row"].startswith("hub-"):
             return round(sent)
         if sent and row["row"] == "ring" and workers > 1:
             return round(sent * workers / (2 * (workers - 1)))
-    raise UsageError("no row of the results tells the model's size: give --model-bytes")
+    return None
 
 
 def _setting(values: Mapping[str, Any]) -> Setting:
