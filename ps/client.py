@@ -1,40 +1,28 @@
-"""KVClient: a worker's line to every shard, served by one thread.
+"""KVClient: what a worker asks of the shards, and what it makes of their replies.
 
-The training thread hands in requests and gets Work back; the I/O thread owns
-the connections, sends, receives, and sends again when a connection broke. The
-shards' ledgers make that safe: a push bears (sender, key, clock), and the same
-one never counts twice.
+A push bears (sender, key, clock), so that the shards' ledgers never count it
+twice, however often a broken line made it come.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
-import os
-import select
-import threading
-import time
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ps.errors import ConfigError, ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
-from ps.lookout import Lookout
+from ps.errors import ConfigError, Fenced, HubringError, JobFailed
+from ps.lines import Inflight, Lines
 from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
 from ps.transport import wire
-from ps.transport.bundle import bytes_of
 from ps.work import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ps.transport.base import Connection, Message
     from ps.transport.registry import Dial
     from ps.types import Hyper, Sender
-
-log = logging.getLogger(__name__)
 
 Decode = Callable[[Coded], None]
 """Takes a mean that came in a codec; its payload may be read until it returns.
@@ -43,22 +31,7 @@ Raises:
     HubringError: It is in another codec than was due.
 """
 
-REDIAL_SECONDS = 5.0
-MAX_LOSSES = 10
-"""Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
 _ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}
-
-
-@dataclass(slots=True)
-class _Call:
-    """A request on its way, kept until its reply so that it can be sent again."""
-
-    shard: int
-    message: Message
-    into: Tensor | None
-    work: Work
-    on_reply: Callable[[Reply], None] | None = None
-    decode: Decode | None = None
 
 
 class KVClient:
@@ -67,7 +40,7 @@ class KVClient:
     Args:
         sender: Rank and incarnation, as the coordinator gave them.
         shards: How many shards there are.
-        dial: Connects to one of them; called in the I/O thread, again after a loss.
+        dial: Connects to one of them; called in a thread of the lines, again after a loss.
     """
 
     def __init__(self, sender: Sender, shards: int, dial: Dial) -> None:
@@ -75,21 +48,9 @@ class KVClient:
         self.traffic = Traffic()
         self.draining = False
         """The hub asks to stop after this step. In lockstep modes every rank sees it in the same step."""
-        self._dial = dial
-        self._shards = shards
         self._clocks: dict[int, int] = {}
-        self._calls: dict[int, _Call] = {}
         self._numbers = itertools.count()
-        self._outbox: deque[tuple[int, _Call]] = deque()
-        self._failure: BaseException | None = None
-        self._lock = threading.Lock()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
-        """When each shard's line broke."""
-        self._closing = False
-        self._connected = Work("connecting to the shards")
-        self._thread = threading.Thread(target=self._serve, name="kvclient", daemon=True)
-        self._thread.start()
+        self._lines = Lines(shards, dial, self.traffic)
 
     def wait_connected(self, timeout: float) -> None:
         """Returns once every shard is connected.
@@ -97,7 +58,7 @@ class KVClient:
         Raises:
             ServerUnreachable: A shard could not be reached by any transport.
         """
-        self._connected.wait(timeout)
+        self._lines.connected.wait(timeout)
 
     # Requests. Tensors belong to the client until the work is done.
 
@@ -118,7 +79,7 @@ class KVClient:
         """Pushes a gradient; the parameters that may be read next land in `into` (flat, same numel).
 
         With `decode` the answer is due in a codec: its payload may land in `into`
-        (flat uint8), and `decode` gets it in the I/O thread, before the work is done.
+        (flat uint8), and `decode` gets it in whichever thread reads it, before the work is done.
         """
         clock = self._clocks.get(key)
         if clock is None:
@@ -146,26 +107,21 @@ class KVClient:
         if isinstance(reply, Values):
             self.traffic.staleness[reply.staleness] += 1
 
+    def corked(self) -> AbstractContextManager[None]:
+        """Collects the requests made meanwhile: what leaves together wakes a shard once."""
+        return self._lines.corked()
+
+    def attend(self, work: Work, timeout: float | None) -> None:
+        """Reads replies in this thread until `work` is over or `timeout` seconds have passed."""
+        self._lines.attend(work, timeout)
+
     def fail(self, error: BaseException) -> None:
         """Fails everything under way and everything still to come."""
-        with self._lock:
-            if self._failure is None:
-                self._failure = error
-            calls = [*self._calls.values(), *(call for _, call in self._outbox)]
-            self._calls.clear()
-            self._outbox.clear()
-        self._connected.fail(error)
-        for call in calls:
-            call.work.fail(error)
+        self._lines.fail(error)
 
     def close(self) -> None:
-        """Ends the I/O thread and its connections; what is under way fails."""
-        if not self._closing:
-            self._closing = True
-            os.eventfd_write(self._wake, 1)
-            self._thread.join()
-            os.close(self._wake)
-            self.fail(ConnectionLost("the client was closed"))
+        """Ends the lines; what is under way fails."""
+        self._lines.close()
 
     def _submit(
         self,
@@ -177,140 +133,17 @@ class KVClient:
         decode: Decode | None = None,
     ) -> None:
         number = next(self._numbers)
-        call = _Call(shard, wire.encode_request(request, number), into, work, on_reply, decode)
-        with self._lock:
-            failure = self._failure
-            if failure is None:
-                if not self._outbox:
-                    os.eventfd_write(self._wake, 1)
-                self._outbox.append((number, call))
-        if failure is not None:
-            work.fail(failure)
 
-    # The I/O thread.
+        def settle(reply: Reply) -> None:
+            self._settle(shard, reply, into, decode)
+            if on_reply is not None:
+                on_reply(reply)
 
-    def _serve(self) -> None:
-        connections: dict[int, Connection] = {}
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        lookout = Lookout(poller.poll)
-        try:
-            for shard in range(self._shards):
-                connections[shard] = self._dial(shard)
-                poller.register(connections[shard].waitable, select.POLLIN)
-            self._connected.complete_part()
-            while not self._closing:
-                self._turn(lookout.wait(), connections, poller)
-        except Exception as error:
-            self.fail(error)
-        finally:
-            for connection in connections.values():
-                connection.close()
+        message = wire.encode_request(request, number)
+        self._lines.submit(Inflight(number, shard, message, into, settle, work))
 
-    def _turn(self, ready: Collection[int], connections: dict[int, Connection], poller: select.poll) -> None:
-        """Does what there is to do where something is ready."""
-        if self._wake in ready:
-            os.eventfd_read(self._wake)
-            self._flush(connections, poller)
-        for shard, connection in list(connections.items()):
-            if connection.waitable in ready:
-                self._receive(shard, connections, poller)
-
-    def _flush(self, connections: dict[int, Connection], poller: select.poll) -> None:
-        """Sends all that was handed in, then lets it out together."""
-        shards = set()
-        while (call := self._next_call()) is not None:
-            shards.add(call.shard)
-            try:
-                self._send(connections[call.shard], call)
-            except ConnectionLost as lost:
-                self._reconnect(call.shard, connections, poller, lost)
-        for shard in shards:
-            try:
-                connections[shard].flush()
-            except ConnectionLost as lost:
-                self._reconnect(shard, connections, poller, lost)
-
-    def _next_call(self) -> _Call | None:
-        with self._lock:
-            if not self._outbox:
-                return None
-            number, call = self._outbox.popleft()
-            self._calls[number] = call
-            return call
-
-    def _send(self, connection: Connection, call: _Call) -> None:
-        into = None if call.into is None else bytes_of(call.into)
-        connection.send(call.message, into)
-        if call.message.payload is not None:
-            self.traffic.bytes_sent += call.message.payload.nbytes
-
-    def _receive(self, shard: int, connections: dict[int, Connection], poller: select.poll) -> None:
-        try:
-            for message in connections[shard].receive():
-                self._answer(shard, message)
-        except ConnectionLost as lost:
-            self._reconnect(shard, connections, poller, lost)
-
-    def _reconnect(
-        self, shard: int, connections: dict[int, Connection], poller: select.poll, lost: ConnectionLost
-    ) -> None:
-        """Dials a shard again and repeats every request that it has not answered."""
-        self._note_loss(shard, lost)
-        log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
-        poller.unregister(connections[shard].waitable)
-        connections.pop(shard).close()
-        deadline = time.monotonic() + REDIAL_SECONDS
-        while True:
-            if self._closing or self._failure is not None:
-                raise lost
-            try:
-                connection = self._dial(shard)
-                connections[shard] = connection
-                poller.register(connection.waitable, select.POLLIN)
-                with self._lock:
-                    unanswered = [call for _, call in sorted(self._calls.items()) if call.shard == shard]
-                for call in unanswered:
-                    self._send(connection, call)
-                connection.flush()
-                return
-            except ServerUnreachable as error:
-                stale = connections.pop(shard, None)
-                if stale is not None:
-                    poller.unregister(stale.waitable)
-                    stale.close()
-                if time.monotonic() > deadline:
-                    raise ServerUnreachable(
-                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s"
-                    ) from lost
-                time.sleep(0.1)
-
-    def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
-        """A line that can be dialled and breaks each time would otherwise be dialled without end."""
-        losses = self._losses[shard]
-        losses.append(time.monotonic())
-        if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
-            raise ConnectionLost(
-                f"the line to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the last"
-                f" time as {lost}; dialling again does not help: see the log of the server"
-            )
-
-    def _answer(self, shard: int, message: Message) -> None:
-        number, reply = wire.decode_reply(message)
-        with self._lock:
-            call = self._calls.pop(number, None)
-        if call is None:
-            return  # answered already: this is the second answer to a request sent twice
-        if message.payload is not None:
-            self.traffic.bytes_received += message.payload.nbytes
-        try:
-            self._settle(shard, call, reply)
-        except Exception as error:  # whatever it is, somebody waits for this call
-            call.work.fail(error)
-        else:
-            call.work.complete_part()
-
-    def _settle(self, shard: int, call: _Call, reply: Reply) -> None:
+    def _settle(self, shard: int, reply: Reply, into: Tensor | None, decode: Decode | None) -> None:
+        """Takes a reply in; whatever it raises fails the call."""
         if isinstance(reply, Refusal):
             raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
         if isinstance(reply, Values):
@@ -318,10 +151,8 @@ class KVClient:
             if reply.key == 0 and reply.drain:
                 # Only key 0 decides: other keys may see the drain a round earlier or later.
                 self.draining = True
-            if call.into is not None:
-                _take(reply.values, call.into, call.decode)
-        if call.on_reply is not None:
-            call.on_reply(reply)
+            if into is not None:
+                _take(reply.values, into, decode)
 
 
 def _take(values: Tensor | Coded | None, into: Tensor, decode: Decode | None) -> None:

@@ -19,8 +19,8 @@ Else one slow round would put both ends to sleep for good. Awake they take 0.17 
 two cores); a step of 100 MiB takes as long as without, 24 and 137 ms.
 """
 
-Poll = Callable[[int | None], list[tuple[int, int]]]
-"""A `select.poll`'s: waits for so many ms, or without end; gives (descriptor, events)."""
+Poll = Callable[[float | None], list[tuple[int, int]]]
+"""A `select.epoll`'s: waits for so many seconds, or without end; gives (descriptor, events)."""
 
 
 class Lookout:
@@ -37,11 +37,11 @@ class Lookout:
         self._soon = False
         """Whether the last wait was a short one."""
 
-    def wait(self) -> dict[int, int]:
-        """Blocks until something is ready; events by what is ready."""
+    def wait(self, timeout: float | None = None) -> dict[int, int]:
+        """Blocks until something is ready, or about `timeout` seconds; events by what is ready."""
         began = self._clock()
         ready = self._look_on(began + AWAKE_SECONDS) if self._soon else []
-        ready = ready or self._poll(None)
+        ready = ready or self._poll(timeout)
         self._soon = self._clock() - began < AWAKE_SECONDS
         return dict(ready)
 

@@ -97,10 +97,10 @@ class ShardLoop:
 
     def run(self) -> None:
         """Serves until `stop`."""
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
+        poller = select.epoll()
+        poller.register(self._wake, select.EPOLLIN)
         for listener in self._listeners:
-            poller.register(listener.waitable, select.POLLIN)
+            poller.register(listener.waitable, select.EPOLLIN)
         lookout = Lookout(poller.poll)
         try:
             while not self._stopping:
@@ -120,6 +120,7 @@ class ShardLoop:
         finally:
             self._ended = True
             self._obey()
+            poller.close()
             for listener in self._listeners:
                 listener.close()
             if self._trace is not None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from ps.errors import DeadlineExceeded, HubringError
+
+Attend = Callable[["Work", float | None], None]
+"""May return early, for any reason: whoever waits then waits for others to bring the work on."""
 
 
 class Work:
@@ -13,10 +17,16 @@ class Work:
 
     Made by whoever starts the exchange, completed by its I/O thread, waited for
     by the training thread. Buffers handed over belong to the exchange until then.
+
+    Args:
+        what: Names it in errors.
+        parts: How many completions complete it.
+        attend: Brings it on in the thread that waits, for so many seconds at most; None: others do.
     """
 
-    def __init__(self, what: str, parts: int = 1) -> None:
+    def __init__(self, what: str, parts: int = 1, attend: Attend | None = None) -> None:
         self.what = what
+        self.attend = attend
         self._left = parts
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -80,7 +90,10 @@ class Work:
             HubringError: What the work failed with.
         """
         if not self._over:
-            if not self._gate.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+            end = None if timeout is None else time.monotonic() + timeout
+            if self.attend is not None:
+                self.attend(self, timeout)
+            if not self._gate.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
                 raise DeadlineExceeded(f"{self.what} did not finish within {timeout:g} s")
             self._gate.release()  # for others that wait
         if self._error is not None:

@@ -84,8 +84,8 @@ def begin(client: KVClient) -> torch.Tensor:
     return values
 
 
-def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor) -> Work:
-    work = Work("a push")
+def push(client: KVClient, gradient: torch.Tensor, into: torch.Tensor, *, attended: bool = True) -> Work:
+    work = Work("a push", 1, client.attend if attended else None)
     client.push_pull(0, 0, gradient, into, HYPER, work)
     return work
 
@@ -166,14 +166,15 @@ class Breaking:
         self.inner.close()
 
 
+@pytest.mark.parametrize("attended", [True, False])
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: int) -> None:
+def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: int, attended: bool) -> None:
     hub = start(hubs, ASP(), 1)
     broken: list[bool] = []
     client = hub.client(0, lambda connection: Breaking(connection, broken, at))
     values = begin(client)
     for _ in range(4):
-        push(client, torch.ones(NUMEL), values).wait(SOON)
+        push(client, torch.ones(NUMEL), values, attended=attended).wait(SOON)
     assert broken, "the connection never broke"
     assert torch.equal(values, torch.full((NUMEL,), 4.0))
     client.close()
@@ -182,7 +183,7 @@ def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: in
 def test_a_shard_that_is_gone_fails_everything_that_waits(
     hubs: list[Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ps.client.REDIAL_SECONDS", 0.3)
+    monkeypatch.setattr("ps.lines.REDIAL_SECONDS", 0.3)
     hub = Hub(BSP(), 2)
     client = hub.client(0)
     values = begin(client)

@@ -41,7 +41,7 @@ FLOORS = {
     """,
     "processes": """
         ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout
-        ps.client ps.session
+        ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.ending ps.blueprint
         ps.coordinator ps.control ps.server ps.cli
@@ -83,7 +83,7 @@ FLOORS = {
 }
 NAMES = [name for floor in FLOORS.values() for name in floor.split()]
 
-CLIENT = {"ps.client", "ps.session"}
+CLIENT = {"ps.lines", "ps.client", "ps.session"}
 COORDINATOR = {
     "ps.server",
     "ps.control",

@@ -11,10 +11,11 @@ from contextlib import closing
 import pytest
 import torch
 
-from ps.client import MAX_LOSSES, KVClient
+from ps.client import KVClient
 from ps.consistency import BSP
 from ps.errors import ConnectionLost
 from ps.home import HostHome
+from ps.lines import MAX_LOSSES
 from ps.shard import ShardLoop
 from ps.transport import pages
 from ps.transport.base import Connection

@@ -152,6 +152,7 @@ class PSCommunicator(Communicator):
         shards = self._shards_of(call)
         came: dict[int, list[torch.Tensor]] = {}
         carried = Work(work.what, len(shards))
+        work.attend = self._client.attend
         numbers: dict[int, int] = {}
 
         def on_end(_: Work) -> None:
@@ -184,21 +185,25 @@ class PSCommunicator(Communicator):
 
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
-        work = Work(_exchange(index), len(slices))
-        for piece in reversed(slices):  # by priority, so that all ranks send in one order from the first on
-            part = slice(piece.offset, piece.offset + piece.numel)
-            coder = self._coders.get(piece.key)
-            gradient = gradients[part] if coder is None else coder.encode()
-            target, decode = self._target(piece, into[part])
-            self._client.push_pull(piece.shard, piece.key, gradient, target, hyper, work, decode)
+        work = Work(_exchange(index), len(slices), self._client.attend)
+        with self._client.corked():
+            for piece in reversed(
+                slices
+            ):  # by priority, so that all ranks send in one order from the first on
+                part = slice(piece.offset, piece.offset + piece.numel)
+                coder = self._coders.get(piece.key)
+                gradient = gradients[part] if coder is None else coder.encode()
+                target, decode = self._target(piece, into[part])
+                self._client.push_pull(piece.shard, piece.key, gradient, target, hyper, work, decode)
         return work
 
     def _pull(self, index: int, into: torch.Tensor) -> Work:
         slices = self._slices[index]
-        work = Work(f"the pull of bucket {index}", len(slices))
-        for piece in slices:
-            target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
-            self._client.pull(piece.shard, piece.key, target, work, decode)
+        work = Work(f"the pull of bucket {index}", len(slices), self._client.attend)
+        with self._client.corked():
+            for piece in slices:
+                target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
+                self._client.pull(piece.shard, piece.key, target, work, decode)
         return work
 
     def _target(self, piece: Slice, into: torch.Tensor) -> tuple[torch.Tensor, Decode | None]:

@@ -133,7 +133,7 @@ class SliceTrial:
 
     def _pull(self, slices: Sequence[Slice]) -> float:
         began = time.monotonic()
-        work = Work("a pull of zeros", len(slices))
+        work = Work("a pull of zeros", len(slices), self._client.attend)
         for piece in slices:
             self._client.pull(piece.shard, piece.key, self._part(piece), work)
         work.wait(self._communicator.timeout)
@@ -142,7 +142,7 @@ class SliceTrial:
     def _exchange(self, slices: Sequence[Slice]) -> float:
         self._barrier()
         began = time.monotonic()
-        work = Work("an exchange of zeros", len(slices))
+        work = Work("an exchange of zeros", len(slices), self._client.attend)
         for piece in slices:
             part = self._part(piece)
             self._client.push_pull(piece.shard, piece.key, part, part, {}, work)

@@ -4,9 +4,9 @@ A transport moves messages: a short header and at most one payload. It does not
 know what they mean. Each request gets one reply, which may land in memory that
 the requester named: that is how shared memory returns parameters without a copy.
 
-Threads: a Connection is used by the thread that dialled it, a Listener by the
-thread that opened it. Both are polled through `waitable`, so that one thread
-serves them all.
+Threads: a Connection is used by one thread at a time, which may be another each
+time, a Listener by the thread that opened it. Both are polled through `waitable`,
+so that one thread serves them all.
 """
 
 from __future__ import annotations

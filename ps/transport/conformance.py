@@ -18,7 +18,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -320,6 +320,31 @@ def serves_several_clients_at_once(make_transport: MakeTransport) -> None:
     assert not faults, faults
 
 
+def goes_from_thread_to_thread(make_transport: MakeTransport) -> None:
+    """One thread dials, another sends while a third waits for news and reads, a fourth closes."""
+    transport = make_transport()
+    sent = [request(number, noise(100_000, number)) for number in range(10)]
+    came: list[Message] = []
+
+    def send(line: Connection) -> None:
+        for message in sent:
+            line.send(message)
+            line.flush()
+
+    with Serving(transport) as server, ThreadPoolExecutor(1) as dialler:
+        line = dialler.submit(transport.dial, server.address, PATIENCE).result(PATIENCE)
+        with ThreadPoolExecutor(1) as sender:
+            sending = sender.submit(send, line)
+            with ThreadPoolExecutor(1) as reader:
+                reader.submit(await_readable, line).result(PATIENCE)
+                sending.result(PATIENCE)
+                came += reader.submit(replies, line, len(sent)).result(PATIENCE)
+        line.close()
+    assert {number_of(reply): content(reply) for reply in came} == {
+        number_of(message): content(message) for message in sent
+    }
+
+
 def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> None:
     """A reply that is not stable is copied in time."""
     scratch = noise(2 << 20)
@@ -560,6 +585,7 @@ CHECKS: tuple[Callable[[MakeTransport], None], ...] = (
     lands_replies_over_their_own_request,
     answers_many_requests_in_any_order,
     serves_several_clients_at_once,
+    goes_from_thread_to_thread,
     keeps_replies_that_change_after_sending,
     overtakes_only_by_priority,
     keeps_what_waits_where_it_is,

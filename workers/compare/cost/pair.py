@@ -113,7 +113,7 @@ class Line:
         self._exchange(list(zip(range(1, 1 + KEYS), self._large, self._into, strict=True)))
 
     def _exchange(self, parts: list[tuple[int, Tensor, Tensor]]) -> None:
-        work = Work("a measurement", len(parts))
+        work = Work("a measurement", len(parts), self._client.attend)
         for key, gradient, into in parts:
             self._client.push_pull(0, key, gradient, into, {}, work)
         work.wait(PATIENCE)

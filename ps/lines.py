@@ -1,0 +1,340 @@
+"""A client's lines to the shards: whoever makes a request sends it, whoever waits for an answer reads it.
+
+Handed from thread to thread, a small push would be woken for twice more than the
+wire asks: that is half of its time. So a request leaves in the thread that makes it,
+and whoever waits reads the lines itself until its answer is there (`attend`). While
+nobody waits, as during backward, the lines' own thread reads them; it alone dials,
+and dials again when a line broke. The shards' ledgers make it safe to send again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ps.errors import ConnectionLost, ServerUnreachable
+from ps.lookout import Lookout
+from ps.messages import Reply
+from ps.traffic import Traffic
+from ps.transport import wire
+from ps.transport.bell import Bell
+from ps.transport.bundle import bytes_of
+from ps.work import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ps.transport.base import Connection, Message
+    from ps.transport.registry import Dial
+
+log = logging.getLogger(__name__)
+
+REDIAL_SECONDS = 5.0
+MAX_LOSSES = 10
+"""Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
+_REDIAL_PAUSE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Inflight:
+    """A request, kept until its reply so that it can be sent again.
+
+    Attributes:
+        number: By which its reply is known.
+        shard: Whom it goes to.
+        message: The request, encoded.
+        into: Where the reply's payload should land.
+        settle: Takes the reply; what it raises fails `work`.
+        work: Of which this is one part.
+    """
+
+    number: int
+    shard: int
+    message: Message
+    into: Tensor | None
+    settle: Callable[[Reply], None]
+    work: Work
+
+
+class Lines:
+    """Connections to a set of shards, and the calls under way on them.
+
+    Args:
+        shards: How many there are.
+        dial: Connects to one of them; called in the lines' own thread, again after a loss.
+        traffic: Counts the payloads.
+    """
+
+    def __init__(self, shards: int, dial: Dial, traffic: Traffic) -> None:
+        self.connected = Work("connecting to the shards")
+        self._shards = shards
+        self._dial = dial
+        self._traffic = traffic
+        self._lock = threading.Lock()
+        """Guards the calls."""
+        self._outbox: deque[Inflight] = deque()
+        self._under_way: dict[int, Inflight] = {}
+        self._failure: BaseException | None = None
+        self._corks = 0
+        self._hands = threading.Lock()
+        """Held, for moments, by whoever sends or reads."""
+        self._connections: dict[int, Connection] = {}
+        """By their shards; a broken one is missing until it was dialled again."""
+        self._broken: deque[tuple[int, ConnectionLost]] = deque()
+        self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
+        """When each shard's line broke."""
+        self._attended = threading.Lock()
+        """Held by whoever waits and reads; the lines' own thread is not told of news meanwhile."""
+        self._closing = False
+        self._bell = Bell()
+        self._news = _epoll(self._bell.waitable)
+        """Of the lines: replies, and by the bell requests that wait."""
+        self._lookout = Lookout(self._news.poll)
+        self._chore_bell = Bell()
+        self._chores = _epoll(self._chore_bell.waitable, self._news.fileno())
+        """Of the lines' own thread: the news, unless somebody attends; by the bell, what it alone can do."""
+        self._thread = threading.Thread(target=self._keep, name="lines", daemon=True)
+        self._thread.start()
+
+    # What any thread may call.
+
+    def submit(self, call: Inflight) -> None:
+        """Sends a request; its memory is the lines' until its work is over."""
+        with self._lock:
+            failure = self._failure
+            if failure is None:
+                self._outbox.append(call)
+        if failure is not None:
+            call.work.fail(failure)
+        elif not self._corks:
+            self._let_out()
+
+    @contextlib.contextmanager
+    def corked(self) -> Iterator[None]:
+        """Collects the requests made meanwhile: what leaves together wakes a shard once."""
+        with self._lock:
+            self._corks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._corks -= 1
+            self._let_out()
+
+    def attend(self, work: Work, timeout: float | None) -> None:
+        """Reads the lines until `work`, which only calls complete, is over or `timeout` seconds have passed.
+
+        Returns at once where another thread attends: that one reads for all, and then the lines' own.
+        """
+        if not self._attended.acquire(blocking=False):
+            return
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            self._chores.modify(self._news.fileno(), 0)
+            while not (work.done or self._closing):
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._turn(self._lookout.wait(left))
+        except BaseException as error:  # such as a signal's: whether a reply was lost, nobody knows
+            self.fail(error)
+            raise
+        finally:
+            self._chores.modify(self._news.fileno(), select.EPOLLIN)
+            self._attended.release()
+
+    def fail(self, error: BaseException) -> None:
+        """Fails everything under way and everything still to come."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+            calls = [*self._under_way.values(), *self._outbox]
+            self._under_way.clear()
+            self._outbox.clear()
+        self.connected.fail(error)
+        for call in calls:
+            call.work.fail(error)
+        self._bell.ring()
+
+    def close(self) -> None:
+        """Ends the thread and the connections; what is under way fails."""
+        if self._closing:
+            return
+        self._closing = True
+        self._bell.ring()
+        self._chore_bell.ring()
+        self._thread.join()
+        with self._attended:
+            for one in (self._bell, self._chore_bell, self._chores, self._news):
+                one.close()
+        self.fail(ConnectionLost("the client was closed"))
+
+    # Sending and reading, by whoever has the lines in hand.
+
+    def _let_out(self) -> None:
+        """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
+        if self.connected.done and self._hands.acquire(blocking=False):
+            try:
+                self._send_all()
+            finally:
+                self._hands.release()
+        else:
+            self._bell.ring()
+
+    def _turn(self, ready: Collection[int]) -> None:
+        """Does what there is to do where something was ready; another thread may have done it since."""
+        with self._hands:
+            if self._bell.waitable in ready:
+                self._bell.clear()
+            for shard, connection in list(self._connections.items()):
+                if connection.waitable in ready:
+                    self._receive(shard, connection)
+            self._send_all()
+
+    def _send_all(self) -> None:
+        """Sends what was handed in, then lets it out together."""
+        shards = set()
+        while (call := self._next_call()) is not None:
+            shards.add(call.shard)
+            self._send(call)
+        for shard in shards:
+            self._flush(shard)
+
+    def _next_call(self) -> Inflight | None:
+        with self._lock:
+            if self._corks or not self._outbox:
+                return None
+            call = self._outbox.popleft()
+            self._under_way[call.number] = call
+            return call
+
+    def _send(self, call: Inflight) -> None:
+        connection = self._connections.get(call.shard)
+        if connection is None:
+            return  # until it was dialled again, and all that is under way is sent again
+        try:
+            connection.send(call.message, None if call.into is None else bytes_of(call.into))
+        except ConnectionLost as lost:
+            self._drop(call.shard, lost)
+        else:
+            if call.message.payload is not None:
+                self._traffic.bytes_sent += call.message.payload.nbytes
+
+    def _flush(self, shard: int) -> None:
+        connection = self._connections.get(shard)
+        if connection is not None:
+            try:
+                connection.flush()
+            except ConnectionLost as lost:
+                self._drop(shard, lost)
+
+    def _receive(self, shard: int, connection: Connection) -> None:
+        try:
+            for message in connection.receive():
+                self._answer(message)
+        except ConnectionLost as lost:
+            self._drop(shard, lost)
+
+    def _answer(self, message: Message) -> None:
+        number, reply = wire.decode_reply(message)
+        with self._lock:
+            call = self._under_way.pop(number, None)
+        if call is None:
+            return  # answered already: this is the second answer to a request sent twice
+        if message.payload is not None:
+            self._traffic.bytes_received += message.payload.nbytes
+        try:
+            call.settle(reply)
+        except Exception as error:  # whatever it is, somebody waits for this call
+            call.work.fail(error)
+        else:
+            call.work.complete_part()
+
+    def _drop(self, shard: int, lost: ConnectionLost) -> None:
+        """Leaves a broken line to the lines' own thread."""
+        connection = self._connections.pop(shard)
+        self._news.unregister(connection.waitable)
+        connection.close()
+        self._broken.append((shard, lost))
+        self._chore_bell.ring()
+
+    # The lines' own thread.
+
+    def _keep(self) -> None:
+        try:
+            for shard in range(self._shards):
+                self._connect(shard)
+            self.connected.complete_part()
+            self._let_out()
+            while not self._closing:
+                ready = dict(self._chores.poll())
+                if self._chore_bell.waitable in ready:
+                    self._chore_bell.clear()
+                while self._broken:
+                    self._mend(*self._broken.popleft())
+                if self._news.fileno() in ready:
+                    self._turn(dict(self._news.poll(0)))
+                    if self._attended.locked():  # what somebody has begun to wait for may have come just now
+                        self._bell.ring()
+        except Exception as error:
+            self.fail(error)
+        finally:
+            with self._hands:
+                for connection in self._connections.values():
+                    connection.close()
+                self._connections.clear()
+
+    def _connect(self, shard: int) -> None:
+        """Dials, and sends again what that shard has not answered."""
+        connection = self._dial(shard)
+        with self._hands:
+            self._connections[shard] = connection
+            self._news.register(connection.waitable, select.EPOLLIN)
+            with self._lock:
+                unanswered = [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
+            for call in unanswered:
+                self._send(call)
+            if unanswered:
+                self._flush(shard)
+
+    def _mend(self, shard: int, lost: ConnectionLost) -> None:
+        """Dials a shard again, for a while."""
+        self._note_loss(shard, lost)
+        log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
+        deadline = time.monotonic() + REDIAL_SECONDS
+        while not self._closing:
+            if self._failure is not None:
+                raise lost
+            try:
+                self._connect(shard)
+                return
+            except ServerUnreachable as error:
+                if time.monotonic() > deadline:
+                    raise ServerUnreachable(
+                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s"
+                    ) from lost
+                time.sleep(_REDIAL_PAUSE)
+
+    def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
+        """A line that can be dialled and breaks each time would otherwise be dialled without end."""
+        losses = self._losses[shard]
+        losses.append(time.monotonic())
+        if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
+            raise ConnectionLost(
+                f"the line to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the last"
+                f" time as {lost}; dialling again does not help: see the log of the server"
+            )
+
+
+def _epoll(*descriptors: int) -> select.epoll:
+    epoll = select.epoll()
+    for descriptor in descriptors:
+        epoll.register(descriptor, select.EPOLLIN)
+    return epoll

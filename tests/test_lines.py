@@ -1,0 +1,246 @@
+"""Who sends, and who reads: whoever asks, whoever waits, and the lines' own thread."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from ps.errors import ConnectionLost, DeadlineExceeded, HubringError
+from ps.lines import Inflight, Lines
+from ps.lookout import Lookout
+from ps.messages import Pull, Values
+from ps.traffic import Traffic
+from ps.transport import wire
+from ps.transport.base import Message
+from ps.types import Sender
+from ps.work import Work
+
+SOON = 10.0
+
+
+class Wire:
+    """A connection without a shard: the test answers, and sees in which threads it was used."""
+
+    def __init__(self) -> None:
+        self.ear, self.mouth = socket.socketpair()
+        self.ear.setblocking(False)
+        self.sent: list[Message] = []
+        self.let_out: list[int] = []
+        """How much had been sent at each flush."""
+        self.threads: dict[str, threading.Thread] = {}
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.before_receive: Callable[[], None] = lambda: None
+        self.in_hand: Callable[[], None] = lambda: None
+        """Called where replies were read, and nobody was told of them yet."""
+
+    @property
+    def waitable(self) -> int:
+        return self.ear.fileno()
+
+    def answer(self, *numbers: int) -> None:
+        for number in numbers:
+            self.replies.put(wire.encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
+            self.mouth.send(b"!")
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        self.threads["send"] = threading.current_thread()
+        self.sent.append(message)
+
+    def flush(self) -> None:
+        self.let_out.append(len(self.sent))
+
+    def receive(self) -> list[Message]:
+        self.threads["receive"] = threading.current_thread()
+        self.before_receive()
+        try:
+            came = len(self.ear.recv(4096))
+        except BlockingIOError:
+            return []
+        self.in_hand()
+        return [self.replies.get(timeout=SOON) for _ in range(came)]
+
+    def close(self) -> None:
+        self.ear.close()
+        self.mouth.close()
+
+
+class Desk:
+    """Lines over wires that the test answers."""
+
+    def __init__(self) -> None:
+        self.wires: list[Wire] = []
+        self.lines = Lines(1, self._dial, Traffic())
+        self.lines.connected.wait(SOON)
+
+    @property
+    def wire(self) -> Wire:
+        return self.wires[-1]
+
+    def _dial(self, shard: int) -> Wire:
+        self.wires.append(Wire())
+        return self.wire
+
+    def ask(self, number: int, *, attended: bool = True) -> Work:
+        work = Work(f"call {number}", 1, self.lines.attend if attended else None)
+        message = wire.encode_request(Pull(Sender(0, 1), 0), number)
+        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        return work
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    desk = Desk()
+    yield desk
+    desk.lines.close()
+
+
+def test_who_asks_sends_and_who_waits_reads(desk: Desk) -> None:
+    work = desk.ask(1)
+    assert len(desk.wire.sent) == 1
+    timer = threading.Timer(0.1, desk.wire.answer, (1,))
+    timer.start()
+    work.wait(SOON)
+    assert desk.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
+    timer.join()
+
+
+def test_where_nobody_waits_the_lines_read_for_themselves(desk: Desk) -> None:
+    work, over = desk.ask(1), threading.Event()
+    work.when_done(lambda _: over.set())
+    desk.wire.answer(1)
+    assert over.wait(SOON)
+    assert desk.wire.threads["receive"] is not threading.current_thread()
+
+
+def test_one_attends_and_reads_for_the_other(desk: Desk) -> None:
+    first, second = desk.ask(1), desk.ask(2)
+    waiters = [threading.Thread(target=work.wait, args=(SOON,)) for work in (first, second)]
+    for waiter in waiters:
+        waiter.start()
+    desk.wire.answer(2, 1)
+    for waiter in waiters:
+        waiter.join(SOON)
+        assert not waiter.is_alive()
+
+
+def test_an_answer_read_elsewhere_while_somebody_begins_to_wait_ends_the_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lines' own thread had the reply in hand when the wait began: no news comes after it."""
+    waiting = threading.Event()
+
+    class Told(Lookout):
+        def wait(self, timeout: float | None = None) -> dict[int, int]:
+            waiting.set()
+            return super().wait(timeout)
+
+    monkeypatch.setattr("ps.lines.Lookout", Told)
+    desk = Desk()
+    reading = threading.Event()
+
+    def hold() -> None:
+        reading.set()
+        assert waiting.wait(SOON)
+
+    desk.wire.in_hand = hold
+    work = desk.ask(1)
+    desk.wire.answer(1)
+    assert reading.wait(SOON)
+    waiter = threading.Thread(target=work.wait)  # a deadline of its own would end the wait, late
+    waiter.start()
+    waiter.join(SOON)
+    ended = not waiter.is_alive()
+    desk.lines.close()
+    assert ended
+
+
+def test_what_is_asked_while_another_waits_is_answered(desk: Desk) -> None:
+    first = desk.ask(1)
+    waiter = threading.Thread(target=first.wait, args=(SOON,))
+    waiter.start()
+    second = desk.ask(2)
+    desk.wire.answer(2)
+    second.wait(SOON)
+    assert not first.done
+    desk.wire.answer(1)
+    waiter.join(SOON)
+    assert first.done
+
+
+def test_what_is_corked_leaves_together(desk: Desk) -> None:
+    with desk.lines.corked():
+        works = [desk.ask(number) for number in range(3)]
+        assert desk.wire.sent == []
+    assert desk.wire.let_out == [3]
+    desk.wire.answer(0, 1, 2)
+    for work in works:
+        work.wait(SOON)
+
+
+def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(desk: Desk) -> None:
+    work = desk.ask(1)
+    with pytest.raises(DeadlineExceeded, match=r"call 1 did not finish within 0.05 s"):
+        work.wait(0.05)
+    desk.wire.answer(1)
+    work.wait(SOON)
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_a_line_that_breaks_is_dialled_again_and_asked_again(desk: Desk, attended: bool) -> None:
+    def snap() -> None:
+        raise ConnectionLost("it snapped")
+
+    desk.wire.before_receive = snap
+    asked = desk.wire
+    work = desk.ask(1, attended=attended)
+
+    def answer_the_second() -> None:
+        while desk.wire is asked or not desk.wire.sent:
+            work.done  # noqa: B018 - gives way to the others
+        desk.wire.answer(1)
+
+    helper = threading.Thread(target=answer_the_second)
+    helper.start()
+    asked.mouth.send(b"!")
+    work.wait(SOON)
+    helper.join(SOON)
+    assert [message.header for message in desk.wire.sent] == [message.header for message in asked.sent]
+
+
+def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
+    """A signal's exception may have cost a reply: who asks again is told so, and does not wait for it."""
+
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    desk.wire.before_receive = interrupt
+    work = desk.ask(1)
+    timer = threading.Timer(0.1, desk.wire.answer, (1,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait(SOON)
+    with pytest.raises(HubringError):
+        desk.ask(2).wait(SOON)
+    timer.join()
+
+
+def test_closing_ends_who_waits(desk: Desk) -> None:
+    work, ends = desk.ask(1), queue.SimpleQueue[str]()
+
+    def wait() -> None:
+        try:
+            work.wait(SOON)
+        except ConnectionLost as lost:
+            ends.put(str(lost))
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    desk.lines.close()
+    assert "closed" in ends.get(timeout=SOON)
+    waiter.join(SOON)
