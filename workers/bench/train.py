@@ -171,8 +171,9 @@ def network(shape: str) -> nn.Module:
         return digits.network(_SEED)
     torch.manual_seed(_SEED)
     first, hidden, last = MLP
+    # Smooth: a ReLU near zero would fall to the other side by rounding, and take a whole unit's weights along.
     return nn.Sequential(
-        nn.Linear(first, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, last)
+        nn.Linear(first, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, last)
     )
 
 

@@ -24,8 +24,11 @@ from workers.compare.setting import Link
 BURST_BYTES = 128 << 10
 """What a link may let through at once; two packets at their largest before they are cut for the wire."""
 
-QUEUE = "100ms"
-"""How long what is sent may stand in line: room for all that the receivers' buffers let be under way."""
+QUEUE_BYTES = 64 << 20
+"""What may stand in line: as much as the receivers' buffers let be under way, so that nothing is ever dropped.
+
+A dropped packet of the last slice costs a timeout of TCP's, 200 ms, and tells of TCP, not of hub or ring.
+"""
 
 CONGESTION_CONTROL = "cubic"
 """Linux's own choice, whatever this machine was told."""
@@ -128,7 +131,8 @@ def _plug(host: Host, switch: Host, port: str, link: Link) -> None:
     way = ["10.77.0.0/24", "dev", "eth0", "congctl", CONGESTION_CONTROL]
     _call("ip", "-n", host.name, "route", "replace", *way)
     if link.rate is not None:
-        shaper = ["tbf", "rate", f"{link.rate:.0f}bit", "burst", str(BURST_BYTES), "latency", QUEUE]
+        shaper = ["tbf", "rate", f"{link.rate:.0f}bit", "burst", str(BURST_BYTES)]
+        shaper += ["limit", str(QUEUE_BYTES)]
         for name, device in ((host.name, "eth0"), (switch.name, port)):
             _call("tc", "-n", name, "qdisc", "add", "dev", device, "root", *shaper)
 
