@@ -171,7 +171,7 @@ def network(shape: str) -> nn.Module:
         return digits.network(_SEED)
     torch.manual_seed(_SEED)
     first, hidden, last = MLP
-    # Smooth: a ReLU near zero would fall to the other side by rounding, and take a whole unit's weights along.
+    # Smooth: by rounding alone a ReLU near zero falls to the other side, and a unit's weights with it.
     return nn.Sequential(
         nn.Linear(first, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, last)
     )

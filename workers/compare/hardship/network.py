@@ -25,9 +25,9 @@ BURST_BYTES = 128 << 10
 """What a link may let through at once; two packets at their largest before they are cut for the wire."""
 
 QUEUE_BYTES = 64 << 20
-"""What may stand in line: as much as the receivers' buffers let be under way, so that nothing is ever dropped.
+"""What may stand in line: all that the senders' buffers let be under way, so that nothing is dropped.
 
-A dropped packet of the last slice costs a timeout of TCP's, 200 ms, and tells of TCP, not of hub or ring.
+A packet lost at a step's end costs TCP's timeout, 200 ms, which tells of TCP and not of hub or ring.
 """
 
 CONGESTION_CONTROL = "cubic"
@@ -131,10 +131,9 @@ def _plug(host: Host, switch: Host, port: str, link: Link) -> None:
     way = ["10.77.0.0/24", "dev", "eth0", "congctl", CONGESTION_CONTROL]
     _call("ip", "-n", host.name, "route", "replace", *way)
     if link.rate is not None:
-        shaper = ["tbf", "rate", f"{link.rate:.0f}bit", "burst", str(BURST_BYTES)]
-        shaper += ["limit", str(QUEUE_BYTES)]
+        bucket = ["rate", f"{link.rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
         for name, device in ((host.name, "eth0"), (switch.name, port)):
-            _call("tc", "-n", name, "qdisc", "add", "dev", device, "root", *shaper)
+            _call("tc", "-n", name, "qdisc", "add", "dev", device, "root", "tbf", *bucket)
 
 
 def _bridge(switch: Host, ports: list[str]) -> None:
