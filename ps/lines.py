@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ps.errors import ConnectionLost, ServerUnreachable
+from ps.errors import ConnectionLost, HubringError, ServerUnreachable
 from ps.lookout import Lookout
 from ps.messages import Reply
 from ps.traffic import Traffic
@@ -143,8 +143,11 @@ class Lines:
                 if left is not None and left <= 0:
                     return
                 self._turn(self._lookout.wait(left))
-        except BaseException as error:  # such as a signal's: whether a reply was lost, nobody knows
+        except Exception as error:  # as in the lines' own thread: whoever waits is told
             self.fail(error)
+        except BaseException as interruption:
+            text = f"{type(interruption).__name__} came while answers were read: one may be lost"
+            self.fail(HubringError(text))
             raise
         finally:
             self._chores.modify(self._news.fileno(), select.EPOLLIN)

@@ -15,7 +15,7 @@ Attend = Callable[["Work", float | None], None]
 class Work:
     """Completes when `parts` parts have completed, or fails with the first error.
 
-    Made by whoever starts the exchange, completed by its I/O thread, waited for
+    Made by whoever starts the exchange, completed by whoever reads the answers, waited for
     by the training thread. Buffers handed over belong to the exchange until then.
 
     Args:

@@ -225,9 +225,18 @@ def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         work.wait(SOON)
-    with pytest.raises(HubringError):
+    with pytest.raises(HubringError, match="KeyboardInterrupt came while answers were read"):
         desk.ask(2).wait(SOON)
     timer.join()
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_an_answer_that_makes_no_sense_fails_what_waits(desk: Desk, attended: bool) -> None:
+    work = desk.ask(1, attended=attended)
+    desk.wire.replies.put(Message(b"no header"))
+    desk.wire.mouth.send(b"!")
+    with pytest.raises(HubringError, match="no header"):
+        work.wait(SOON)
 
 
 def test_closing_ends_who_waits(desk: Desk) -> None:
