@@ -135,22 +135,15 @@ class Lines:
         """
         if not self._attended.acquire(blocking=False):
             return
-        end = None if timeout is None else time.monotonic() + timeout
         try:
-            self._chores.modify(self._news.fileno(), 0)
-            while not (work.done or self._closing):
-                left = None if end is None else end - time.monotonic()
-                if left is not None and left <= 0:
-                    return
-                self._turn(self._lookout.wait(left))
+            if not self._closing:
+                self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         except Exception as error:  # as in the lines' own thread: whoever waits is told
             self.fail(error)
         except BaseException as interruption:
-            text = f"{type(interruption).__name__} came while answers were read: one may be lost"
-            self.fail(HubringError(text))
+            self._break_off(interruption)
             raise
         finally:
-            self._chores.modify(self._news.fileno(), select.EPOLLIN)
             self._attended.release()
 
     def fail(self, error: BaseException) -> None:
@@ -179,17 +172,36 @@ class Lines:
                 one.close()
         self.fail(ConnectionLost("the client was closed"))
 
+    def _break_off(self, interruption: BaseException) -> None:
+        """An exception, a signal's say, came between taking and giving: what was lost, nobody knows."""
+        text = f"{type(interruption).__name__} came while requests were sent or answers read: one may be lost"
+        self.fail(HubringError(text))
+
     # Sending and reading, by whoever has the lines in hand.
 
     def _let_out(self) -> None:
         """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
-        if self.connected.done and self._hands.acquire(blocking=False):
-            try:
-                self._send_all()
-            finally:
-                self._hands.release()
-        else:
+        if not self.connected.done or not self._hands.acquire(blocking=False):
             self._bell.ring()
+            return
+        try:
+            self._send_all()
+        except BaseException as interruption:
+            self._break_off(interruption)
+            raise
+        finally:
+            self._hands.release()
+
+    def _read_for(self, work: Work, end: float | None) -> None:
+        self._chores.modify(self._news.fileno(), 0)
+        try:
+            while not (work.done or self._closing):
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                self._turn(self._lookout.wait(left))
+        finally:
+            self._chores.modify(self._news.fileno(), select.EPOLLIN)
 
     def _turn(self, ready: Collection[int]) -> None:
         """Does what there is to do where something was ready; another thread may have done it since."""

@@ -225,7 +225,7 @@ def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         work.wait(SOON)
-    with pytest.raises(HubringError, match="KeyboardInterrupt came while answers were read"):
+    with pytest.raises(HubringError, match="KeyboardInterrupt came while"):
         desk.ask(2).wait(SOON)
     timer.join()
 
