@@ -193,7 +193,10 @@ class Exchange:
         shared = works * len(convoy.buckets) if len(works) == 1 else works
         pairs = zip(convoy.buckets, shared, strict=True)
         self._under_way += [Handed(bucket, work, bucket.changes) for bucket, work in pairs]
-        self.seconds += (time.monotonic_ns() - began) / 1e9
+        ended = time.monotonic_ns()
+        self.seconds += (ended - began) / 1e9
+        if self._recorder is not None:
+            self._recorder.waited(began, ended, "hand over")
 
     def _begin_waiting(self) -> None:
         """One deadline for the whole step."""

@@ -45,10 +45,10 @@ class FlightRecorder:
             self._flying += 1
         work.when_done(lambda _: self._back(bucket, began))
 
-    def waited(self, began: int, ended: int) -> None:
+    def waited(self, began: int, ended: int, why: str = "wait") -> None:
         """Notes that training stood still from `began` to `ended`, by `time.monotonic_ns`."""
         self._waited += ended - began
-        self._trace.span("training waits", "wait", began, ended)
+        self._trace.span("training waits", why, began, ended)
 
     def stepped(self, step: int) -> None:
         """Notes that a step is over."""
