@@ -656,6 +656,41 @@ class RendezvousReply(_message.Message):
 Global___RendezvousReply: _TypeAlias = RendezvousReply  # noqa: Y015
 
 @_typing.final
+class ClockRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockRequest: _TypeAlias = ClockRequest  # noqa: Y015
+
+@_typing.final
+class ClockReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    time_ns: _builtins.int
+    """since 1970"""
+    def __init__(
+        self,
+        *,
+        time_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["time_ns", b"time_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClockReply: _TypeAlias = ClockReply  # noqa: Y015
+
+@_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

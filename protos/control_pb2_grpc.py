@@ -59,6 +59,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.RendezvousRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.RendezvousReply.FromString,
                 _registered_method=True)
+        self.Clock = channel.unary_unary(
+                '/hubring.v1.Control/Clock',
+                request_serializer=protos_dot_control__pb2.ClockRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.ClockReply.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/hubring.v1.Control/Status',
                 request_serializer=protos_dot_control__pb2.StatusRequest.SerializeToString,
@@ -120,6 +125,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Clock(self, request, context):
+        """What time it is here: a process that writes a trace compares its clock.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -172,6 +184,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Rendezvous,
                     request_deserializer=protos_dot_control__pb2.RendezvousRequest.FromString,
                     response_serializer=protos_dot_control__pb2.RendezvousReply.SerializeToString,
+            ),
+            'Clock': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clock,
+                    request_deserializer=protos_dot_control__pb2.ClockRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.ClockReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -329,6 +346,33 @@ class Control:
             '/hubring.v1.Control/Rendezvous',
             protos_dot_control__pb2.RendezvousRequest.SerializeToString,
             protos_dot_control__pb2.RendezvousReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clock(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hubring.v1.Control/Clock',
+            protos_dot_control__pb2.ClockRequest.SerializeToString,
+            protos_dot_control__pb2.ClockReply.FromString,
             options,
             channel_credentials,
             insecure,

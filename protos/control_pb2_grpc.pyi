@@ -47,6 +47,8 @@ class ControlStub:
     """A worker hands in its buckets and learns which shard holds which slice."""
     Rendezvous: _grpc.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]
     """A key-value board where the ring's members find each other."""
+    Clock: _grpc.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]
+    """What time it is here: a process that writes a trace compares its clock."""
     Status: _grpc.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]
     Checkpoint: _grpc.UnaryUnaryMultiCallable[_control_pb2.CheckpointRequest, _control_pb2.CheckpointReply]
     RegisterShard: _grpc.UnaryUnaryMultiCallable[_control_pb2.RegisterShardRequest, _control_pb2.RegisterShardReply]
@@ -68,6 +70,8 @@ class ControlAsyncStub(ControlStub):
     """A worker hands in its buckets and learns which shard holds which slice."""
     Rendezvous: _aio.UnaryUnaryMultiCallable[_control_pb2.RendezvousRequest, _control_pb2.RendezvousReply]  # type: ignore[assignment]
     """A key-value board where the ring's members find each other."""
+    Clock: _aio.UnaryUnaryMultiCallable[_control_pb2.ClockRequest, _control_pb2.ClockReply]  # type: ignore[assignment]
+    """What time it is here: a process that writes a trace compares its clock."""
     Status: _aio.UnaryUnaryMultiCallable[_control_pb2.StatusRequest, _control_pb2.StatusReply]  # type: ignore[assignment]
     Checkpoint: _aio.UnaryUnaryMultiCallable[_control_pb2.CheckpointRequest, _control_pb2.CheckpointReply]  # type: ignore[assignment]
     RegisterShard: _aio.UnaryUnaryMultiCallable[_control_pb2.RegisterShardRequest, _control_pb2.RegisterShardReply]  # type: ignore[assignment]
@@ -116,6 +120,14 @@ class ControlServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_control_pb2.RendezvousReply, _abc.Awaitable[_control_pb2.RendezvousReply]]:
         """A key-value board where the ring's members find each other."""
+
+    @_abc_1.abstractmethod
+    def Clock(
+        self,
+        request: _control_pb2.ClockRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_control_pb2.ClockReply, _abc.Awaitable[_control_pb2.ClockReply]]:
+        """What time it is here: a process that writes a trace compares its clock."""
 
     @_abc_1.abstractmethod
     def Status(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import Any
 
 import grpc
@@ -121,6 +122,9 @@ class Control(ControlServicer):
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         return pb.RendezvousReply(value=value)
+
+    async def Clock(self, request: pb.ClockRequest, context: Context) -> pb.ClockReply:
+        return pb.ClockReply(time_ns=time.time_ns())
 
     # People.
 

@@ -33,6 +33,7 @@ from ps.errors import (
     ServerUnreachable,
 )
 from ps.job import Reason
+from ps.offset import Offset, measure
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.channel import open_channel
 from ps.transport.registry import Line
@@ -361,6 +362,14 @@ class Session:
             rank=rank, incarnation=incarnation, key=key, value=value, wait_seconds=wait
         )
         return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
+
+    def clock_offset(self) -> Offset:
+        """How far the coordinator's clock is ahead of this host's."""
+
+        def ask() -> int:
+            return self._stub.Clock(pb.ClockRequest(), timeout=10.0).time_ns
+
+        return self._call(lambda: measure(ask))
 
     @property
     def serves(self) -> bool:

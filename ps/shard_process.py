@@ -24,6 +24,7 @@ from ps import gpu, logs
 from ps.consistency import by_name
 from ps.errors import ConfigError, HubringError, ServerUnreachable
 from ps.home import Home, HostHome
+from ps.offset import Offset, measure
 from ps.shard import ShardLoop
 from ps.shard_command import Settings
 from ps.shard_control import ShardControl
@@ -82,6 +83,20 @@ class Registration:
             heard = time.monotonic()
         raise SystemExit  # the process that started this shard is gone, and nothing is held yet
 
+    def clock_offset(self) -> Offset:
+        """How far the coordinator's clock is ahead of this host's.
+
+        Raises:
+            ServerUnreachable: It does not answer any more.
+        """
+        try:
+            return measure(lambda: self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS).time_ns)
+        except grpc.RpcError as error:
+            raise ServerUnreachable(
+                f"the hub at {self._control} went away ({error.code().name}: {error.details()});"
+                " start it again"
+            ) from error
+
     def keep(self, lost: Callable[[], None]) -> None:
         """Renews the lease in a thread; calls `lost` once coordinator or parent are gone, or it says stop."""
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
@@ -123,7 +138,9 @@ def main(argument: str) -> None:
         addresses |= room.addresses
     registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
-    trace = Trace(Path(settings.trace), place.role) if settings.trace else None
+    trace = None
+    if settings.trace:
+        trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
     loop = ShardLoop(registration.consistency, list(doors.listeners.values()), home, trace)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)

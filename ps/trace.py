@@ -1,24 +1,32 @@
 """What a process did and when, as a file that Chrome's trace viewer and Perfetto load.
 
 The Trace Event Format's JSON array: a complete event (`ph` X) a span, `ts` and `dur`
-in microseconds. `ts` counts from 1970, so the files of one host, or of hosts whose
-clocks agree, can be laid side by side. The viewers forgive a missing end, so the
-file of a run that died can be read as far as it was written.
+in microseconds. `ts` counts from 1970 by this host's clock, so the files of one host
+can be laid side by side as they are. Those of several can be aligned by what stands
+in a metadata event (`ph` M) named `clock_offset`: `host`, the same for all processes
+that share a clock; `ahead_ns`, to be added for the coordinator's time; and
+`round_trip_ns`, half of which is the error (`ps.offset`). The viewers pass over it, and
+forgive a missing end, so the file of a run that died can be read as far as it was written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from ps.offset import Offset
+
 HELD = 2000
 """Spans that may wait to be written: writing each as it ends would cost more than most of them."""
 
+CLOCK_OFFSET = "clock_offset"
 _SUFFIX = ".trace.json"
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Trace:
@@ -27,9 +35,10 @@ class Trace:
     Args:
         folder: Where `NAME.trace.json` is written; made if it is not there.
         name: The process's, as people know it.
+        offset: How far the coordinator's clock is ahead; None: there is no coordinator.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, offset: Offset | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"{name}{_SUFFIX}").open("w")
         self._lock = threading.Lock()
@@ -37,7 +46,11 @@ class Trace:
         self._held: list[tuple[str, str, int, int]] = []
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._pid = os.getpid()
-        self._file.write("[\n" + self._title("process_name", name, 0))
+        self._file.write("[\n" + self._about("process_name", 0, name=name))
+        if offset is not None:
+            told = {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
+            self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=_clock(), **told))
+        self._file.flush()  # whoever is killed leaves at least who it was, and by which clock
 
     def span(self, row: str, name: str, began: int, ended: int) -> None:
         """Notes what was done.
@@ -68,14 +81,20 @@ class Trace:
         for row, name, began, ended in self._held:
             if row not in self._rows:
                 self._rows[row] = len(self._rows) + 1
-                self._file.write(",\n" + self._title("thread_name", row, self._rows[row]))
+                self._file.write(",\n" + self._about("thread_name", self._rows[row], name=row))
             event = {"name": name, "cat": row, "ph": "X", **self._where(self._rows[row])}
             event |= {"ts": (began + self._epoch) / 1000, "dur": (ended - began) / 1000}
             self._file.write(",\n" + json.dumps(event))
         self._held.clear()
 
-    def _title(self, kind: str, name: str, row: int) -> str:
-        return json.dumps({"name": kind, "ph": "M", **self._where(row), "args": {"name": name}})
+    def _about(self, kind: str, row: int, **args: str | int) -> str:
+        """A metadata event."""
+        return json.dumps({"name": kind, "ph": "M", **self._where(row), "args": args})
 
     def _where(self, row: int) -> dict[str, Any]:
         return {"pid": self._pid, "tid": row}
+
+
+def _clock() -> str:
+    """Names the clock by its kernel, or where that has no name by the host."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()

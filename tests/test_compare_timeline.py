@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from ps.offset import Offset
 from ps.trace import Trace
+from workers.compare.commands.timeline import timeline
 from workers.compare.timeline import merge
 
 
@@ -22,6 +26,42 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
     assert {event["pid"] for event in merged} == {0, 1}
 
 
+def traced(folder: Path, name: str, began: int, offset: Offset, host: str) -> None:
+    """A process that did one step of 1 ms, from `began` on its own clock, in nanoseconds since 1970."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ps.trace._clock", lambda: host)
+        trace = Trace(folder, name, offset)
+    trace._epoch = 0
+    trace.span("steps", "step 1", began, began + 1_000_000)
+    trace.close()
+
+
+def steps(folder: Path) -> dict[int, float]:
+    """By process: when its step began, in microseconds."""
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return {event["pid"]: event["ts"] for event in events if event["ph"] == "X"}
+
+
+def test_hosts_whose_clocks_differ_are_put_on_the_coordinators(tmp_path: Path) -> None:
+    late = 3_000_000_000
+    traced(tmp_path, "shard 0", 5_000_000, Offset(ahead=20_000, round_trip=100_000), "here")
+    traced(tmp_path, "worker 0", 9_000_000 - late, Offset(ahead=late, round_trip=400_000), "there")
+    assert merge(tmp_path, tmp_path / "trace.json") == 2
+    assert steps(tmp_path) == {0: 0, 1: 4000}
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
+        "here": {"moved_us": 0, "error_us": 50},
+        "there": {"moved_us": 3e6, "error_us": 200},
+    }
+
+
+def test_processes_of_one_host_stay_as_they_are_to_each_other(tmp_path: Path) -> None:
+    traced(tmp_path, "worker 0", 1_000_000, Offset(ahead=7_000_000, round_trip=900_000), "there")
+    traced(tmp_path, "worker 1", 2_000_000, Offset(ahead=6_800_000, round_trip=300_000), "there")
+    traced(tmp_path, "worker 2", 8_800_000, Offset(ahead=0, round_trip=300_000), "here")
+    assert merge(tmp_path, tmp_path / "trace.json") == 3
+    assert steps(tmp_path) == {0: 0, 1: 1000, 2: 1000}
+
+
 def test_a_process_that_was_killed_is_in_it_as_far_as_it_came(tmp_path: Path) -> None:
     trace = Trace(tmp_path, "worker 0")
     trace.span("steps", "step 1", 0, 10)
@@ -33,6 +73,22 @@ def test_a_process_that_was_killed_is_in_it_as_far_as_it_came(tmp_path: Path) ->
     assert merge(tmp_path, tmp_path / "trace.json") == 0
     path.write_text(whole)
     assert merge(tmp_path, tmp_path / "trace.json") == 2
+
+
+def test_the_command_says_what_it_wrote_or_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as empty:
+        timeline(tmp_path)
+    assert empty.value.code == 2
+    assert "name the folder of --trace" in capsys.readouterr().err
+    traced(tmp_path, "worker 0", 1_000_000, Offset(0, 100), "here")
+    with pytest.raises(SystemExit) as made:
+        timeline(tmp_path)
+    assert made.value.code == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["processes"] == 1
+    assert Path(last["timeline"]).exists()
 
 
 def test_without_spans_nothing_is_written(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any
@@ -462,5 +463,14 @@ def test_whoever_waits_is_told_who_does_not(monkeypatch: pytest.MonkeyPatch) -> 
         assert f"rank {second.rank}" in (await hub.beat(first, step=119, waiting=10.0)).slowest
         await hub.beat(second, step=119, waiting=9.0)
         assert (await hub.beat(first, step=119, waiting=11.0)).slowest == ""
+
+    run(story())
+
+
+def test_whoever_asks_is_told_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub, before = Hub(monkeypatch), time.time_ns()
+        told = (await hub.control.Clock(pb.ClockRequest(), CONTEXT)).time_ns
+        assert before <= told <= time.time_ns()
 
     run(story())

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {
     "wire format": "protos protos.*",
     "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage ps.trace
-        ps.codecs ps.settings ps.config ps.logs ps.terminal
+        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
+        ps.offset ps.trace ps.codecs ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.reduction ps.collective

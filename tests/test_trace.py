@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ps import trace
+from ps.offset import Offset
 from ps.trace import Trace
 from ps.work import Work
 from workers.flight import FlightRecorder
@@ -33,6 +34,15 @@ def test_a_span_is_an_event_in_its_row(tmp_path: Path) -> None:
     assert wait["ts"] - step["ts"] == 1000
     [process] = [event for event in json.loads(path.read_text()) if event["name"] == "process_name"]
     assert process["args"]["name"] == "worker 3"
+
+
+def test_a_clock_that_was_compared_is_noted_at_once(tmp_path: Path) -> None:
+    left = Trace(tmp_path, "left", Offset(ahead=-1500, round_trip=400))
+    text = (tmp_path / "left.trace.json").read_text()
+    [noted] = [event for event in json.loads(text + "]") if event["name"] == trace.CLOCK_OFFSET]
+    assert (noted["ph"], noted["args"]["ahead_ns"], noted["args"]["round_trip_ns"]) == ("M", -1500, 400)
+    assert noted["args"]["host"]
+    left.close()
 
 
 def test_what_was_written_of_a_run_that_died_can_be_read(tmp_path: Path) -> None:
@@ -66,9 +76,9 @@ def test_hidden_is_what_was_on_its_way_less_what_was_waited_for(tmp_path: Path) 
     second.complete_part()
     flown = recorder.hidden_seconds
     assert flown > 0
-    recorder.waited(began, began + round(flown * 1e9))
+    recorder.waited(began, began + round(flown * 1e9), "hand over")
     assert recorder.hidden_seconds == 0
     recorder.stepped(1)
     recorder.close()
     names = [event["name"] for event in spans(tmp_path / "worker 0.trace.json")]
-    assert names == ["exchange", "exchange", "wait", "step 1"]
+    assert names == ["exchange", "exchange", "hand over", "step 1"]

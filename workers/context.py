@@ -270,7 +270,10 @@ def init(*, aggregate: bool = False) -> Context:
         _current = _join(config, place, placement, job)
     _current.job = job
     if config.trace is not None:
-        _current.recorder = FlightRecorder(Trace(config.trace, f"worker {_current.communicator.rank}"))
+        session = _current.session
+        offset = None if session is None else session.clock_offset()
+        trace = Trace(config.trace, f"worker {_current.communicator.rank}", offset)
+        _current.recorder = FlightRecorder(trace)
     if slowness is not None:
         _current.hardship = Hardship(slowness.of(_current.communicator.rank))
     atexit.register(_leave_at_exit)

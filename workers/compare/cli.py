@@ -11,6 +11,7 @@ from ps import terminal
 from workers.compare.commands.list import show_list
 from workers.compare.commands.report import report
 from workers.compare.commands.run import run
+from workers.compare.commands.timeline import timeline
 from workers.compare.cost import cli as cost
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(run)
 app.command()(report)
 app.command("list")(show_list)
+app.command()(timeline)
 app.command()(cost.calibrate)
 app.command()(cost.predict)
 

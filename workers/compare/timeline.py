@@ -1,17 +1,39 @@
-"""One timeline of a run: the traces of all its processes in one file, which Perfetto loads."""
+"""One timeline of a run: the traces of all its processes in one file, which Perfetto loads.
+
+Traces of several hosts are put on the coordinator's clock, each by what it notes of its own (`ps.offset`).
+Of all traces of one host the measurement with the shortest round trip moves them all, so that they stay as
+they were to each other, and one that cannot tell the two clocks apart moves nothing: the timeline of one host
+is exact. Between hosts it is true to half of that round trip, and to what the clocks have drifted since the
+processes began.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ps.offset import Offset
+from ps.trace import CLOCK_OFFSET
 
 Event = dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Trace:
+    """One process: its events, and by whose clock; without a host it did not compare its own."""
+
+    events: list[Event]
+    host: str
+    offset: Offset
+
+
 def merge(folder: Path, into: Path) -> int:
     """Lays the traces in `folder` side by side, by name, and lets time begin with the first span.
+
+    The file's `otherData` tells by how much each host's were moved, and how far that may be off.
 
     Args:
         folder: Holds `NAME.trace.json` for every process.
@@ -20,12 +42,25 @@ def merge(folder: Path, into: Path) -> int:
     Returns:
         How many processes are in it; of none, nothing is written.
     """
-    traces = [events(path) for path in sorted(folder.glob("*.trace.json"))]
-    spans = [event["ts"] for trace in traces for event in trace if event["ph"] == "X"]
+    traces = [_read(path) for path in sorted(folder.glob("*.trace.json"))]
+    offsets = _by_host(traces)
+    moved = {host: offset.ahead / 1000 if offset.certain else 0.0 for host, offset in offsets.items()}
+    placed = [
+        event
+        for number, trace in enumerate(traces)
+        for event in _placed(trace.events, number, moved.get(trace.host, 0.0))
+    ]
+    spans = [event for event in placed if event["ph"] == "X"]
     if not spans:
         return 0
-    placed = [event for number, trace in enumerate(traces) for event in _placed(trace, number, min(spans))]
-    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms"}))
+    zero = min(span["ts"] for span in spans)
+    for span in spans:
+        span["ts"] -= zero
+    told = {
+        host: {"moved_us": moved[host], "error_us": offset.round_trip / 2000}
+        for host, offset in offsets.items()
+    }
+    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": told}))
     return len(traces)
 
 
@@ -43,9 +78,28 @@ def _whole(line: str) -> Event | None:
     return event
 
 
-def _placed(trace: list[Event], number: int, zero: float) -> Iterator[Event]:
+def _read(path: Path) -> _Trace:
+    found = events(path)
+    rest = [event for event in found if event["name"] != CLOCK_OFFSET]
+    noted = next((event["args"] for event in found if event["name"] == CLOCK_OFFSET), None)
+    if noted is None:
+        return _Trace(rest, "", Offset(0, 0))
+    return _Trace(rest, noted["host"], Offset(noted["ahead_ns"], noted["round_trip_ns"]))
+
+
+def _by_host(traces: Iterable[_Trace]) -> Mapping[str, Offset]:
+    """The best of each host's; it takes no part where nobody compared."""
+    best: dict[str, Offset] = {}
+    for trace in traces:
+        known = best.get(trace.host)
+        if trace.host and (known is None or trace.offset.round_trip < known.round_trip):
+            best[trace.host] = trace.offset
+    return best
+
+
+def _placed(trace: list[Event], number: int, ahead: float) -> Iterator[Event]:
     """The events of one process; processes of different hosts may have the same id, so they are numbered."""
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
     for event in trace:
-        moved = {"ts": event["ts"] - zero} if event["ph"] == "X" else {}
+        moved = {"ts": event["ts"] + ahead} if event["ph"] == "X" else {}
         yield {**event, "pid": number, **moved}

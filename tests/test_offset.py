@@ -1,0 +1,54 @@
+"""Clocks of two hosts are compared by the midpoint of a round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ps.offset import TRIES, Offset, measure
+
+
+class Elsewhere:
+    """A host whose clock is ahead by so many nanoseconds; its ways there and back take turns.
+
+    Attributes:
+        now: Our clock.
+    """
+
+    def __init__(self, ahead: int, ways: Sequence[tuple[int, int]]) -> None:
+        self.now = 1_000_000
+        self._ahead = ahead
+        self._ways = list(ways)
+        self.asked = 0
+
+    def ask(self) -> int:
+        there, back = self._ways[self.asked % len(self._ways)]
+        self.asked += 1
+        theirs = self.now + there + self._ahead
+        self.now += there + back
+        return theirs
+
+
+@pytest.mark.parametrize("ahead", [5_000_000, 0, -7_000_000])
+def test_ways_of_equal_length_tell_the_offset_exactly(ahead: int) -> None:
+    other = Elsewhere(ahead, [(300, 300)])
+    assert measure(other.ask, lambda: other.now) == Offset(ahead, 600)
+
+
+def test_the_shortest_round_trip_counts() -> None:
+    other = Elsewhere(10_000, [(900, 100), (50, 70), (4000, 0)])
+    assert measure(other.ask, lambda: other.now) == Offset(9_990, 120)
+    assert other.asked == TRIES
+
+
+@pytest.mark.parametrize("way", [(1000, 0), (0, 1000), (400, 600)])
+def test_the_error_is_at_most_half_a_round_trip(way: tuple[int, int]) -> None:
+    other = Elsewhere(2_000, [way])
+    found = measure(other.ask, lambda: other.now)
+    assert abs(found.ahead - 2_000) <= found.round_trip / 2
+
+
+def test_clocks_that_differ_by_less_than_the_error_may_be_one() -> None:
+    assert not Offset(500, 1000).certain
+    assert Offset(-501, 1000).certain

@@ -1,0 +1,28 @@
+"""`ps-compare timeline`: the traces that servers and workers wrote, from all hosts, as one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ps import terminal
+
+
+def timeline(
+    folder: Annotated[Path, typer.Argument(help="what --trace named; copy the files of all hosts into it")],
+    out: Annotated[Path | None, typer.Option(help="file to write [FOLDER/trace.json]")] = None,
+) -> None:
+    """Make one timeline of many traces, on the coordinator's clock, for Perfetto."""
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _timeline(folder, out or folder / "trace.json")))
+
+
+def _timeline(folder: Path, out: Path) -> dict[str, Any]:
+    from ps.errors import UsageError
+    from workers.compare.timeline import merge
+
+    count = merge(folder, out)
+    if count == 0:
+        raise UsageError(f"{folder} holds no NAME.trace.json with anything in it: name the folder of --trace")
+    return {"timeline": str(out), "processes": count, "exit_code": 0}
