@@ -10,7 +10,7 @@ import pytest
 
 from ps.errors import UsageError
 from tests.replayed import experiment
-from workers.compare.experiment import Experiment
+from workers.compare.experiment import Experiment, FaultTable, StragglerTable
 from workers.compare.experiment_file import load, shipped
 from workers.compare.row import ROWS
 from workers.compare.setting import Link, Straggler
@@ -70,6 +70,47 @@ def test_flags_are_stronger_than_the_file(tmp_path: Path) -> None:
     assert found.link is not None
     assert (found.link.rate, found.link.latency) == ((1e7,), (0.005,))
     assert found.rows == ("ring", "hub-bsp")
+
+
+def test_stragglers_and_losses_come_by_flags_as_by_tables() -> None:
+    flags = {"straggler_ranks": "1,2", "straggler": "pareto:20ms,50ms", "kill": "3@100", "workers": "4"}
+    found = load(None, flags)
+    assert found.straggler == StragglerTable(kind="pareto", seconds=(0.02, 0.05), ranks=(1, 2))
+    assert found.fault == FaultTable(rank=3, step=100)
+    assert load(None, {"straggler": "20ms"}).straggler == StragglerTable(seconds=(0.02,))
+
+
+def test_flags_of_stragglers_and_losses_leave_alone_what_they_do_not_name(tmp_path: Path) -> None:
+    text = (
+        HARD.replace("ranks = [1]", "ranks = [1]\nshape = 3") + "[fault]\nrank = 0\nstep = 5\nbaseline = true"
+    )
+    found = load(file(tmp_path, text), {"straggler": "host:1ms", "straggler_ranks": "0", "kill": "1@7"})
+    assert found.straggler == StragglerTable(
+        kind="host", seconds=(0.001,), ranks=(0,), shape=3, baseline=True
+    )
+    assert found.fault == FaultTable(rank=1, step=7, baseline=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"straggler": "slow:20ms"}, "--straggler slow:20ms: expected one of constant, pareto, host"),
+        ({"straggler": "pareto"}, "--straggler pareto: 'pareto': expected a time, as in 5ms"),
+        ({"straggler": "pareto:"}, "--straggler pareto:: '': expected a time, as in 5ms"),
+        ({"straggler": "host:-1"}, "--straggler host:-1: '-1': expected a time"),
+        ({"straggler_ranks": "1"}, "--straggler-ranks 1: .* Add --straggler KIND:SECONDS"),
+        ({"straggler": "20ms", "straggler_ranks": "{x}"}, "--straggler-ranks {x}: expected a whole number"),
+        ({"straggler": "20ms", "straggler_ranks": "0,2"}, "rank 2 of 2 workers; ranks go from 0 to 1"),
+        ({"kill": "1"}, "--kill 1: expected RANK@STEP, both counted from 0; with 1@100"),
+        ({"kill": "1@"}, "--kill 1@: expected RANK@STEP"),
+        ({"kill": "-1@5"}, "--kill -1@5: expected RANK@STEP"),
+        ({"kill": "2@5"}, "rank 2 of 2 workers; ranks go from 0 to 1"),
+        ({"kill": "1@5", "rows": "ddp"}, r"row ddp does not survive a lost worker: leave it out, .*--kill"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused_with_their_mend(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load(None, flags)
 
 
 def test_without_a_file_digits_is_trained_in_every_way() -> None:

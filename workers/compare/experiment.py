@@ -150,7 +150,10 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 continue
             row.peer.check(linked=self.link is not None)
             if self.fault is not None:
-                raise UsageError(f"row {row.name} does not survive a lost worker: leave it, or [fault], out")
+                raise UsageError(
+                    f"row {row.name} does not survive a lost worker: leave it out,"
+                    " or the loss ([fault], --kill)"
+                )
 
     def _check_script(self) -> None:
         if (self.job is None) == (self.script is None):

@@ -34,7 +34,13 @@ _QUANTITIES = {
     "step": quantity.seconds,
     "timeout": quantity.seconds,
 }
-_WITH_TABLE = {"rate": "link", "latency": "link", "jitter": "link", "compute": "compute"}
+_WITH_TABLE = {
+    "rate": ("link", "rate"),
+    "latency": ("link", "latency"),
+    "jitter": ("link", "jitter"),
+    "compute": ("compute", "step"),
+    "straggler_ranks": ("straggler", "ranks"),
+}
 """Flags that set a table's key."""
 
 SHIPPED = files("workers.compare").joinpath("experiments")
@@ -53,9 +59,9 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
     values = {} if source is None else dict(_read(find(source)))
     if flags.get("job") is not None or flags.get("script") is not None:
         values = {name: value for name, value in values.items() if name not in ("job", "script")}
-    for name, value in flags.items():
-        if value is not None:
-            _overrule(values, name, value)
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in sorted(given, key=lambda name: name in _WITH_TABLE):  # whole tables before their keys
+        _overrule(values, name, given[name])
     if "script" not in values:
         values.setdefault("job", "digits")
     try:
@@ -99,17 +105,48 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _overrule(values: dict[str, Any], name: str, value: object) -> None:
     """Puts a flag over the file's value."""
-    table, key = _WITH_TABLE.get(name), "step" if name == "compute" else name
-    spelling = f"{flag(name)} {{value}}"
-    given: object = value.split(",") if isinstance(value, str) and "," in value else value
-    if name == "arguments":
-        given = str(value).split()
-    if table is None:
-        values |= _converted(Experiment, {key: given}, spelling)
+    spelling = f"{flag(name)} {value}".replace("{", "{{").replace("}", "}}")
+    if name in _SEVERAL:
+        table, content = _SEVERAL[name](str(value))
+    elif name in _WITH_TABLE:
+        table, key = _WITH_TABLE[name]
+        content = {key: _listed(value)}
+    else:
+        given = str(value).split() if name == "arguments" else _listed(value)
+        values |= _converted(Experiment, {name: given}, spelling)
         return
-    fresh = _converted(_TABLES[table], {key: given}, spelling)
-    there = values.get(table)
+    fresh, there = _converted(_TABLES[table], content, spelling), values.get(table)
+    if there is None and name == "straggler_ranks":
+        raise UsageError(
+            f"{flag(name)} {value}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
+        )
     values[table] = _TABLES[table](**fresh) if there is None else msgspec.structs.replace(there, **fresh)
+
+
+def _listed(value: object) -> object:
+    return value.split(",") if isinstance(value, str) and "," in value else value
+
+
+def _straggler(text: str) -> tuple[str, dict[str, object]]:
+    kind, colon, seconds = text.rpartition(":")
+    content = {"seconds": _listed(seconds)}
+    if colon:
+        content["kind"] = kind
+    return "straggler", content
+
+
+def _kill(text: str) -> tuple[str, dict[str, object]]:
+    rank, at, step = text.partition("@")
+    if not (at and rank.isdecimal() and step.isdecimal()):
+        raise UsageError(
+            f"--kill {text}: expected RANK@STEP, both counted from 0; with 1@100 the worker of rank 1 is"
+            " killed before its step 100"
+        )
+    return "fault", {"rank": int(rank), "step": int(step)}
+
+
+_SEVERAL = {"straggler": _straggler, "kill": _kill}
+"""Flags that set several keys of a table: to the table, and what they set in it."""
 
 
 def _converted(kind: type[Struct], content: Mapping[str, object], spelling: str) -> dict[str, Any]:

@@ -50,6 +50,13 @@ def run(
     compute: Annotated[
         str | None, typer.Option(help="workers sleep so long a step, as a GPU would compute: 50ms")
     ] = None,
+    straggler: Annotated[
+        str | None, typer.Option(help="who is slow: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
+    ] = None,
+    straggler_ranks: Annotated[str | None, typer.Option(help="by comma, which ranks that are [all]")] = None,
+    kill: Annotated[
+        str | None, typer.Option(help="RANK@STEP, as 1@100: the worker, before that of its steps [nobody]")
+    ] = None,
     timeout: Annotated[float | None, typer.Option(help="seconds that one run may take [600]")] = None,
     out: Annotated[Path | None, typer.Option(help="folder to write to or go on in [results/DATE]")] = None,
 ) -> None:
