@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.replayed import Replayed, carried_out, compared, row
 from workers.compare.experiment import FaultTable
-from workers.compare.gate import Parameters, bits_difference, difference
+from workers.compare.gate import Parameters, bits_difference, bits_wrong, difference, wrong
 from workers.compare.outcome import EARLY, Outcome
 from workers.compare.plan import Run
 
@@ -71,6 +71,25 @@ def test_zeros_agree_with_zeros_only() -> None:
 def test_bits_tell_minus_zero_from_zero_and_take_scalars() -> None:
     assert bits_difference({"s": torch.tensor(0.0)}, {"s": torch.tensor(-0.0)})[0] > 0
     assert bits_difference({"s": torch.tensor(2.0)}, {"s": torch.tensor(2.0)})[0] == 0
+
+
+def test_elements_over_the_limit_are_counted() -> None:
+    other = parameters()
+    other["weight"][0, :3] += torch.tensor([0.5, 1e-6, math.nan])
+    other["bias"][1] -= 0.5
+    assert wrong(parameters(), other, 1e-4) == 3
+    assert wrong(parameters(), other, 0.3) == 2
+    assert wrong(parameters(), parameters(), 0.0) == 0
+    assert wrong({"w": torch.zeros(3)}, {"w": torch.tensor([0.0, 1.0, 0.0])}, 1e9) == 1
+
+
+def test_elements_are_counted_by_their_bits_and_all_where_models_do_not_fit() -> None:
+    other = parameters()
+    other["bias"][1:3] = torch.tensor([1.0 + 2**-20, -1.0])
+    assert bits_wrong(parameters(), other) == 2
+    assert bits_wrong({"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([-0.0, 1.0])}) == 1
+    for count in (wrong(parameters(), parameters(name="other"), 1.0), bits_wrong(parameters(), {})):
+        assert count == 35
 
 
 def test_rounding_passes_and_one_percent_does_not(tmp_path: Path) -> None:

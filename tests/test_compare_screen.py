@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compared import EMULATED, GIGABIT, full, minimal
+from workers.compare.exchange_table import HEADS, exchanges
 from workers.compare.reading import read
 from workers.compare.screen import show
 from workers.compare.setting import Setting
@@ -37,6 +38,15 @@ def test_medians_come_with_half_their_interval_and_with_who_has_them() -> None:
     findings = read(full())
     (slow,) = [line for line in lines(findings, "n4 k1 200mbit") if line[0] == "hub-asp"]
     assert slow[3] == "24.55 ±2% (2/3)"
+
+
+def test_exchanges_stand_in_nccl_tests_columns_and_those_of_a_withheld_row_without_times() -> None:
+    findings = read(full())
+    ring, *_, withheld = exchanges(findings, GIGABIT_KEY)
+    assert len(ring) == len(HEADS)
+    assert ring == ["ring", "2,200,000", "550,000", "float", "avg", "26,500", "0.0830", "0.125", "0"]
+    assert withheld == ["hub-aggregate", *ring[1:5], *["withheld"] * 3, "7"]
+    assert exchanges(findings, EMULATED.key) == []
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
@@ -72,4 +82,5 @@ def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     assert said.out == ""
     assert "4 workers, 1 server, links of 1 Gbit/s with 0.5 ms latency" in said.err
     assert "hub-asp (emulated)" in said.err
+    assert "busbw (GB/s)" in said.err
     assert "* the hub [wins] by [/] far" in said.err

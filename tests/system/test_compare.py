@@ -40,6 +40,11 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
     assert found["gate"]["pairs"][0]["final"] != found["gate"]["pairs"][0]["difference"]
     assert {row["row"]: len(row["seeds"]) for row in found["rows"]} == {"local": 1, "hub-bsp": 1}
     assert "--mode bsp" in found["commands"][LABELS[1]][0]
+    [line] = found["bandwidth"]
+    assert (line["row"], line["type"], line["redop"], line["wrong"]) == ("hub-bsp", "float", "avg", 0)
+    assert line["size"] == 4 * line["count"] == found["rows"][1]["numbers"]["bytes_sent_per_step"]["median"]
+    [host] = json.loads((tmp_path / "out/runs" / LABELS[1] / "trace.json").read_text())["otherData"].values()
+    assert (host["moved_us"], host["error_us"] > 0) == (0, True)
     again = cluster.run("report", COMPARE, "report", str(tmp_path / "out"))
     assert again.done()["verdict"] == last["verdict"]
 

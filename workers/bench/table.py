@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from workers.compare.nccl_tests import algbw, busbw
+
 HEAD = (
     f"{'row':<15}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"
     f"{'time':>9}{'min':>9}{'spread':>9}{'N':>6}{'algbw':>7}{'busbw':>7}{'#wrong':>8}\n"
@@ -91,16 +93,16 @@ def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entr
         nbytes: Size of the model.
         rest: The other fields of `Entry` that are not computed from these.
     """
-    algbw = nbytes / median(seconds) / 1e9
+    middle = median(seconds)
     return Entry(
         n=n,
         bytes=nbytes,
-        median_ms=1e3 * median(seconds),
+        median_ms=1e3 * middle,
         min_ms=1e3 * min(seconds),
         spread_ms=1e3 * (max(seconds) - min(seconds)),
         steps=len(seconds),
-        algbw=algbw,
-        busbw=algbw * 2 * (n - 1) / n,
+        algbw=algbw(nbytes, middle),
+        busbw=busbw(nbytes, middle, n),
         **rest,
     )
 

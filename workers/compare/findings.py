@@ -126,23 +126,27 @@ class Scaling(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """What else the machine did: the 1-minute load around the runs."""
+    """Something that the machine was heard doing, over all runs."""
 
     median: float | None = None
     max: float | None = None
 
 
 class Noise(Struct, frozen=True):
-    """How far the figures can be trusted."""
+    """How far the figures can be trusted: the 1-minute load, and what part of the machine others took."""
 
     load: Load = Load()
+    foreign: Load | None = None
     spread: dict[str, float | None] = {}
     quiet: bool = True
     said: list[str] = []
 
 
 class Bandwidth(Struct, frozen=True):
-    """One line in nccl-tests' columns; time in us, bandwidths in GB/s, `wrong` elements."""
+    """One line in nccl-tests' columns; time in us, bandwidths in GB/s, `wrong` elements.
+
+    Times are None where the row is withheld, `wrong` where nothing was compared.
+    """
 
     setting: str
     row: str
@@ -150,9 +154,9 @@ class Bandwidth(Struct, frozen=True):
     count: int
     type: str
     redop: str
-    time: float
-    algbw: float
-    busbw: float
+    time: float | None
+    algbw: float | None
+    busbw: float | None
     wrong: int | None
 
 

@@ -54,6 +54,7 @@ class Pair:
         difference: Largest relative difference of any tensor; NaN and infinity are possible.
         tensor: Where that is, or what does not fit at all.
         limit: What was allowed; 0: every bit must be the same.
+        wrong: Elements that differ by more; all of the first's where the two do not fit at all.
         steps: After so many steps; None: at the end.
         final: The difference at the end.
         run: Label of the run that is judged.
@@ -66,6 +67,7 @@ class Pair:
     difference: float
     tensor: str
     limit: float
+    wrong: int
     steps: int | None
     final: float
     run: str
@@ -102,6 +104,11 @@ class Gate:
         failed = [str(pair) for pair in self.pairs if pair.run in runs and not pair.passed]
         return "; ".join(failed) or None
 
+    def wrong(self, runs: Collection[str]) -> int | None:
+        """Elements of these runs, by label, that differ by more than is allowed; None: nobody compared."""
+        found = [pair.wrong for pair in self.pairs if pair.run in runs]
+        return sum(found) if found else None
+
     def as_json(self) -> dict[str, Any]:
         """The gate as a JSON object."""
         pairs = [pair.as_json() for pair in self.pairs]
@@ -137,7 +144,8 @@ def _against(
     early, final = load_file(reached.early), load_file(reached.parameters)
     for run in runs:
         left = outcomes[run.label]
-        apart, tensor = difference(early, load_file(left.early))
+        judged = load_file(left.early)
+        apart, tensor = difference(early, judged)
         yield (
             run,
             Pair(
@@ -148,6 +156,7 @@ def _against(
                 difference=apart,
                 tensor=tensor,
                 limit=tolerance,
+                wrong=0 if apart <= tolerance else wrong(early, judged, tolerance),
                 steps=None if reached.early == reached.parameters else EARLY,
                 final=difference(final, load_file(left.parameters))[0],
                 run=run.label,
@@ -171,6 +180,7 @@ def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Pair
             difference=apart,
             tensor=tensor,
             limit=0.0,
+            wrong=bits_wrong(first, second),
             steps=None,
             final=apart,
             run=label,
@@ -186,7 +196,7 @@ def difference(first: Parameters, second: Parameters) -> tuple[float, str]:
     """Largest max |a - b| / max |a| over the tensors, and the tensor's name."""
     if misfit := _misfit(first, second):
         return math.inf, misfit
-    apart = {name: _relative(first[name], second[name]) for name in first}
+    apart = {name: _relative(first[name], second[name]).max().item() for name in first}
     worst = max(apart, key=lambda name: math.inf if math.isnan(apart[name]) else apart[name])
     return apart[worst], worst
 
@@ -197,8 +207,27 @@ def bits_difference(first: Parameters, second: Parameters) -> tuple[float, str]:
         return math.inf, misfit
     for name in first:
         if not torch.equal(_bytes(first[name]), _bytes(second[name])):
-            return max(_relative(first[name], second[name]), 5e-324), name
+            return max(_relative(first[name], second[name]).max().item(), 5e-324), name
     return 0.0, "any tensor"
+
+
+def wrong(first: Parameters, second: Parameters, limit: float) -> int:
+    """Elements of which |a - b| / max |a| is over the limit, or no number; all where models do not fit."""
+    if _misfit(first, second):
+        return _count(first)
+    return sum(int((~(_relative(first[name], second[name]) <= limit)).sum()) for name in first)
+
+
+def bits_wrong(first: Parameters, second: Parameters) -> int:
+    """Elements of which some bit differs; all where the models do not fit."""
+    if _misfit(first, second):
+        return _count(first)
+    differing = ((_bytes(first[name]) != _bytes(second[name]), first[name].numel()) for name in first)
+    return sum(int(bits.reshape(count, -1).any(1).sum()) for bits, count in differing if count)
+
+
+def _count(parameters: Parameters) -> int:
+    return sum(tensor.numel() for tensor in parameters.values())
 
 
 def _misfit(first: Parameters, second: Parameters) -> str | None:
@@ -211,13 +240,10 @@ def _misfit(first: Parameters, second: Parameters) -> str | None:
     return None
 
 
-def _relative(first: Tensor, second: Tensor) -> float:
-    apart, scale = (tensor.abs().max().item() for tensor in ((first - second).double(), first.double()))
-    if math.isnan(apart) or math.isnan(scale):
-        return math.nan
-    if scale == 0:
-        return 0.0 if apart == 0 else math.inf
-    return float(apart / scale)
+def _relative(first: Tensor, second: Tensor) -> Tensor:
+    """|a - b| / max |a| of every element; against nothing but zeros, a difference is infinite."""
+    apart, scale = (first - second).double().abs(), first.double().abs().max()
+    return torch.where(apart == 0, apart, apart / scale)
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -13,14 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from ps.errors import ConfigError
-from workers.compare.findings import Curve, Entry, Findings, Prediction, Scaling
+from workers.compare.findings import Bandwidth, Curve, Entry, Findings, Prediction, Scaling
+from workers.compare.measure import SPEEDS
 
 VERSION = 2
-
-SPEEDS = {
-    *("samples_per_second", "step_ms", "seconds_to_target", "seconds", "cpu_ms_per_step"),
-    *("compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms"),
-}
 
 
 def read(results: Mapping[str, Any]) -> Findings:
@@ -50,7 +46,9 @@ def _sealed(findings: Findings) -> Findings:
             _prediction(each) if (each.setting, each.row) in shut else each for each in findings.predictions
         ],
         scaling=[_scaling(each, _sizes(each.row, shut, findings)) for each in findings.scaling],
-        bandwidth=[each for each in findings.bandwidth if (each.setting, each.row) not in shut],
+        bandwidth=[
+            _bandwidth(each) if (each.setting, each.row) in shut else each for each in findings.bandwidth
+        ],
     )
 
 
@@ -69,6 +67,11 @@ def _curve(curve: Curve) -> Curve:
 
 def _prediction(prediction: Prediction) -> Prediction:
     return replace(prediction, measured_ms=None, error=None)
+
+
+def _bandwidth(line: Bandwidth) -> Bandwidth:
+    """How many elements are wrong may well be told."""
+    return replace(line, time=None, algbw=None, busbw=None)
 
 
 def _sizes(row: str, shut: set[tuple[str, str]], findings: Findings) -> set[int]:

@@ -12,6 +12,7 @@ rows         one object for every row of every setting: as `Summary.as_json`
 curves       setting, row, seed; loss, metric: points of seconds, samples and value;
              none of a row whose speed is withheld
 commands     label of a run -> the commands that it consisted of
+bandwidth    one object for every row of every setting that was timed: as `findings.Bandwidth`
 predictions, score, crossover, scaling   what the model of cost says beside what was measured
 verdict      sentences
 """
@@ -24,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from workers.compare import gate, measure, noise
+from workers.compare.bandwidth import bandwidth
 from workers.compare.cost.constants import Constants
 from workers.compare.curve import curves
 from workers.compare.experiment import Experiment
@@ -31,10 +33,9 @@ from workers.compare.gate import Gate
 from workers.compare.job import Job
 from workers.compare.outcome import Outcome
 from workers.compare.outlook import outlook
+from workers.compare.reading import VERSION
 from workers.compare.summary import Summary, summarise
 from workers.compare.verdict import verdict
-
-VERSION = 2
 
 
 def results(
@@ -72,6 +73,7 @@ def results(
         "gate": judged.as_json(),
         "rows": [summary.as_json() for summary in summaries],
         "curves": list(_curves(experiment, outcomes, judged, job)),
+        "bandwidth": bandwidth(experiment, outcomes, judged, summaries),
         "commands": {label: list(outcome.commands) for label, outcome in outcomes.items()},
     }
     found |= outlook(found, constants)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from workers.compare.circumstance import words
-from workers.compare.findings import Findings
+from workers.compare.exchange_table import HEADS, SENTENCES, exchanges
 from workers.compare.outcome import Line
 from workers.compare.reading import read
 from workers.compare.table import columns, lines, notes
@@ -92,23 +92,26 @@ def show(results: Mapping[str, Any]) -> None:
     for setting in findings.setting_keys:
         if len(findings.setting_keys) > 1:
             console.print(f"\n{words(findings.setting(setting), setting)}", style="bold", markup=False)
-        console.print(_table(findings, setting))
-    for note in notes(findings):
+        console.print(_table(columns(findings), lines(findings, setting)))
+        if timed := exchanges(findings, setting):
+            console.print()
+            console.print(_table(HEADS, timed))
+    for note in (*notes(findings), *(SENTENCES if findings.bandwidth else ())):
         console.print(note, style="dim", markup=False)
     console.print()
     for sentence in findings.verdict:
         console.print(f"* {sentence}", markup=False)
 
 
-def _table(findings: Findings, setting: str) -> Table:
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """The rows of one setting: names at the left, numbers at the right."""
-    first, *others = columns(findings)
+    first, *others = heads
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
     for head in others:
         table.add_column(head, justify="right")
-    for line in lines(findings, setting):
-        table.add_row(*map(escape, line))
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 

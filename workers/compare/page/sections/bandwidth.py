@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from workers.compare.figures import NOTHING, digits
-from workers.compare.findings import Bandwidth
+from workers.compare.exchange_table import cells
+from workers.compare.nccl_tests import COLUMNS
 from workers.compare.page.chart import Column, table
 from workers.compare.page.element import Html
 from workers.compare.page.material import Material, section
 
-COLUMNS = (
-    Column("row"),
-    Column("setting", words=True),
-    *map(
-        Column, ("size (B)", "count", "type", "redop", "time (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
-    ),
+_LEAD = (
+    "One exchange of the whole model: the time for which a step had something on its way, exposed or hidden,"
+    " with the server's step where the server steps. algbw is the model's size by that time. busbw is algbw"
+    " times 2(n − 1)/n: the rate on each link of a ring. A hub's links carry other amounts; there it says how"
+    " fast a ring's would have to be for the same time. #wrong counts the elements of the parameters that the"
+    " gate found farther from the first synchronous row's than it allows, over all seeds; a dash stands where"
+    " it compared none."
 )
 
 
@@ -22,16 +23,7 @@ def bandwidth(material: Material) -> Html | None:
     found = material.findings.bandwidth
     if not found:
         return None
-    lead = (
-        "One exchange of the whole model. algbw is its size by its time, busbw is algbw times 2(n − 1)/n:"
-        " what the busiest link of a ring carries. #wrong counts elements that are not what they should be."
-    )
-    told = table("Exchanges in the columns of nccl-tests", COLUMNS, [_line(material, each) for each in found])
-    return section("bandwidth", "Bandwidth, as nccl-tests has it", lead, told)
-
-
-def _line(material: Material, each: Bandwidth) -> list[str | Html]:
-    wrong = NOTHING if each.wrong is None else str(each.wrong)
-    times = [digits(value) for value in (each.time, each.algbw, each.busbw)]
-    shape = [f"{each.size:,}", f"{each.count:,}", each.type, each.redop]
-    return [material.name_under(each.row, [each.setting]), each.setting, *shape, *times, wrong]
+    heads = (Column("row"), Column("setting", words=True), *map(Column, COLUMNS))
+    lines = [[material.name_under(each.row, [each.setting]), each.setting, *cells(each)] for each in found]
+    told = table("Exchanges in the columns of nccl-tests", heads, lines)
+    return section("bandwidth", "Bandwidth, as nccl-tests has it", _LEAD, told)
