@@ -207,6 +207,16 @@ def test_a_setting_is_told_in_words() -> None:
     assert words({}, "key") == "key"
 
 
+@pytest.mark.parametrize(
+    ("seconds", "told"), [(0.1, "100 ms"), (0.0005, "0.5 ms"), (0.02, "20 ms"), (2.0, "2000 ms")]
+)
+def test_milliseconds_are_told_as_they_are(seconds: float, told: str) -> None:
+    slow = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds))
+    assert words(slow.as_json(), "").endswith(f"stragglers: constant {told} a step, all ranks")
+    alone = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds, ranks=(1,)))
+    assert words(alone.as_json(), "").endswith(f"{told} a step, rank 1")
+
+
 def test_a_hub_overtakes_from_the_size_on_from_which_it_stays_ahead() -> None:
     sizes = [1, 2, 4, 8]
     ring = Scaling("ring", sizes, [None] * 4, [10.0, 18.0, 30.0, 40.0])

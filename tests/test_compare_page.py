@@ -187,7 +187,7 @@ def test_a_page_of_little_says_what_is_missing() -> None:
     text = tree.text
     assert "Not measured in this experiment: progress by time, progress by samples, step time," in text
     assert "one seed" in text
-    assert "Only one synchronous row ran" in text
+    assert "No two synchronous rows ran" in text
 
 
 def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
@@ -235,6 +235,12 @@ def test_the_crossing_is_marked_where_measurement_and_prediction_have_it(tree: N
         "measured from 3.2 servers on, predicted from 2.8 servers on, by the rule k > n^2/(2(n-1))"
         in section.text
     )
+
+
+def test_the_noise_of_others_is_told_beside_the_load(tree: Node) -> None:
+    (section,) = [each for each in tree.all("section") if each.attributes["id"] == "noise"]
+    text = section.text.replace("\u00a0", " ")
+    assert "other programs took 2.1 % in the median run, 34 % at most. 1-minute load: median 1.6" in text
 
 
 def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.compare.figures import digits
 from workers.compare.findings import Entry, Findings
 
 
@@ -68,8 +67,9 @@ def _rate(rate: float) -> str:
 
 def _straggler(straggler: Mapping[str, Any]) -> str:
     kind = {"pareto": "heavy-tailed", "host": "one slow host,", "constant": "constant"}[straggler["kind"]]
-    ranks = ", ".join(map(str, straggler.get("ranks") or ())) or "all"
-    return f"stragglers: {kind} {_ms(straggler['seconds'])} a step, ranks {ranks}"
+    ranks = straggler.get("ranks") or ()
+    who = f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}" if ranks else "all ranks"
+    return f"stragglers: {kind} {_ms(straggler['seconds'])} a step, {who}"
 
 
 def _fault(fault: Mapping[str, Any]) -> str:
@@ -81,4 +81,4 @@ def _compute(seconds: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{digits(1e3 * seconds).rstrip('0').rstrip('.') if seconds else 0} ms"
+    return f"{1e3 * seconds:g} ms"

@@ -119,7 +119,7 @@ def _crossover(results: Results) -> list[str]:
     for each in results["crossover"]:
         tried = ", ".join(map(str, each["tried"]))
         measured = (
-            f"the hub steps faster than the ring from {each['measured']} servers on"
+            f"the hub steps faster than the ring from {each['measured']} server{_s(each['measured'])} on"
             if each["measured"] is not None
             else "the ring steps faster than the hub with any"
         )
@@ -133,6 +133,10 @@ def _crossover(results: Results) -> list[str]:
         )
         said.append(f"{each['setting']}, {tried} servers tried: {measured}; {formula}{modelled}.")
     return said
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
 
 
 def _caveats(results: Results) -> list[str]:

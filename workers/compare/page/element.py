@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable
 from html import escape
 
-_UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s|ms)\b)")
+_UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
 """A number and its unit, which stay on one line."""
 
-VOID = frozenset({"br", "link", "meta"})
-"""Elements that hold nothing and are not closed."""
+VOID = frozenset({"meta"})
+"""Elements of the page that hold nothing and are not closed."""
 
 
 class Html(str):

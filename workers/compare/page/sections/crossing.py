@@ -107,6 +107,10 @@ def _says(crossing: Crossover | None) -> str:
     if crossing is None:
         return "No crossover was looked for."
     known = {"measured": crossing.measured, "predicted": crossing.predicted}
-    told = [f"{word} {'nowhere' if at is None else f'from {at:g} servers on'}" for word, at in known.items()]
+    told = [f"{word} {_from(at)}" for word, at in known.items()]
     rule = f", by the rule {crossing.formula}" if crossing.formula else ""
     return f"The hub overtakes the ring: {', '.join(told)}{rule}."
+
+
+def _from(servers: float | None) -> str:
+    return "nowhere" if servers is None else f"from {servers:g} server{'' if servers == 1 else 's'} on"

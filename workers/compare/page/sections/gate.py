@@ -32,15 +32,16 @@ def gate(material: Material) -> Html:
 
 def _answer(judged: Gate) -> Html:
     if not judged.pairs:
-        return together("Only one synchronous row ran, so there was nothing to hold it against.")
+        return together("No two synchronous rows ran without a loss, so there was nothing to compare.")
     count, agree = len(judged.pairs), sum(pair.passed for pair in judged.pairs)
     word = element("strong", "Yes." if judged.passed else "No.", class_="yes" if judged.passed else "no")
     return together(
         word,
         f" {agree} of {count} pairs agree. Synchronous rows apply the same mean gradient and differ only in"
-        " the order of additions, so their parameters may be apart by rounding alone: after the first steps,"
-        " which training has not amplified yet, max |a − b| / max |a| of each tensor may be"
-        f" {judged.tolerance:g}. A row that is apart by more is shown without its speed.",
+        " the order of additions, so their parameters may be apart by rounding alone. They are compared after"
+        " the first steps, before training amplifies that: max |a − b| / max |a| of each tensor may then be"
+        f" {judged.tolerance:g}. A second run of the hub must end in the same bits. A row that is apart by"
+        " more is shown without its speed.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from workers.compare.figures import NOTHING, digits, percent
+from workers.compare.findings import Load
 from workers.compare.page.chart import Column, table
 from workers.compare.page.element import Html, element, together
 from workers.compare.page.material import Material, section
@@ -20,10 +21,16 @@ def noise(material: Material) -> Html:
 
 
 def _load(material: Material) -> str:
-    load = material.findings.noise.load
+    load, foreign = material.findings.noise.load, material.findings.noise.foreign or Load()
+    said = []
+    if foreign.median is not None and foreign.max is not None:
+        said.append(f"Of its time other programs took {percent(foreign.median)} in the median run,")
+        said.append(f"{percent(foreign.max)} at most.")
     if load.median is None or load.max is None:
-        return "Its load was not recorded."
-    return f"1-minute load: median {digits(load.median, 2)}, at most {digits(load.max, 2)}."
+        said.append("Its load was not recorded.")
+    else:
+        said.append(f"1-minute load: median {digits(load.median, 2)}, at most {digits(load.max, 2)}.")
+    return " ".join(said)
 
 
 def _few(material: Material) -> Html | None:

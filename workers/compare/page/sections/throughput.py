@@ -19,7 +19,7 @@ TOLD = (
 )
 
 
-def throughput(material: Material) -> Html | None:
+def throughput(material: Material) -> Html:
     """Bars with intervals, one list a setting."""
     found = [_figure(material, panel, f"throughput-{index}") for index, panel in enumerate(material.panels)]
     lead = (
