@@ -10,7 +10,7 @@ HEADS = ("row", *COLUMNS)
 """Of the terminal's table."""
 
 SENTENCES = (
-    "Time: one exchange of the whole model, exposed or hidden; the server's step is in it where that steps.",
+    "Time: one exchange of the whole model, exposed or hidden, with the wait for slower workers.",
     "Busbw: algbw times 2(n-1)/n, the rate on each link of a ring; a hub's links carry other amounts.",
     "#wrong: elements of the parameters that the gate found off; a dash: it compared none.",
 )

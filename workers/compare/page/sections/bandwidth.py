@@ -10,11 +10,11 @@ from workers.compare.page.material import Material, section
 
 _LEAD = (
     "One exchange of the whole model: the time for which a step had something on its way, exposed or hidden,"
-    " with the server's step where the server steps. algbw is the model's size by that time. busbw is algbw"
-    " times 2(n − 1)/n: the rate on each link of a ring. A hub's links carry other amounts; there it says how"
-    " fast a ring's would have to be for the same time. #wrong counts the elements of the parameters that the"
-    " gate found farther from the first synchronous row's than it allows, over all seeds; a dash stands where"
-    " it compared none."
+    " with the wait for slower workers, and with the server's step where the server steps. algbw is the"
+    " model's size by that time. busbw is algbw times 2(n − 1)/n: the rate on each link of a ring. A hub's"
+    " links carry other amounts; there it says how fast a ring's would have to be for the same time. #wrong"
+    " counts the elements of the parameters that the gate found farther from the first synchronous row's than"
+    " it allows, over all seeds; a dash stands where it compared none."
 )
 
 
