@@ -21,6 +21,7 @@ class Point:
         reading: What the model makes of the row.
         step_seconds: Median.
         samples_per_second: Of all workers; None: not measured.
+        compute_seconds: Of a step, what it did not wait for the exchange, mean; None: not measured.
     """
 
     key: str
@@ -28,6 +29,7 @@ class Point:
     reading: Reading
     step_seconds: float
     samples_per_second: float | None
+    compute_seconds: float | None = None
 
     @property
     def row(self) -> str:
@@ -101,7 +103,15 @@ def _point(row: Mapping[str, Any], settings: Mapping[str, Setting]) -> Point | N
         return None
     if step is None:
         return None
-    return Point(row["setting"], settings[row["setting"]], reading, step / 1e3, speed)
+    compute = _median(row, "compute_ms")
+    return Point(
+        key=row["setting"],
+        setting=settings[row["setting"]],
+        reading=reading,
+        step_seconds=step / 1e3,
+        samples_per_second=speed,
+        compute_seconds=None if compute is None else compute / 1e3,
+    )
 
 
 def _median(row: Mapping[str, Any], name: str) -> float | None:

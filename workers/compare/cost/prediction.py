@@ -72,6 +72,14 @@ class Prediction:
     bound: str
     finished: bool = True
 
+    @property
+    def links(self) -> float:
+        """Part of the exchange that is bytes on links or in I/O threads, 0 to 1."""
+        exchanging = sum(
+            seconds for name, seconds in self.parts.items() if name not in ("compute", "waiting")
+        )
+        return self.parts["link"] / exchanging if exchanging else 0.0
+
     def as_json(self) -> dict[str, Any]:
         """The prediction as a JSON object."""
         return {
@@ -126,11 +134,6 @@ def predict(
         bound=max(parts, key=lambda name: parts[name]),
         finished=found.finished,
     )
-
-
-def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job) -> float:
-    """Seconds by which a step is longer than its computing, where all are alike and nobody waits in line."""
-    return _exchanging(reading, way_of(constants, reading, setting, job), setting.workers)
 
 
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:

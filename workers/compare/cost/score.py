@@ -15,7 +15,7 @@ from workers.compare.cost.constants import Constants
 from workers.compare.cost.formulas import needed_servers
 from workers.compare.cost.measured import Point, model_bytes, points
 from workers.compare.cost.overhead import Overhead
-from workers.compare.cost.prediction import Job, Prediction, exchange, predict
+from workers.compare.cost.prediction import Job, Prediction, predict
 from workers.compare.cost.reading import Reading
 from workers.compare.row import EVERY
 from workers.compare.setting import Setting
@@ -76,8 +76,14 @@ class Score:
 
     def _rest(self, point: Point) -> float:
         """What its step takes beside the exchange and emulated computing."""
-        added = exchange(self._constants, point.reading, point.setting, self._job)
-        return point.step_seconds - added - (point.setting.compute or 0.0)
+        computing = point.compute_seconds
+        if computing is not None:
+            computing = max(0.0, computing - (point.setting.compute or 0.0))
+        job = replace(self._job, compute=computing or 0.0)
+        foreseen = predict(self._constants, point.reading, point.setting, job)
+        link = point.setting.link
+        links = 0.0 if link is None or link.rate is None else foreseen.links
+        return Overhead.rest(point.step_seconds, foreseen.step_seconds, computing, links)
 
     # What the results show.
 
