@@ -14,13 +14,9 @@ from msgspec.structs import replace
 
 from ps.errors import ConfigError
 from workers.compare.findings import Curve, Entry, Findings, Prediction, Scaling
+from workers.compare.measure import SPEEDS
 
 VERSION = 2
-
-SPEEDS = {
-    *("samples_per_second", "step_ms", "seconds_to_target", "seconds", "cpu_ms_per_step"),
-    *("compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms"),
-}
 
 
 def read(results: Mapping[str, Any]) -> Findings:
