@@ -59,7 +59,8 @@ class Score:
         """A row's step in any setting, as calibrated."""
         workers = 1 if reading.alone else setting.workers
         overhead = self._overheads.get(reading.name, Overhead(0.0))
-        job = replace(self._job, compute=overhead.of(workers), batch=self._batch / workers)
+        batch = None if self._batch is None else self._batch / workers
+        job = replace(self._job, compute=overhead.of(workers), batch=batch)
         return predict(self._constants, reading, setting, job)
 
     # Calibrating.
@@ -165,14 +166,17 @@ def _calibrating(found: Sequence[Point]) -> list[Point]:
     return list(firsts.values())
 
 
-def _batch(found: Sequence[Point]) -> float:
-    """Samples that all workers take in one step together; in lockstep that is speed times step."""
+def _batch(found: Sequence[Point]) -> float | None:
+    """Samples that all workers take in one step together; in lockstep that is speed times step.
+
+    None where no row in lockstep was measured.
+    """
     batches = [
         point.samples_per_second * point.step_seconds
         for point in found
         if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
     ]
-    return batches[0] if batches else 1.0
+    return batches[0] if batches else None
 
 
 def _doublings(most: int) -> set[int]:
