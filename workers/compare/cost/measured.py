@@ -44,11 +44,6 @@ class Point:
     def workers(self) -> int:
         return 1 if self.reading.alone else self.setting.workers
 
-    @property
-    def without_servers(self) -> str:
-        """The setting's key, but for how many servers there are."""
-        return self.key.replace(f" k{self.setting.servers}", "", 1)
-
 
 def points(results: Mapping[str, Any]) -> list[Point]:
     """What was measured, in the results' order; rows that are withheld, or of which there is no model, not.
@@ -56,8 +51,8 @@ def points(results: Mapping[str, Any]) -> list[Point]:
     Args:
         results: `results.json`, version 2.
     """
-    settings = {each["key"]: _setting(each) for each in results["settings"]}
-    found = [_point(row, settings) for row in results["rows"] if not row.get("withheld")]
+    settings = {each["key"]: setting_of(each) for each in results["settings"]}
+    found = [_point(row, settings) for row in results["rows"] if not row["withheld"]]
     return [point for point in found if point is not None]
 
 
@@ -78,7 +73,7 @@ def told_bytes(results: Mapping[str, Any]) -> int | None:
 
     None where no row that is shown exchanged anything.
     """
-    settings = {each["key"]: _setting(each) for each in results["settings"]}
+    settings = {each["key"]: setting_of(each) for each in results["settings"]}
     for row in results["rows"]:
         if row["withheld"]:
             continue
@@ -91,7 +86,8 @@ def told_bytes(results: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _setting(values: Mapping[str, Any]) -> Setting:
+def setting_of(values: Mapping[str, Any]) -> Setting:
+    """One of the results' settings."""
     return Setting.from_json({name: value for name, value in values.items() if name != "key"})
 
 
