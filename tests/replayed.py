@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from workers.compare.comparison import Comparison
 from workers.compare.experiment import Experiment
+from workers.compare.measure import measure
 from workers.compare.noise import Noise
 from workers.compare.outcome import Line, Outcome
 from workers.compare.plan import Run, runs
@@ -126,7 +127,8 @@ def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> d
     """The results of an experiment whose runs are replayed; of its folder only the runs are written."""
     asked, replay = experiment(**changes), trainer or Replayed()
     outcomes = {run.label: replay.run(run, folder / run.label, lambda line: None) for run in runs(asked)}
-    found = results(asked, outcomes, MACHINE, "ps-compare run --rows '<all>'")
+    numbers = {label: measure(each, asked.yardstick, asked.warmup) for label, each in outcomes.items()}
+    found = results(asked, outcomes, numbers, MACHINE, "ps-compare run --rows '<all>'")
     copied: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
     return copied
 

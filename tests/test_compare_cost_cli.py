@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from workers.bench import shapes
 from workers.compare import cli
 from workers.compare.cost import calibration, question
 from workers.compare.cost.constants import WIRES, read
+from workers.compare.setting import Link
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
@@ -45,7 +47,66 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
     assert len(rows) == 2 * (2 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
-    assert "4 workers: at line rate the hub wins with more than 2.667 servers" in " ".join(shown.split())
+    assert "4 workers: at line rate the hub wins from 3 servers on; here bsp is" in " ".join(shown.split())
+
+
+def test_predict_tells_by_which_calibration(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, "--workers", "2")
+    assert last["calibration"] == {
+        "file": calibrated,
+        "date": CONSTANTS.date,
+        "cores": 2,
+        "machine": {"cores": 2},
+    }
+    assert f"calibration: {calibrated}, measured {CONSTANTS.date} on" in shown
+
+
+def test_predict_without_a_calibration_says_that_it_measured_and_leaves_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibration, "calibrate", lambda tell: CONSTANTS)
+    _, last, shown = told(capsys, "predict", "--workers", "2")
+    assert last["calibration"]["file"] is None
+    assert "calibration: measured now on" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_predict_finds_the_calibration_of_the_folder(
+    capsys: pytest.CaptureFixture[str], calibrated: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(calibrated).parent)
+    _, last, _ = told(capsys, "predict", "--workers", "2")
+    assert last["calibration"]["file"] == "calibration.json"
+
+
+def test_predict_tells_samples_a_second_only_of_a_batch(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    asked = ["predict", "--calibration", calibrated, "--workers", "2", "--rows", "ring"]
+    _, last, shown = told(capsys, *asked)
+    assert last["predictions"][0]["samples_per_second"] is None
+    assert "samples/s" not in shown
+    _, last, shown = told(capsys, *asked, "--batch", "32")
+    step = last["predictions"][0]["step_ms"] / 1e3
+    assert last["predictions"][0]["samples_per_second"] == pytest.approx(2 * 32 / step)
+    assert "samples/s" in shown
+
+
+def test_what_is_not_said_of_the_link_is_the_calibration_s(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "linked.json"
+    replace(CONSTANTS, link=Link(rate=1e9, latency=1e-3)).write(file)
+
+    def step(*words: str) -> float:
+        asked = ["--workers", "4", "--rows", "ring", "--model-bytes", "100000000", *words]
+        _, last, _ = told(capsys, "predict", "--calibration", str(file), *asked)
+        seconds: float = last["predictions"][0]["step_ms"] / 1e3
+        return seconds
+
+    assert step("--latency", "3ms") - step() == pytest.approx(6 * 2e-3)
+    assert step("--rate", "1gbit") == pytest.approx(step())
 
 
 def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
@@ -61,6 +122,8 @@ def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrate
         (("--workers", "0"), "--workers 0: expected numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected KIND:SECONDS"),
         (("--straggler", "pareto:1:first"), "--straggler pareto:1:first: expected KIND:SECONDS"),
+        (("--workers", "2,4", "--straggler", "pareto:1:4"), "ranks of 4 workers go from 0 to 3"),
+        (("--batch", "0"), "Invalid value for '--batch'"),
         (("--job", "gpt"), "--job gpt: known are digits"),
         (("--job", "digits", "--model-bytes", "5"), "give one of them"),
         (("--rate", "fast"), "fast"),
@@ -87,6 +150,12 @@ def test_a_shard_for_everybody_must_be_asked_for(capsys: pytest.CaptureFixture[s
     code, last, _ = told(capsys, "calibrate", "--serve", "0.0.0.0")
     assert code == 2
     assert "--serve 0.0.0.0 is reachable from other machines without credentials" in last["error"]
+
+
+def test_who_serves_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    code, last, _ = told(capsys, "calibrate", "--serve", "127.0.0.1", "--job", "digits")
+    assert code == 2
+    assert "--serve measures nothing, so --job cannot be met" in last["error"]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from workers.compare.cost.peer import link_of
 from workers.compare.cost.prediction import Job, predict
 from workers.compare.cost.reading import read as reading_of
 from workers.compare.cost.score import Score
+from workers.compare.outlook import outlook
 from workers.compare.row import ROWS, Row
 from workers.compare.setting import Fault, Link, Setting, Straggler
 
@@ -133,13 +134,17 @@ def setting_json(setting: Setting) -> dict[str, Any]:
     return {"key": setting.key, **setting.as_json()}
 
 
-def row_json(name: str, setting: Setting, seconds: float, batch: float = 128) -> dict[str, Any]:
+def row_json(
+    name: str, setting: Setting, seconds: float, batch: float = 128, compute: float | None = None
+) -> dict[str, Any]:
     speed = {"values": [batch / seconds], "median": batch / seconds, "low": 0.0, "high": 0.0}
     step = {"values": [1e3 * seconds], "median": 1e3 * seconds, "low": 0.0, "high": 0.0}
     sent = {"values": [40 << 20], "median": float(40 << 20), "low": 0.0, "high": 0.0}
     if name == "ring":
         sent["median"] = (40 << 20) * 1.5
+    computing = None if compute is None else {"values": [1e3 * compute], "median": 1e3 * compute}
     numbers = {"step_ms": step, "samples_per_second": speed, "bytes_sent_per_step": sent}
+    numbers["compute_ms"] = computing
     return {"setting": setting.key, "row": name, "withheld": None, "numbers": numbers}
 
 
@@ -157,6 +162,15 @@ def experiment(job: Job = THEIRS, wrong: float = 1.0) -> dict[str, Any]:
         if row == "hub-bsp" or setting.servers == 1
     ]
     return {"version": 2, "settings": [setting_json(each) for each in links], "rows": rows}
+
+
+def listed(results: dict[str, Any]) -> dict[str, Any]:
+    """The same as results.json lists it: a ring's run in every setting that differs in servers alone."""
+    rings = [row for row in results["rows"] if row["row"] == "ring"]
+    again = [
+        {**row, "setting": row["setting"].replace("k1", f"k{servers}")} for row in rings for servers in (2, 4)
+    ]
+    return {**results, "rows": [*results["rows"], *again]}
 
 
 def test_the_model_size_is_what_a_worker_sends() -> None:
@@ -180,10 +194,7 @@ def test_only_what_was_not_calibrated_on_counts() -> None:
 
 
 def test_a_run_that_counts_in_many_settings_is_scored_once() -> None:
-    results = experiment()
-    ring = next(row for row in results["rows"] if row["row"] == "ring")
-    again = {**ring, "setting": "n4 k2 1000mbit"}
-    told = Score({**results, "rows": [*results["rows"], again]}, CONSTANTS).as_json()
+    told = Score(listed(experiment()), CONSTANTS).as_json()
     rings = [each["setting"] for each in told["predictions"] if each["row"] == "ring"]
     assert rings == ["n4 k1 1000mbit", "n4 k1 200mbit"]
 
@@ -194,11 +205,22 @@ def test_what_is_predicted_wrongly_is_said() -> None:
     assert {round(each["error"], 6) for each in told["predictions"] if not each["calibrated"]} == {-0.2}
 
 
-def test_a_crossover_is_measured_predicted_and_told_by_formula() -> None:
-    first = Score(experiment(FINE), CONSTANTS, FINE).as_json()["crossover"][0]
-    assert first["setting"] == "n4 1000mbit"
-    assert (first["measured"], first["predicted"]) == (4, 3)
-    assert first["formula"] == "k > n^2/(2(n-1)) = 2.67"
+@pytest.mark.parametrize(("job", "measured", "predicted"), [(FINE, 4, 3), (THEIRS, None, 5)])
+def test_a_crossover_is_measured_and_predicted_side_by_side(
+    job: Job, measured: int | None, predicted: int
+) -> None:
+    results = listed(experiment(job)) | {"experiment": {"slice_bytes": job.slice_bytes}}
+    found = outlook(results, CONSTANTS)["crossover"]
+    assert [each["setting"] for each in found] == ["n4 1000mbit", "n4 200mbit"]
+    for each in found:
+        assert each["tried"] == [1, 2, 4]
+        assert (each["measured"], each["predicted"], each["by_bytes"]) == (measured, predicted, 3)
+        assert each["calibrated"]
+
+
+def test_without_a_calibration_a_crossover_is_measured_only() -> None:
+    first = outlook(listed(experiment(FINE)), None)["crossover"][0]
+    assert (first["measured"], first["predicted"], first["calibrated"]) == (4, None, False)
 
 
 def test_scaling_has_what_was_measured_and_what_lies_beyond() -> None:
@@ -222,6 +244,56 @@ def test_overhead_is_split_by_what_a_process_alone_takes() -> None:
     assert (solved.fixed, solved.batch) == (pytest.approx(2.0), pytest.approx(8.0))
     assert solved.of(4) == pytest.approx(8.0)
     assert solved.of(8) == pytest.approx(4 * (2 + 1))
+
+
+SERVERS = [Setting(workers=4, servers=k, link=Link(rate=2e8)) for k in (1, 2, 4)]
+
+
+def behind_links(row: str, longer: float = 1.0, *, told: bool = True) -> dict[str, Any]:
+    """What a row measures whose computing takes 50 ms, and whose exchange `longer` than the formula says.
+
+    `told`: its workers say how long they computed.
+    """
+    known = THEIRS.compute
+    steps = [
+        known + longer * (predict(CONSTANTS, row, setting, THEIRS).step_seconds - known)
+        for setting in SERVERS
+    ]
+    rows = [
+        row_json(row, setting, step, compute=known if told else None)
+        for setting, step in zip(SERVERS, steps, strict=True)
+    ]
+    return {"version": 2, "settings": [setting_json(each) for each in SERVERS], "rows": rows}
+
+
+def test_what_the_wire_takes_longer_with_one_server_is_not_added_with_four() -> None:
+    told, untold = (
+        Score(behind_links("hub-bsp", 1.15, told=known), CONSTANTS, THEIRS).as_json()["predictions"]
+        for known in (True, False)
+    )
+    assert all(-0.14 < each["error"] < 0 for each in told)  # the formula's own, and nothing on top of it
+    assert untold[-1]["error"] > 0.2  # as it is where nobody tells computing from exchanging
+
+
+def test_waiting_in_a_server_s_line_is_not_taken_for_computing() -> None:
+    told = Score(behind_links("hub-asp"), CONSTANTS, THEIRS).as_json()
+    assert told["score"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_is_left_of_a_step_is_divided_as_the_exchange_is() -> None:
+    assert Overhead.rest(1.0, 0.7, computing=0.5, links=1.0) == pytest.approx(0.5)
+    assert Overhead.rest(1.0, 0.7, computing=0.5, links=0.0) == pytest.approx(0.8)
+    assert Overhead.rest(1.0, 0.7, computing=0.5, links=0.5) == pytest.approx(0.65)
+    assert Overhead.rest(1.0, 0.2, computing=None, links=1.0) == pytest.approx(0.8)
+
+
+def test_emulated_computing_is_no_overhead() -> None:
+    slept = replace(LINKED, compute=0.2)
+    steps = {k: predict(CONSTANTS, "hub-bsp", replace(slept, servers=k), THEIRS).step_seconds for k in (1, 4)}
+    rows = [row_json("hub-bsp", replace(slept, servers=k), step, compute=0.25) for k, step in steps.items()]
+    settings = [setting_json(replace(slept, servers=k)) for k in steps]
+    told = Score({"version": 2, "settings": settings, "rows": rows}, CONSTANTS, THEIRS).as_json()
+    assert told["score"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
 
 
 def test_overhead_is_never_negative() -> None:

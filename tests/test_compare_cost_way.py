@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ps.sharding import SLICE_BYTES
 from workers.compare.cost import formulas
 from workers.compare.cost.constants import Constants, Wire
+from workers.compare.cost.crossing import most_servers, overtaking, servers_needed
 from workers.compare.cost.formulas import Task
 from workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
 from workers.compare.setting import Link
@@ -69,11 +70,29 @@ def test_n_slices_take_the_time_of_one_more() -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 4, 8, 16, 64])
 def test_a_hub_wins_from_the_servers_on_that_the_formula_says(workers: int) -> None:
-    task, needed = fine(100 * MEBI), formulas.needed_servers(workers)
-    least = ring(task, workers)
+    task, needed = fine(100 * MEBI), servers_needed(workers)
+    least, even = ring(task, workers), workers**2 / (2 * (workers - 1))
     for servers in range(1, workers + 1):
-        if abs(servers - needed) > 0.1 * needed:  # where they are apart by more than a slice
-            assert (hub(task, workers, servers) < least) == (servers > needed)
+        if abs(servers - even) > 0.1 * even:  # where they are apart by more than a slice
+            assert (hub(task, workers, servers) < least) == (needed is not None and servers >= needed)
+
+
+@pytest.mark.parametrize(("workers", "servers"), [(1, None), (2, None), (3, 3), (4, 3), (8, 5), (64, 33)])
+def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: int | None) -> None:
+    assert servers_needed(workers) == servers
+
+
+@pytest.mark.parametrize("total", [4, 5, 7, 8, 11, 1000])
+def test_more_servers_than_are_tried_make_no_link_s_load_less(total: int) -> None:
+    def load(servers: int) -> float:
+        return max(1, 4 * slices(total, servers, 1)[1])
+
+    assert load(most_servers(4)) == load(10**6) == 1
+
+
+def test_the_hub_overtakes_with_the_fewest_servers_that_are_faster() -> None:
+    assert overtaking(lambda servers: 12 / servers, 3.0, 4) == 5
+    assert overtaking(lambda servers: 3.0, 3.0, 4) is None
 
 
 def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:

@@ -232,8 +232,8 @@ def test_the_crossing_is_marked_where_measurement_and_prediction_have_it(tree: N
     marked = [each.text for each in section.all("text") if each.text.startswith("crossover")]
     assert marked == ["crossover measured", "crossover predicted"] * 2
     assert (
-        "measured from 3.2 servers on, predicted from 2.8 servers on, by the rule k > n^2/(2(n-1))"
-        in section.text
+        "measured from 3.2 servers on, predicted from 2.8 servers on; by bytes alone (k > n^2/(2(n-1)))"
+        " from 3 servers on." in section.text
     )
 
 
@@ -244,13 +244,14 @@ def test_the_noise_of_others_is_told_beside_the_load(tree: Node) -> None:
 
 
 def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
-    results = minimal() | {
-        "crossover": [{"setting": "n2 1mbit", "measured": None, "predicted": 3, "formula": "f"}]
-    }
+    known = {"setting": "n2 1mbit", "measured": None, "by_bytes": None, "formula": "f"}
+    calibrated = minimal() | {"crossover": [known | {"predicted": 1, "calibrated": True}]}
     assert (
-        "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 3 servers on"
-        in outline(page(results)).text
-    )
+        "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 1 server on;"
+        " by bytes alone (f) nowhere."
+    ) in outline(page(calibrated)).text
+    uncalibrated = minimal() | {"crossover": [known | {"predicted": None, "calibrated": False}]}
+    assert "measured nowhere; by bytes alone (f) nowhere." in outline(page(uncalibrated)).text
 
 
 def test_results_of_another_version_are_refused() -> None:

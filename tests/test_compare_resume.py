@@ -15,9 +15,11 @@ import pytest
 
 from ps.errors import HubringError, UsageError
 from tests.replayed import Heard, Replayed, carried_out, experiment
-from workers.compare import lifeline
+from workers.compare import comparison, lifeline
 from workers.compare.comparison import Comparison
+from workers.compare.job import Job
 from workers.compare.lifeline import Lifeline
+from workers.compare.measure import Numbers, measure
 from workers.compare.noise import Noise
 from workers.compare.outcome import Line, Outcome
 from workers.compare.plan import Run, runs
@@ -34,6 +36,19 @@ class Interrupted(Replayed):
             (folder / "record 0.jsonl").write_text('{"step": 1, "sec')
             raise KeyboardInterrupt
         return Replayed.run(self, run, folder, progress)
+
+
+def test_a_report_measures_every_run_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0, 1))
+    measured: list[str] = []
+
+    def counted(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
+        measured.append(outcome.run.label)
+        return measure(outcome, job, warmup)
+
+    monkeypatch.setattr(comparison, "measure", counted)
+    Comparison.open(tmp_path).report()
+    assert measured == ["n2 k1 ring seed0", "n2 k1 ring seed1"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from workers.compare.contest import Ratio, ratio
 from workers.compare.experiment import ComputeTable, FaultTable, LinkTable, StragglerTable
 from workers.compare.outcome import Line
 from workers.compare.plan import Run
-from workers.compare.scaling import servers_needed
+from workers.compare.verdict import verdict as in_words
 
 SEEDS = (0, 1, 2)
 CALM = (1.0, 1.02, 0.98)
@@ -73,7 +73,13 @@ def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
         "4 workers on 2 servers move 2 times the model each way over the busiest link, and the ring 1.5"
         in said
     )
-    assert "with more than 2.67 servers (k > n^2/(2(n-1)))" in said
+    assert "by bytes alone it wins from 3 servers on (k > n^2/(2(n-1)))" in said
+
+
+def test_one_worker_behind_a_link_has_no_crossover(tmp_path: Path) -> None:
+    link = LinkTable(rate=(1e9,))
+    said = verdict(tmp_path, paced({"hub-bsp": 0.02}), workers=(1,), servers=(1,), link=link)
+    assert "by bytes alone it never wins" in said
 
 
 def test_an_asynchronous_hub_is_not_held_against_the_ring_as_a_hub(tmp_path: Path) -> None:
@@ -157,32 +163,62 @@ def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
     assert "images/s" not in said
 
 
-def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
-    def records(run: Run) -> list[Line]:
-        step = 0.03 if run.row.name == "ring" else {1: 0.08, 2: 0.04, 4: 0.02}[run.setting.servers]
-        return record(step, pause=0.0)
+def by_servers(folder: Path, steps: dict[int, float], **changes: Any) -> dict[str, Any]:
+    """Four workers behind slow links; a step of the ring takes 30 ms."""
 
-    results = compared(
-        tmp_path,
-        Replayed(records=records),
-        rows=("ring", "hub-bsp"),
-        workers=(4,),
-        servers=(1, 2, 4),
-        link=LinkTable(rate=(2e8,)),
-    )
+    def records(run: Run) -> list[Line]:
+        return record(0.03 if run.row.name == "ring" else steps[run.setting.servers], pause=0.0)
+
+    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))} | changes
+    return compared(folder, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
+
+
+def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 2: 0.04, 4: 0.02})
     assert results["crossover"] == [
         {
             "setting": "n4 200mbit",
             "tried": [1, 2, 4],
             "measured": 4,
-            "predicted": 3,
-            "modelled": None,
+            "predicted": None,
+            "calibrated": False,
+            "by_bytes": 3,
             "formula": "k > n^2/(2(n-1))",
         }
     ]
-    assert "the hub steps faster than the ring from 4 servers on; the formula" in "\n".join(
-        results["verdict"]
-    )
+    assert (
+        "n4 200mbit, 1, 2, 4 servers tried: the hub steps faster than the ring from 4 servers on;"
+        " nothing was predicted; by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+    ) in results["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [
+        ({1: 0.02, 2: 0.04, 4: 0.02}, 4),  # one that won by chance is not where it begins
+        ({1: 0.08, 2: 0.0299, 4: 0.0295}, None),  # even
+        ({1: 0.02, 2: 0.01}, 1),
+    ],
+)
+def test_a_crossover_is_where_all_that_follow_win(
+    tmp_path: Path, steps: dict[int, float], measured: int | None
+) -> None:
+    (crossover,) = by_servers(tmp_path, steps)["crossover"]
+    assert crossover["measured"] == measured
+
+
+def test_where_the_ring_did_not_run_nothing_is_said_of_a_crossover(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 2: 0.04}, rows=("hub-bsp",))
+    assert results["crossover"] == []
+
+
+def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 4: 0.04})
+    results["crossover"][0] |= {"predicted": 5, "calibrated": True}
+    assert (
+        "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
+        " predicted was from 5 servers on, and by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+    ) in in_words(results)
 
 
 def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
@@ -226,8 +262,3 @@ def test_a_ratio_is_decided_where_its_interval_and_its_size_say_so(
 def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
     assert ratio({"values": [None, 2.0]}, {"values": [1.0, 1.0]}) == Ratio(2.0)
     assert ratio({"values": [None]}, {"values": [1.0]}) is None
-
-
-@pytest.mark.parametrize(("workers", "servers"), [(1, None), (2, None), (3, 3), (4, 3), (8, 5), (64, 33)])
-def test_the_formula_says_how_many_servers_beat_the_ring(workers: int, servers: int | None) -> None:
-    assert servers_needed(workers) == servers

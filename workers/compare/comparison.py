@@ -154,18 +154,20 @@ class Comparison:
 
         Raises:
             UsageError: A run is not finished.
+            HubringError: A record holds nothing to measure.
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
         known = self.folder / CALIBRATION
         constants = read(known) if known.exists() else None
-        made = results(self.experiment, outcomes, self.machine, self.command, constants)
+        job, warmup = self.experiment.yardstick, self.experiment.warmup
+        numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
+        made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
         text = json.dumps(made, indent=1, allow_nan=False)
         write_whole(self.folder / "results.json", text)
         found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now
         write_whole(self.folder / "report.html", page(found))
-        job = self.experiment.yardstick
-        numbers = [(each, measure(each, job, self.experiment.warmup)) for each in outcomes.values()]
-        write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, numbers))
+        measured = [(each, numbers[label]) for label, each in outcomes.items()]
+        write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
 

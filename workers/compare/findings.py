@@ -108,11 +108,22 @@ class Score(Struct, frozen=True):
 
 
 class Crossover(Struct, frozen=True):
-    """From how many servers on the hub beats the ring."""
+    """From how many servers on the hub beats the ring; None: with no number of them.
+
+    Attributes:
+        setting: The key, without servers.
+        measured: Among the numbers that were tried.
+        predicted: By the calibrated model, if it is `calibrated`.
+        calibrated: There is such a model.
+        by_bytes: By the formula, which knows of nothing but bytes on links.
+        formula: As people write it.
+    """
 
     setting: str
     measured: float | None = None
     predicted: float | None = None
+    calibrated: bool = False
+    by_bytes: float | None = None
     formula: str = ""
 
 

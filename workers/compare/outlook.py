@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.cost.constants import Constants
-from workers.compare.cost.measured import told_bytes
+from workers.compare.cost.measured import setting_of, told_bytes
 from workers.compare.cost.prediction import Job
 from workers.compare.cost.score import Score
 from workers.compare.scaling import crossovers, scaling
@@ -19,14 +19,11 @@ def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, 
         found: The results, as far as they were measured.
         constants: Of the machine or cluster that it ran on; None: nobody measured them.
     """
-    crossover = crossovers(found["settings"], found["rows"])
-    told = told_bytes(found)
+    settings, rows, told = found["settings"], found["rows"], told_bytes(found)
     if constants is None or told is None:
-        scales = scaling(found["settings"], found["rows"])
+        crossover, scales = crossovers(settings, rows), scaling(settings, rows)
         return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
     job = Job(model_bytes=told, together=True, slice_bytes=found["experiment"].get("slice_bytes"))
-    model = Score(found, constants, job).as_json()
-    modelled = {each["setting"]: each["predicted"] for each in model["crossover"]}
-    return model | {
-        "crossover": [{**each, "modelled": modelled.get(each["setting"])} for each in crossover],
-    }
+    model = Score(found, constants, job)
+    crossover = crossovers(settings, rows, lambda setting: model.crossover(setting_of(setting)))
+    return {**model.as_json(), "crossover": crossover}

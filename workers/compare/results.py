@@ -24,13 +24,14 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from workers.compare import gate, measure, noise
+from workers.compare import gate, noise
 from workers.compare.bandwidth import bandwidth
 from workers.compare.cost.constants import Constants
 from workers.compare.curve import curves
 from workers.compare.experiment import Experiment
 from workers.compare.gate import Gate
 from workers.compare.job import Job
+from workers.compare.measure import Numbers, staleness
 from workers.compare.outcome import Outcome
 from workers.compare.outlook import outlook
 from workers.compare.reading import VERSION
@@ -41,25 +42,23 @@ from workers.compare.verdict import verdict
 def results(
     experiment: Experiment,
     outcomes: Mapping[str, Outcome],
+    numbers: Mapping[str, Numbers],
     machine: Mapping[str, Any],
     command: str,
     constants: Constants | None = None,
 ) -> dict[str, Any]:
-    """Judges, measures and puts into words.
+    """Judges, sums up and puts into words.
 
     Args:
         experiment: What was run.
         outcomes: By label, in the order in which they ran.
+        numbers: What `measure` made of each, by label.
         machine: On what.
         command: What the user typed.
         constants: What the machine can do; None: it was not measured, and nothing is predicted.
-
-    Raises:
-        HubringError: A record holds nothing to measure.
     """
     job, judged = experiment.yardstick, gate.judge(experiment, outcomes)
-    numbers = {label: measure.measure(outcome, job, experiment.warmup) for label, outcome in outcomes.items()}
-    counts = {label: measure.staleness(outcome) for label, outcome in outcomes.items()}
+    counts = {label: staleness(outcome) for label, outcome in outcomes.items()}
     failures = {label: outcome.failed for label, outcome in outcomes.items() if outcome.failed}
     summaries = summarise(experiment, judged, numbers, counts, failures)
     found: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.compare.scaling import FORMULA
+from workers.compare.cost.crossing import FORMULA, servers_needed
 from workers.compare.scope import Scope
 
 Results = Mapping[str, Any]
@@ -72,10 +72,11 @@ def _wires(scope: Scope) -> str:
     """What a link carries, by the formula."""
     n, k = scope.setting["workers"], scope.setting["servers"]
     hub, ring = max(1.0, n / k), 2 * (n - 1) / n
+    needed = servers_needed(n)
+    wins = "it never wins" if needed is None else f"it wins from {needed} servers on"
     return (
         f"{n} workers on {k} server{'' if k == 1 else 's'} move {hub:.3g} times the model each way over the"
-        f" busiest link, and the ring {ring:.3g} times; by bytes alone it wins with more than"
-        f" {n * n / (2 * (n - 1)):.3g} servers ({FORMULA})"
+        f" busiest link, and the ring {ring:.3g} times; by bytes alone {wins} ({FORMULA})"
     )
 
 

@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from workers.compare.cost.formulas import needed_servers
+from workers.compare.circumstance import without_servers
+from workers.compare.contest import ratio
+from workers.compare.cost.crossing import FORMULA, servers_needed
 
 Entry = Mapping[str, Any]
 """A setting or a row, as in `results.json`."""
 
-FORMULA = "k > n^2/(2(n-1))"
-"""Servers k from which on the hub beats the ring with n workers, all links alike and bytes all that counts:
-a ring moves 2(n-1)/n of the model each way in a step, a server max(1, n/k)."""
 
+def crossovers(
+    settings: Sequence[Entry], rows: Sequence[Entry], predict: Callable[[Entry], int | None] | None = None
+) -> list[dict[str, Any]]:
+    """Where the hub begins to win, for settings that differ in servers only and have a link.
 
-def servers_needed(workers: int) -> int | None:
-    """The fewest servers with which the hub wins by the formula; None where it cannot: alone, or in a tie."""
-    # Beyond k = n a worker's own link is the limit, and both then move as much only with n = 2.
-    return None if workers <= 2 else math.floor(needed_servers(workers)) + 1
+    Args:
+        settings: Of the results.
+        rows: Measured in them; only settings in which both hub-bsp and the ring were count.
+        predict: The fewest servers with which the hub wins in a setting; None: no model was calibrated.
 
-
-def crossovers(settings: Sequence[Entry], rows: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Where the hub begins to win, for settings that differ in servers only and have a link."""
+    Returns:
+        For each: the `setting` without servers, the numbers of them that were `tried`, and from how many on
+        the hub wins: `measured`, `predicted` if a model is `calibrated`, and `by_bytes` alone, which is by
+        `formula`. None: with none.
+    """
     found = []
     for group in _groups(settings, "servers"):
-        if len(group) < 2 or not group[0]["link"]:
+        wins = {each["servers"]: won for each in group if (won := _wins(rows, each["key"])) is not None}
+        if len(wins) < 2 or not group[0]["link"] or group[0]["fault"]:
             continue
-        wins = [
-            setting["servers"]
-            for setting in group
-            if (times := _pair(rows, setting["key"])) is not None and times[0] < times[1]
-        ]
         found.append(
             {
-                "setting": group[0]["key"].replace(f" k{group[0]['servers']}", ""),
-                "tried": [setting["servers"] for setting in group],
-                "measured": min(wins, default=None),
-                "predicted": servers_needed(group[0]["workers"]),
-                "modelled": None,
+                "setting": without_servers(group[0]["key"]),
+                "tried": list(wins),
+                "measured": _from_on(wins),
+                "predicted": None if predict is None else predict(group[0]),
+                "calibrated": predict is not None,
+                "by_bytes": servers_needed(group[0]["workers"]),
                 "formula": FORMULA,
             }
         )
     return found
+
+
+def _wins(rows: Iterable[Entry], setting: str) -> bool | None:
+    """Whether the hub's steps are shown to be shorter than the ring's; None where one was not measured."""
+    times = {row["row"]: row["numbers"]["step_ms"] for row in rows if row["setting"] == setting}
+    hub, ring = times.get("hub-bsp"), times.get("ring")
+    if hub is None or ring is None or (times_as_long := ratio(ring, hub)) is None:
+        return None
+    return times_as_long.decided and times_as_long.value > 1
+
+
+def _from_on(wins: Mapping[int, bool]) -> int | None:
+    """The fewest servers from which on all that were tried win; by rising servers."""
+    first = None
+    for servers, won in reversed(list(wins.items())):
+        if not won:
+            break
+        first = servers
+    return first
 
 
 def scaling(settings: Sequence[Entry], rows: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -70,12 +90,6 @@ def _groups(settings: Iterable[Entry], axis: str) -> list[list[Entry]]:
         rest = {name: value for name, value in setting.items() if name not in (axis, "key")}
         groups.setdefault(repr(rest), []).append(setting)
     return [sorted(group, key=lambda setting: setting[axis]) for group in groups.values()]
-
-
-def _pair(rows: Sequence[Entry], setting: str) -> tuple[float, float] | None:
-    """Step times of hub and ring."""
-    hub, ring = (_median(rows, setting, name, "step_ms") for name in ("hub-bsp", "ring"))
-    return None if hub is None or ring is None else (hub, ring)
 
 
 def _median(rows: Iterable[Entry], setting: str, row: str, name: str) -> float | None:

@@ -114,29 +114,27 @@ def _against_one_process(scope: Scope, results: Results) -> list[str]:
 
 
 def _crossover(results: Results) -> list[str]:
-    """From how many servers on the hub wins, by measurement and by formula."""
+    """From how many servers on the hub wins: measured, predicted, and by bytes alone."""
     said = []
     for each in results["crossover"]:
         tried = ", ".join(map(str, each["tried"]))
-        measured = (
-            f"the hub steps faster than the ring from {each['measured']} server{_s(each['measured'])} on"
-            if each["measured"] is not None
-            else "the ring steps faster than the hub with any"
+        predicted = (
+            f"predicted was {_from_on(each['predicted'])}, and"
+            if each["calibrated"]
+            else "nothing was predicted;"
         )
-        formula = (
-            f"the formula {each['formula']} says from {each['predicted']} on"
-            if each["predicted"] is not None
-            else "by the formula it never does"
+        said.append(
+            f"{each['setting']}, {tried} servers tried: the hub steps faster than the ring"
+            f" {_from_on(each['measured'])}; {predicted} by bytes alone ({each['formula']})"
+            f" {_from_on(each['by_bytes'])}."
         )
-        modelled = (
-            f", the calibrated model from {each['modelled']} on" if each["modelled"] is not None else ""
-        )
-        said.append(f"{each['setting']}, {tried} servers tried: {measured}; {formula}{modelled}.")
     return said
 
 
-def _s(count: int) -> str:
-    return "" if count == 1 else "s"
+def _from_on(servers: int | None) -> str:
+    if servers is None:
+        return "with no number of servers"
+    return f"from {servers} server{'' if servers == 1 else 's'} on"
 
 
 def _caveats(results: Results) -> list[str]:

@@ -37,7 +37,8 @@ def calibrate(
     Takes some ten seconds. Shown are medians and their spread; measure on an idle machine.
     """
     if serve is not None:
-        raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _serve(serve, insecure)))
+        idle = [name for name, value in {"--peer": peer, "--job": job}.items() if value is not None]
+        raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _serve(serve, insecure, idle)))
     raise SystemExit(terminal.conclude("ps-compare calibrate", lambda: _calibrate(out, turns, job, peer)))
 
 
@@ -55,8 +56,12 @@ def predict(
     rate: Annotated[
         str | None, typer.Option(help="of each host's link, as 25gbit [calibration's, or one machine]")
     ] = None,
-    latency: Annotated[str, typer.Option(help="from host to host, as 20us")] = "0",
-    jitter: Annotated[str, typer.Option(help="of the latency, up and down")] = "0",
+    latency: Annotated[
+        str | None, typer.Option(help="from host to host, as 20us [calibration's, or none]")
+    ] = None,
+    jitter: Annotated[
+        str | None, typer.Option(help="of the latency, up and down [calibration's, or none]")
+    ] = None,
     straggler: Annotated[
         str | None, typer.Option(help="KIND:SECONDS[:RANKS], as pareto:0.02 or constant:50ms:0+3")
     ] = None,
@@ -66,7 +71,9 @@ def predict(
     overlap: Annotated[
         float, typer.Option(min=0, max=1, help="part of computing that the exchange hides behind")
     ] = 0.0,
-    batch: Annotated[float, typer.Option(help="samples of one worker's step")] = 1.0,
+    batch: Annotated[
+        float | None, typer.Option(min=1, help="samples of one worker's step, to predict samples/s")
+    ] = None,
     together: Annotated[
         bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
     ] = False,
@@ -74,7 +81,7 @@ def predict(
     seed: Annotated[int, typer.Option(help="of the simulation")] = 0,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="what `calibrate` wrote [calibration.json, or measured now]"),
+        typer.Option(help="what `calibrate` wrote [calibration.json here, else measured now and not kept]"),
     ] = None,
 ) -> None:
     """Predict step time and efficiency, and from how many servers on the hub wins.
@@ -85,9 +92,12 @@ def predict(
     raise SystemExit(terminal.conclude("ps-compare predict", lambda: _predict(**options)))
 
 
-def _serve(host: str, insecure: bool) -> dict[str, Any]:
+def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
+    from ps.errors import UsageError
     from workers.compare.cost import peer
 
+    if idle:
+        raise UsageError(f"--serve measures nothing, so {' and '.join(idle)} cannot be met: leave one out")
     peer.serve(host, insecure=insecure)
     return {"served": host, "exit_code": 0}
 
@@ -112,25 +122,25 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
 
 def _predict(**options: Any) -> dict[str, Any]:
     from workers.compare.cost import screen
+    from workers.compare.cost.constants import read
     from workers.compare.cost.question import Question
 
-    constants = _constants(options.pop("calibration"))
-    answer = Question.ask(constants, **options).answer(constants)
+    given: Path | None = options.pop("calibration")
+    file = given or (CALIBRATION if CALIBRATION.exists() else None)
+    constants = _measured() if file is None else read(file)
+    about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
+    calibration = {"file": None if file is None else str(file), **about}
+    answer = {"calibration": calibration, **Question.ask(constants, **options).answer(constants)}
     screen.show_answer(answer)
     return {**answer, "exit_code": 0}
 
 
-def _constants(path: Path | None) -> Constants:
-    from workers.compare.cost.constants import read
-
-    if path is not None or CALIBRATION.exists():
-        return read(path or CALIBRATION)
+def _measured() -> Constants:
+    """What this machine can do, as it is now; a question leaves no file."""
     from workers.compare.cost.calibration import calibrate as measure
 
     _say(f"there is no {CALIBRATION} here; measuring this machine, some ten seconds")
-    constants = measure(tell=_say)
-    constants.write(CALIBRATION)
-    return constants
+    return measure(tell=_say)
 
 
 def _say(text: str) -> None:

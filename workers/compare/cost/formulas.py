@@ -209,8 +209,3 @@ def colocated(constants: Constants, task: Task, workers: int, wire: str, *, step
         closing=_core_seconds(constants, task, step - constants.reduce),
         **_serving(constants, task, workers, most, part, step),
     )
-
-
-def needed_servers(workers: int) -> float:
-    """More separate servers than this, and the hub's line rate beats the ring's: n^2/(2(n-1))."""
-    return workers**2 / (2 * (workers - 1)) if workers > 1 else 0.0

@@ -21,6 +21,7 @@ class Point:
         reading: What the model makes of the row.
         step_seconds: Median.
         samples_per_second: Of all workers; None: not measured.
+        compute_seconds: Of a step, what it did not wait for the exchange, mean; None: not measured.
     """
 
     key: str
@@ -28,6 +29,7 @@ class Point:
     reading: Reading
     step_seconds: float
     samples_per_second: float | None
+    compute_seconds: float | None = None
 
     @property
     def row(self) -> str:
@@ -42,11 +44,6 @@ class Point:
     def workers(self) -> int:
         return 1 if self.reading.alone else self.setting.workers
 
-    @property
-    def without_servers(self) -> str:
-        """The setting's key, but for how many servers there are."""
-        return self.key.replace(f" k{self.setting.servers}", "", 1)
-
 
 def points(results: Mapping[str, Any]) -> list[Point]:
     """What was measured, in the results' order; rows that are withheld, or of which there is no model, not.
@@ -54,8 +51,8 @@ def points(results: Mapping[str, Any]) -> list[Point]:
     Args:
         results: `results.json`, version 2.
     """
-    settings = {each["key"]: _setting(each) for each in results["settings"]}
-    found = [_point(row, settings) for row in results["rows"] if not row.get("withheld")]
+    settings = {each["key"]: setting_of(each) for each in results["settings"]}
+    found = [_point(row, settings) for row in results["rows"] if not row["withheld"]]
     return [point for point in found if point is not None]
 
 
@@ -76,7 +73,7 @@ def told_bytes(results: Mapping[str, Any]) -> int | None:
 
     None where no row that is shown exchanged anything.
     """
-    settings = {each["key"]: _setting(each) for each in results["settings"]}
+    settings = {each["key"]: setting_of(each) for each in results["settings"]}
     for row in results["rows"]:
         if row["withheld"]:
             continue
@@ -89,7 +86,8 @@ def told_bytes(results: Mapping[str, Any]) -> int | None:
     return None
 
 
-def _setting(values: Mapping[str, Any]) -> Setting:
+def setting_of(values: Mapping[str, Any]) -> Setting:
+    """One of the results' settings."""
     return Setting.from_json({name: value for name, value in values.items() if name != "key"})
 
 
@@ -101,7 +99,15 @@ def _point(row: Mapping[str, Any], settings: Mapping[str, Setting]) -> Point | N
         return None
     if step is None:
         return None
-    return Point(row["setting"], settings[row["setting"]], reading, step / 1e3, speed)
+    compute = _median(row, "compute_ms")
+    return Point(
+        key=row["setting"],
+        setting=settings[row["setting"]],
+        reading=reading,
+        step_seconds=step / 1e3,
+        samples_per_second=speed,
+        compute_seconds=None if compute is None else compute / 1e3,
+    )
 
 
 def _median(row: Mapping[str, Any], name: str) -> float | None:

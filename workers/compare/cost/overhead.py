@@ -1,8 +1,15 @@
 """The one thing that is left free: what the job takes beside its exchange, on this machine.
 
-A step's forward and backward, Python's way through it, the recording: nobody can tell them
-from constants. So each row's first measurement in a plain setting says what is left when the exchange is
-taken away, and that counts as its computing everywhere else.
+A step's forward and backward, Python's way through it, the recording: nobody can tell them from
+constants. So each row's first measurement in a plain setting says them, and they count everywhere else.
+
+They are not simply the step less the formula's exchange. Behind slow links most of what is then left
+over is time on the wire that the formula did not foresee. That shrinks with the bytes on the busiest
+link, and a constant does not: taken from one server, it is far too much with four. So what is left beyond
+the computing that the workers measured themselves is divided as the exchange is. The share of bytes on
+links stays with these: an error of the formula, which the score shows. The rest is the job's way through
+the exchange, Python and wake-ups, which no link changes, and is overhead. Where links are everything,
+overhead is the measured computing; where there are none, it is the step less the exchange.
 """
 
 from __future__ import annotations
@@ -30,6 +37,21 @@ class Overhead:
 
     def _crowd(self, workers: int) -> float:
         return max(1.0, workers / self.cores) if self.cores else 1.0
+
+    @staticmethod
+    def rest(step: float, predicted: float, computing: float | None, links: float) -> float:
+        """What of one measured step is overhead, in seconds.
+
+        Args:
+            step: As it was measured.
+            predicted: As the model has it with no overhead but `computing`.
+            computing: That the workers measured; None: they do not tell it from the exchange, as in
+                some of other people's rows, and all that is left counts.
+            links: Part of the predicted exchange that is bytes on links, 0 to 1.
+        """
+        if computing is None:
+            return step - predicted
+        return computing + (1 - links) * (step - predicted)
 
     @staticmethod
     def solve(rest: float, workers: int, cores: int, alone: float | None) -> Overhead:

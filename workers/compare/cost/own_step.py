@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-from ps.errors import HubringError
+from ps.errors import DeadlineExceeded, HubringError
 from workers.compare import machine
 from workers.compare.job import find
 from workers.compare.process import ProcessFailed
@@ -30,20 +30,27 @@ def own_step(job: str) -> tuple[float, float, float]:
     Raises:
         UsageError: There is none of that name.
         ProcessFailed: It did not train.
+        DeadlineExceeded: It took too long.
         HubringError: It took too few steps.
     """
     find(job)
     with tempfile.TemporaryDirectory(prefix="calibrate-") as directory:
         record = Path(directory) / "record.jsonl"
         command = [sys.executable, "-m", "workers.cli", "--job", job, "--record", str(record)]
-        ran = subprocess.run(
-            [*command, "--", "--epochs", str(EPOCHS)],
-            env=clean_environment(machine.cores()),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT,
-            check=False,
-        )
+        try:
+            ran = subprocess.run(
+                [*command, "--", "--epochs", str(EPOCHS)],
+                env=clean_environment(machine.cores()),
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as cause:
+            raise DeadlineExceeded(
+                f"{job} took longer than {TIMEOUT:g} s for {EPOCHS} epochs here: calibrate without --job, and"
+                " tell predict --compute"
+            ) from cause
         if ran.returncode:
             raise ProcessFailed(f"{job} ended with exit code {ran.returncode}; it said:\n{ran.stderr}")
         return _middle([json.loads(line) for line in record.read_text().splitlines()])

@@ -30,7 +30,7 @@ class Job:
     Attributes:
         model_bytes: Of all parameters.
         compute: Seconds a step, forward and backward, of a worker with its share of the batch.
-        batch: Samples of that share.
+        batch: Samples of that share; None: not known.
         optimizer: Which steps.
         overlap: Part of `compute` behind which the exchange can hide: 2/3 where gradients leave during
             backward, 0 where computing and exchanging take the same cores.
@@ -41,7 +41,7 @@ class Job:
 
     model_bytes: int
     compute: float = 0.0
-    batch: float = 1.0
+    batch: float | None = None
     optimizer: str = "sgd"
     overlap: float = 0.0
     wire: str = ""
@@ -55,7 +55,7 @@ class Prediction:
 
     Attributes:
         step_seconds: Median step of a worker.
-        samples_per_second: Of all workers.
+        samples_per_second: Of all workers; None where the job does not tell its batch.
         efficiency: Part of the step that is spent computing.
         by: How it was found.
         parts: Seconds of a step by what takes them; they overlap, so they may sum to more. `waiting` is
@@ -65,12 +65,20 @@ class Prediction:
     """
 
     step_seconds: float
-    samples_per_second: float
+    samples_per_second: float | None
     efficiency: float
     by: By
     parts: dict[str, float]
     bound: str
     finished: bool = True
+
+    @property
+    def links(self) -> float:
+        """Part of the exchange that is bytes on links or in I/O threads, 0 to 1."""
+        exchanging = sum(
+            seconds for name, seconds in self.parts.items() if name not in ("compute", "waiting")
+        )
+        return self.parts["link"] / exchanging if exchanging else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The prediction as a JSON object."""
@@ -119,18 +127,13 @@ def predict(
     parts |= {"compute": computing, "waiting": max(0.0, waiting)}
     return Prediction(
         step_seconds=found.seconds,
-        samples_per_second=found.rate * job.batch,
+        samples_per_second=None if job.batch is None else found.rate * job.batch,
         efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,
         by=found.by,
         parts=parts,
         bound=max(parts, key=lambda name: parts[name]),
         finished=found.finished,
     )
-
-
-def exchange(constants: Constants, reading: Reading, setting: Setting, job: Job) -> float:
-    """Seconds by which a step is longer than its computing, where all are alike and nobody waits in line."""
-    return _exchanging(reading, way_of(constants, reading, setting, job), setting.workers)
 
 
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:

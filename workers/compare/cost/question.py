@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ps.errors import UsageError
 from workers.compare import quantity
 from workers.compare.cost.constants import Constants
-from workers.compare.cost.formulas import needed_servers
+from workers.compare.cost.crossing import most_servers, overtaking, servers_needed
 from workers.compare.cost.prediction import Job, predict
 from workers.compare.cost.reading import Reading, read
 from workers.compare.setting import Link, Setting, Straggler
@@ -43,14 +44,14 @@ class Question:
         job: str | None,
         compute: str | None,
         rate: str | None,
-        latency: str,
-        jitter: str,
+        latency: str | None,
+        jitter: str | None,
         straggler: str | None,
         slice_bytes: int | None,
         optimizer: str,
         transport: str,
         overlap: float,
-        batch: float,
+        batch: float | None,
         together: bool,
         steps: int,
         seed: int,
@@ -60,18 +61,20 @@ class Question:
         Raises:
             UsageError: A word of it means nothing, or contradicts another.
         """
+        known = constants.link or Link()
         link = Link(
-            rate=None if rate is None else quantity.rate(rate),
-            latency=quantity.seconds(latency),
-            jitter=quantity.seconds(jitter),
+            rate=known.rate if rate is None else quantity.rate(rate),
+            latency=known.latency if latency is None else quantity.seconds(latency),
+            jitter=known.jitter if jitter is None else quantity.seconds(jitter),
         )
-        between = link if link != Link() else constants.link
+        between = None if constants.link is None and link == Link() else link
+        counts = _counts("--workers", workers)
         return Question(
             rows=tuple(read(name.strip()) for name in rows.split(",")),
-            workers=_counts("--workers", workers),
+            workers=counts,
             servers=_counts("--servers", servers),
             link=between,
-            straggler=None if straggler is None else _straggler(straggler),
+            straggler=None if straggler is None else _straggler(straggler, max(counts)),
             job=Job(
                 model_bytes=_size(model_bytes, job),
                 compute=(constants.compute or 0.0) if compute is None else quantity.seconds(compute),
@@ -95,6 +98,7 @@ class Question:
         return {
             "model_bytes": self.job.model_bytes,
             "compute_ms": 1e3 * self.job.compute,
+            "batch": self.job.batch,
             "predictions": list(self._predictions(constants)),
             "crossover": [self._crossover(constants, workers) for workers in self.workers if workers > 1],
         }
@@ -120,16 +124,15 @@ class Question:
         return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
 
     def _crossover(self, constants: Constants, workers: int) -> dict[str, Any]:
-        """The fewest servers with which bsp is as fast as the ring, all workers alike; None: not with n."""
+        """The fewest servers with which bsp is faster than the ring, all workers alike."""
         setting = Setting(workers=workers, link=self.link)
         ring = predict(constants, "ring", setting, self.job).step_seconds
-        low, high = 1, workers
-        if self._hub(constants, setting, high) > ring:
-            return {"workers": workers, "formula": needed_servers(workers), "predicted": None}
-        while low < high:  # more servers are never slower
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._hub(constants, setting, middle) <= ring else (middle + 1, high)
-        return {"workers": workers, "formula": needed_servers(workers), "predicted": low}
+        return {
+            "workers": workers,
+            "by_bytes": servers_needed(workers),
+            "predicted": overtaking(partial(self._hub, constants, setting), ring, workers),
+            "most_servers": most_servers(workers),
+        }
 
     def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
         return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds
@@ -153,11 +156,17 @@ def _size(model_bytes: int | None, job: str | None) -> int:
     return MODELS[name]
 
 
-def _straggler(text: str) -> Straggler:
+def _straggler(text: str, workers: int) -> Straggler:
+    """What is slow of at most so many workers."""
     match text.split(":"):
         case [("constant" | "pareto" | "host") as kind, seconds, *ranks] if len(ranks) < 2:
             named = ranks[0].split("+") if ranks else []
             if all(rank.isdecimal() for rank in named):
                 slow = tuple(int(rank) for rank in named)
+                if slow and min(slow) >= workers:
+                    raise UsageError(
+                        f"--straggler {text}: nobody is slow; ranks of {workers} workers go from 0 to"
+                        f" {workers - 1}"
+                    )
                 return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=slow)
     raise UsageError(f"--straggler {text}: expected KIND:SECONDS[:RANKS] with KIND of {', '.join(KINDS)}")

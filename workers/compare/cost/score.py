@@ -12,16 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from workers.compare.cost.constants import Constants
-from workers.compare.cost.formulas import needed_servers
+from workers.compare.cost.crossing import overtaking
 from workers.compare.cost.measured import Point, model_bytes, points
 from workers.compare.cost.overhead import Overhead
-from workers.compare.cost.prediction import Job, Prediction, exchange, predict
-from workers.compare.cost.reading import Reading
+from workers.compare.cost.prediction import Job, Prediction, predict
+from workers.compare.cost.reading import Reading, read
 from workers.compare.row import EVERY
 from workers.compare.setting import Setting
 
-MOST_SERVERS = 64
-"""Beyond which no crossover is looked for."""
 BEYOND = 4
 """How many times the workers that were measured the scaling is predicted for."""
 
@@ -45,13 +43,12 @@ class Score:
         self._batch = _batch(self._calibrating)
 
     def as_json(self) -> dict[str, Any]:
-        """`predictions`, `score`, `crossover` and `scaling`, as results.json has them."""
+        """`predictions`, `score` and `scaling`, as results.json has them."""
         predictions = [self._beside(point) for point in _distinct(self._points)]
         errors = [abs(each["error"]) for each in predictions if not each["calibrated"]]
         return {
             "predictions": predictions,
             "score": {"mean_error": fmean(errors), "settings": len(errors)} if errors else None,
-            "crossover": self._crossovers(),
             "scaling": [self._scaling(first) for first in self._calibrating],
         }
 
@@ -59,8 +56,22 @@ class Score:
         """A row's step in any setting, as calibrated."""
         workers = 1 if reading.alone else setting.workers
         overhead = self._overheads.get(reading.name, Overhead(0.0))
-        job = replace(self._job, compute=overhead.of(workers), batch=self._batch / workers)
+        batch = None if self._batch is None else self._batch / workers
+        job = replace(self._job, compute=overhead.of(workers), batch=batch)
         return predict(self._constants, reading, setting, job)
+
+    def crossover(self, setting: Setting) -> int | None:
+        """The fewest servers with which hub-bsp's step is predicted to be shorter than the ring's.
+
+        Args:
+            setting: All else is as there.
+        """
+        ring, hub = read("ring"), read("hub-bsp")
+
+        def step(servers: int) -> float:
+            return self.predict(hub, replace(setting, servers=servers)).step_seconds
+
+        return overtaking(step, self.predict(ring, setting).step_seconds, setting.workers)
 
     # Calibrating.
 
@@ -76,8 +87,14 @@ class Score:
 
     def _rest(self, point: Point) -> float:
         """What its step takes beside the exchange and emulated computing."""
-        added = exchange(self._constants, point.reading, point.setting, self._job)
-        return point.step_seconds - added - (point.setting.compute or 0.0)
+        computing = point.compute_seconds
+        if computing is not None:
+            computing = max(0.0, computing - (point.setting.compute or 0.0))
+        job = replace(self._job, compute=computing or 0.0)
+        foreseen = predict(self._constants, point.reading, point.setting, job)
+        link = point.setting.link
+        links = 0.0 if link is None or link.rate is None else foreseen.links
+        return Overhead.rest(point.step_seconds, foreseen.step_seconds, computing, links)
 
     # What the results show.
 
@@ -92,32 +109,6 @@ class Score:
             "calibrated": point in self._calibrating,
             "by": predicted.by,
         }
-
-    def _crossovers(self) -> list[dict[str, Any]]:
-        """Where the synchronous hub overtakes the ring, for each setting that both were measured in."""
-        rings = {point.without_servers: point for point in self._points if point.row == "ring"}
-        hubs: dict[str, list[Point]] = {}
-        for point in self._points:
-            if point.row == "hub-bsp" and point.without_servers in rings:
-                hubs.setdefault(point.without_servers, []).append(point)
-        return [self._crossover(rings[key], those) for key, those in hubs.items()]
-
-    def _crossover(self, ring: Point, hubs: Sequence[Point]) -> dict[str, Any]:
-        won = [point.setting.servers for point in hubs if point.step_seconds <= ring.step_seconds]
-        workers = ring.setting.workers
-        return {
-            "setting": ring.without_servers,
-            "measured": min(won, default=None),
-            "predicted": self._enough(ring, hubs[0]),
-            "formula": f"k > n^2/(2(n-1)) = {needed_servers(workers):.3g}",
-        }
-
-    def _enough(self, ring: Point, hub: Point) -> int | None:
-        least = self.predict(ring.reading, ring.setting).step_seconds
-        for servers in range(1, MOST_SERVERS + 1):
-            if self.predict(hub.reading, replace(hub.setting, servers=servers)).step_seconds <= least:
-                return servers
-        return None
 
     def _scaling(self, first: Point) -> dict[str, Any]:
         """Samples a second over the number of workers, all else as in the row's first setting."""
@@ -159,14 +150,17 @@ def _calibrating(found: Sequence[Point]) -> list[Point]:
     return list(firsts.values())
 
 
-def _batch(found: Sequence[Point]) -> float:
-    """Samples that all workers take in one step together; in lockstep that is speed times step."""
+def _batch(found: Sequence[Point]) -> float | None:
+    """Samples that all workers take in one step together; in lockstep that is speed times step.
+
+    None where no row in lockstep was measured.
+    """
     batches = [
         point.samples_per_second * point.step_seconds
         for point in found
         if point.samples_per_second is not None and point.reading.rule in ("ring", "bsp")
     ]
-    return batches[0] if batches else 1.0
+    return batches[0] if batches else None
 
 
 def _doublings(most: int) -> set[int]:

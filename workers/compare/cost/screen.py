@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +11,8 @@ from rich.table import Table
 from workers.compare.cost.constants import Constants
 
 NOTHING = "-"
+WORDS = ("row", "bound by", "found by")
+"""Columns that are no numbers."""
 
 
 def show_constants(constants: Constants) -> None:
@@ -52,37 +54,58 @@ def _unit(name: str) -> tuple[float, str]:
 
 
 def show_answer(answer: Mapping[str, Any]) -> None:
-    """One line a prediction, then where the hub overtakes the ring."""
-    console = Console(stderr=True, highlight=False)
-    heads = ("workers", "row", "servers", "step ms", "samples/s", "efficiency", "bound by", "found by")
-    table = Table(*heads, box=None, pad_edge=False)
-    for index in (0, 2, 3, 4, 5):
-        table.columns[index].justify = "right"
+    """What was asked, one line a prediction, then where the hub overtakes the ring."""
+    console = Console(stderr=True, highlight=False, markup=False)
+    table, columns = Table(box=None, pad_edge=False), _columns(answer)
+    for head in columns:
+        table.add_column(head, justify="left" if head in WORDS else "right")
     for each in answer["predictions"]:
-        table.add_row(*_cells(each, computing=bool(answer["compute_ms"])))
+        table.add_row(*(cell(each) for cell in columns.values()))
+    console.print(_asked(answer), soft_wrap=True)
     console.print(table)
     for each in answer["crossover"]:
         console.print(_told(each), soft_wrap=True)
 
 
-def _cells(each: Mapping[str, Any], *, computing: bool) -> list[str]:
-    return [
-        str(each["workers"]),
-        each["row"],
-        NOTHING if each["servers"] is None else str(each["servers"]),
-        f"{each['step_ms']:.4g}",
-        f"{each['samples_per_second']:,.4g}",
-        f"{each['efficiency']:.0%}" if computing else NOTHING,
-        each["bound"],
-        each["by"],
-    ]
+def _asked(answer: Mapping[str, Any]) -> str:
+    """Which job it is, and by which calibration."""
+    computing = f"{answer['compute_ms']:g} ms" if answer["compute_ms"] else "no time"
+    job = f"a model of {answer['model_bytes']:,} bytes, computing {computing} a step"
+    known = answer["calibration"]
+    machine = f"{known['machine'].get('processor', 'an unknown processor')}, {known['cores']} cores"
+    if known["file"] is None:
+        kept = "kept nowhere; `ps-compare calibrate` keeps one"
+        return f"{job}; calibration: measured now on {machine} ({kept})"
+    return (
+        f"{job}; calibration: {known['file']}, measured {known['date'] or 'at a time unknown'} on {machine}"
+    )
+
+
+def _columns(answer: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+    """What is told of each prediction; no speed and no efficiency where the job does not tell enough."""
+    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
+        "workers": lambda each: str(each["workers"]),
+        "row": lambda each: str(each["row"]),
+        "servers": lambda each: NOTHING if each["servers"] is None else str(each["servers"]),
+        "step ms": lambda each: f"{each['step_ms']:.4g}",
+    }
+    if answer["batch"] is not None:
+        columns["samples/s"] = lambda each: f"{each['samples_per_second']:,.4g}"
+    if answer["compute_ms"]:
+        columns["efficiency"] = lambda each: f"{each['efficiency']:.0%}"
+    return columns | {
+        "bound by": lambda each: str(each["bound"]),
+        "found by": lambda each: str(each["by"]),
+    }
 
 
 def _told(each: Mapping[str, Any]) -> str:
     """The crossover in words."""
-    workers, needed = each["workers"], each["formula"]
-    told = f"{workers} workers: at line rate the hub wins with more than {needed:.4g} servers"
-    if each["predicted"] is None:
-        return f"{told}; here the ring is faster up to {workers}"
-    servers = each["predicted"]
-    return f"{told}; here bsp is as fast as the ring from {servers} server{'s' * (servers > 1)} on"
+    workers, needed, servers = each["workers"], each["by_bytes"], each["predicted"]
+    line = "never wins" if needed is None else f"wins from {needed} servers on"
+    here = (
+        f"bsp is not faster than the ring with up to {each['most_servers']} servers"
+        if servers is None
+        else f"bsp is faster than the ring from {servers} server{'s' * (servers > 1)} on"
+    )
+    return f"{workers} workers: at line rate the hub {line}; here {here}"

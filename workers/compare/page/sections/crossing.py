@@ -98,19 +98,29 @@ def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> I
 
 
 def _rules(crossing: Crossover | None, x: Axis) -> list[Html]:
-    known = {} if crossing is None else {"measured": crossing.measured, "predicted": crossing.predicted}
-    there = [(word, at) for word, at in known.items() if at is not None and 0 <= x.scale.place(at) <= 1]
+    there = [
+        (word, at) for word, at in _known(crossing).items() if at is not None and 0 <= x.scale.place(at) <= 1
+    ]
     return [upright(at, x, f"crossover {word}", row) for row, (word, at) in enumerate(there)]
 
 
 def _says(crossing: Crossover | None) -> str:
     if crossing is None:
         return "No crossover was looked for."
-    known = {"measured": crossing.measured, "predicted": crossing.predicted}
-    told = [f"{word} {_from(at)}" for word, at in known.items()]
-    rule = f", by the rule {crossing.formula}" if crossing.formula else ""
+    told = [f"{word} {_from_on(at)}" for word, at in _known(crossing).items()]
+    rule = f"; by bytes alone ({crossing.formula}) {_from_on(crossing.by_bytes)}"
     return f"The hub overtakes the ring: {', '.join(told)}{rule}."
 
 
-def _from(servers: float | None) -> str:
-    return "nowhere" if servers is None else f"from {servers:g} server{'' if servers == 1 else 's'} on"
+def _known(crossing: Crossover | None) -> dict[str, float | None]:
+    """Where the crossing is, by how that is known."""
+    if crossing is None:
+        return {}
+    known = {"measured": crossing.measured}
+    return known | ({"predicted": crossing.predicted} if crossing.calibrated else {})
+
+
+def _from_on(servers: float | None) -> str:
+    if servers is None:
+        return "nowhere"
+    return f"from {servers:g} server{'' if servers == 1 else 's'} on"
