@@ -32,6 +32,11 @@ SIZE = 3
 
 
 class Here:
+    apart = False
+
+    def local_rank(self, rank: int) -> int:
+        return rank
+
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
         return list(argv)
 
@@ -40,6 +45,11 @@ class Here:
 
 
 class Apart:
+    apart = True
+
+    def local_rank(self, rank: int) -> int:
+        return 0
+
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
         return ["on", role, *argv]
 
@@ -89,12 +99,13 @@ def test_rpc_has_as_many_servers_as_the_setting_and_ray_one_actor() -> None:
 
 
 def test_behind_links_every_program_runs_on_its_host_and_is_told_its_address() -> None:
-    told = programs("rpc", servers=2, hosts=Apart(), linked=True)
+    told = programs("rpc", servers=2, hosts=Apart())
     started = [*told.server_programs(), *start(told)]
     assert [(each.argv[1], value(each.argv, "--host")) for each in started] == [
         (each.name, f"address of {each.name}") for each in started
     ]
-    (mpirun,) = start(programs("mpi", hosts=Apart(), linked=True))
+    assert {value(each.argv, "--local-rank") for each in start(told)} == {"0"}
+    (mpirun,) = start(programs("mpi", hosts=Apart()))
     assert mpirun.argv[:3] == ["on", "server", "env"]
     assert mpirun.argv.count("on") == 3
 

@@ -120,20 +120,24 @@ class Team:
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
         command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
-        return self._processes.start(f"{self.row.name} server", command)
+        return self._start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[Process]:
         name, size = self.row.name, self._job.size
         if self.row.launcher == "mpirun":
             flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
             command = ["mpirun", *flags, sys.executable, "-m", MEMBER, *self._told(0)]
-            yield self._processes.start(name, command)
+            yield self._start(name, command)
             return
         if self.row.beside:
             yield self._fork(f"{name} server", self.row.beside, self._job.encode())
         for rank in range(self._count):
             command = [MEMBER] if self.row.server is None else self._worker(rank)
             yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
+
+    def _start(self, name: str, command: list[str]) -> Process:
+        place = self._processes.directory, self._processes.environment
+        return self._processes.adopt(Process(name, command, *place))
 
     def _fork(self, name: str, module: str, *arguments: str) -> Process:
         place = self._processes.directory, self._processes.environment

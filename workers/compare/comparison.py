@@ -78,8 +78,16 @@ class Comparison:
     machine: dict[str, Any]
 
     @classmethod
-    def begin(cls, experiment: Experiment, folder: Path, command: str) -> Comparison:
+    def begin(
+        cls, experiment: Experiment, folder: Path, command: str, on: dict[str, Any] | None = None
+    ) -> Comparison:
         """Takes up a folder: a new one, or one in which the same experiment was begun.
+
+        Args:
+            experiment: What to compare.
+            folder: Where.
+            command: What the user typed.
+            on: What it runs on; None: this machine.
 
         Raises:
             UsageError: The folder holds another experiment; names what differs.
@@ -88,7 +96,7 @@ class Comparison:
             there = cls.open(folder)
             _check_same(there.experiment, experiment, folder)
             return cls(experiment, folder, there.command, there.machine)
-        comparison = cls(experiment, folder, command, machine.describe())
+        comparison = cls(experiment, folder, command, on or dict(machine.describe()))
         folder.mkdir(parents=True, exist_ok=True)
         content = {"experiment": experiment.as_json(), "machine": comparison.machine, "command": command}
         write_whole(folder / FILE, json.dumps(content, indent=1))

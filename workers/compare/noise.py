@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,23 @@ class Noise:
     foreign: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one process of ours counted on its machine.
+
+    Attributes:
+        load: The machine's 1-minute load before and after.
+        available: Seconds that the machine's processors had.
+        busy: Seconds of these in which they worked; None where nobody counts.
+        own: Seconds of these that this process took, with all that it started and that has ended.
+    """
+
+    load: tuple[float, float]
+    available: float
+    busy: float | None
+    own: float
+
+
 class Listener:
     """Listens from when it is made until it is asked; our programs have to have ended by then."""
 
@@ -40,14 +58,29 @@ class Listener:
         self._load = os.getloadavg()[0]
         self._began, self._busy, self._own = time.monotonic(), _busy(), _own()
 
+    def sample(self) -> Sample:
+        """What was counted so far."""
+        available = (time.monotonic() - self._began) * (os.cpu_count() or 1)
+        busy = _busy()
+        busy = None if busy is None or self._busy is None else busy - self._busy
+        return Sample((self._load, os.getloadavg()[0]), available, busy, _own() - self._own)
+
     def noise(self) -> Noise:
         """What was heard so far."""
-        seconds, busy = time.monotonic() - self._began, _busy()
-        foreign = None
-        if busy is not None and self._busy is not None and seconds > 0:
-            others = busy - self._busy - (_own() - self._own)
-            foreign = min(1.0, max(0.0, others / (seconds * (os.cpu_count() or 1))))
-        return Noise((self._load, os.getloadavg()[0]), foreign)
+        return of_machine([self.sample()])
+
+
+def of_machine(samples: Sequence[Sample]) -> Noise:
+    """What was heard on one machine, of which the first of our processes there tells.
+
+    Args:
+        samples: Those of all our processes there that start others, over the same time.
+    """
+    told = samples[0]
+    if told.busy is None or told.available <= 0:
+        return Noise(told.load, None)
+    others = told.busy - sum(sample.own for sample in samples)
+    return Noise(told.load, min(1.0, max(0.0, others / told.available)))
 
 
 def is_idle() -> bool:

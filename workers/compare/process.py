@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from ps.errors import DeadlineExceeded, HubringError
 from workers.compare.lifeline import Lifeline
@@ -24,49 +25,41 @@ class ProcessFailed(HubringError):
     """A child ended with an error; the message shows the end of what it said."""
 
 
-class Process:
-    """One child. Its session is its own, so that Ctrl-C reaches it through its parent alone.
+class Child(ABC):
+    """One program of a run, on this machine or another, with its output in files that are seen here.
 
     Args:
         name: What people call it.
         command: Program and arguments.
         directory: Where `NAME.out` and `NAME.err` are written.
-        environment: All of its variables.
 
     Attributes:
         expendable: Its end with an error is no failure of the whole.
     """
 
-    def __init__(
-        self,
-        name: str,
-        command: Sequence[str],
-        directory: Path,
-        environment: Mapping[str, str],
-    ) -> None:
+    def __init__(self, name: str, command: Sequence[str], directory: Path) -> None:
         self.name = name
         self.expendable = False
         self.command = tuple(command)
         self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
-        with self.out.open("wb") as out, self.err.open("wb") as err:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                start_new_session=True,
-            )
 
     @property
-    def pid(self) -> int:
-        """Its id, which is also that of its session."""
-        return self._child.pid
+    @abstractmethod
+    def pid(self) -> int | None:
+        """Its id on this machine, which is also that of its session; None where it runs on another."""
 
     @property
+    @abstractmethod
     def code(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
-        return self._child.poll()
+
+    @abstractmethod
+    def ask_to_stop(self) -> None:
+        """Sends SIGTERM, once it is known to run."""
+
+    @abstractmethod
+    def end(self, timeout: float) -> None:
+        """Returns once it has ended; after `timeout` seconds it is killed with all that it started."""
 
     def result(self) -> dict[str, Any]:
         """The JSON object in the last line of its standard output.
@@ -88,8 +81,44 @@ class Process:
         said = self.err.read_text(errors="replace").splitlines()[-lines:]
         return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in said)
 
+
+class Process(Child):
+    """A child of this process. Its session is its own, so that Ctrl-C reaches it through its parent alone.
+
+    Args:
+        name: What people call it.
+        command: Program and arguments.
+        directory: Where `NAME.out` and `NAME.err` are written.
+        environment: All of its variables.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        directory: Path,
+        environment: Mapping[str, str],
+    ) -> None:
+        super().__init__(name, command, directory)
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def code(self) -> int | None:
+        return self._child.poll()
+
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM, once it is known to run."""
         if self.code is None:
             self._child.send_signal(signal.SIGTERM)
 
@@ -98,12 +127,17 @@ class Process:
         self._child.kill()
 
     def end(self, timeout: float) -> None:
-        """Returns once it has ended; after `timeout` seconds it is killed with all that it started."""
         try:
             self._child.wait(timeout)
         except subprocess.TimeoutExpired:
             os.killpg(self._child.pid, signal.SIGKILL)
             self._child.wait()
+
+
+C = TypeVar("C", bound=Child)
+
+Start = Callable[[str, Sequence[str], Path, Mapping[str, str]], Child]
+"""Starts a program; the arguments are `Process`'s."""
 
 
 class Processes:
@@ -114,6 +148,7 @@ class Processes:
         environment: All of their variables.
         timeout: Seconds that all of them together may take.
         lifeline: Ends them if this process is killed; None: nobody does.
+        start: Starts one where it belongs.
     """
 
     def __init__(
@@ -122,11 +157,13 @@ class Processes:
         environment: Mapping[str, str],
         timeout: float,
         lifeline: Lifeline | None = None,
+        start: Start = Process,
     ) -> None:
-        self.started: list[Process] = []
+        self.started: list[Child] = []
         self.directory = directory
         self.environment = environment
         self._lifeline = lifeline
+        self._start = start
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
@@ -141,21 +178,21 @@ class Processes:
         deadline = time.monotonic() + GRACE_SECONDS
         for process in self.started:
             process.end(max(0.0, deadline - time.monotonic()))
-            if self._lifeline is not None:
+            if self._lifeline is not None and process.pid is not None:
                 self._lifeline.release(process.pid)
 
-    def start(self, name: str, command: Sequence[str]) -> Process:
+    def start(self, name: str, command: Sequence[str]) -> Child:
         """Starts one more; the arguments are `Process`'s."""
-        return self.adopt(Process(name, command, self.directory, self.environment))
+        return self.adopt(self._start(name, command, self.directory, self.environment))
 
-    def adopt(self, process: Process) -> Process:
+    def adopt(self, process: C) -> C:
         """Takes over a process that was started in another way; returns it."""
         self.started.append(process)
-        if self._lifeline is not None:
+        if self._lifeline is not None and process.pid is not None:
             self._lifeline.hold(process.pid)
         return process
 
-    def running(self) -> list[Process]:
+    def running(self) -> list[Child]:
         """Those that have not ended.
 
         Raises:

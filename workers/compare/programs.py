@@ -12,9 +12,8 @@ from typing import Any
 from ps.config import is_loopback
 from workers.compare.experiment import Experiment
 from workers.compare.hardship.delays import Slowness
-from workers.compare.hardship.hosts import Hosts
 from workers.compare.outcome import EARLY
-from workers.compare.peers.rows import PeerPrograms
+from workers.compare.peers.rows import Hosts, PeerPrograms
 from workers.compare.plan import Run
 
 
@@ -42,7 +41,7 @@ class Programs:
     @property
     def apart(self) -> int:
         """Shards on hosts of their own, beside the server's."""
-        return self.run.setting.servers - 1 if self.run.setting.link is not None else 0
+        return self.run.setting.servers - 1 if self.hosts.apart else 0
 
     def record(self, rank: int) -> Path:
         """The file of a worker's reports."""
@@ -89,8 +88,8 @@ class Programs:
         """The worker of this rank."""
         flags = self._written(rank)
         if server is not None:
-            host = 0 if self.run.setting.link is not None else rank
-            flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": host}
+            local = self.hosts.local_rank(rank)
+            flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
         if self.run.row.on_hub:
             flags["transport"] = self._transport()
         elif server is not None:
@@ -109,7 +108,6 @@ class Programs:
             self.folder,
             self.hosts,
             servers=setting.servers,
-            linked=setting.link is not None,
             backend=self.experiment.backend,
         )
 

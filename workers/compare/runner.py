@@ -15,19 +15,31 @@ from typing import Any
 
 from ps.config import environment
 from ps.errors import HubringError
-from workers.compare import machine, timeline
+from workers.compare import timeline
 from workers.compare.experiment import Experiment
-from workers.compare.hardship.hosts import hosts
 from workers.compare.hardship.loss import Loss, outlived
 from workers.compare.lifeline import Lifeline
-from workers.compare.noise import Listener
 from workers.compare.outcome import Line, Outcome, latest
 from workers.compare.plan import Run
-from workers.compare.process import Process, Processes
+from workers.compare.process import Child, Processes
 from workers.compare.programs import Programs
+from workers.compare.site import Site, ThisMachine
 
-_OF_LAUNCHERS = ("PS_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
-_OF_TORCHRUN = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "OMP_NUM_THREADS"}
+_OF_LAUNCHERS = (
+    "PS_",
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "MPI_LOCAL",
+    "TORCHELASTIC_",
+    "HOROVOD_",
+    "HUBRING_LAUNCHER",
+)
+_OF_TORCHRUN = {
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"),
+}
+_OF_PODS = {"JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"}
 
 Progress = Callable[[Line], None]
 """Told rank 0's latest report, a few times a second."""
@@ -40,10 +52,12 @@ class Runner:
     Attributes:
         experiment: What all runs have in common.
         lifeline: Ends their processes if this one is killed.
+        site: Where they run.
     """
 
     experiment: Experiment
     lifeline: Lifeline | None = None
+    site: Site = ThisMachine()  # noqa: RUF009 - it holds nothing
 
     def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
         """Trains once, in a folder that is made anew; `outcome.json` is written last.
@@ -55,8 +69,8 @@ class Runner:
         """
         shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped half-way
         folder.mkdir(parents=True)
-        listener, began, watch = Listener(), datetime.now(UTC), time.monotonic()
-        with hosts(run.setting) as machines:
+        heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
+        with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
             programs.write_hardship()
             with self._processes(run, folder) as processes:
@@ -72,7 +86,7 @@ class Runner:
             commands=[shlex.join(process.command) for process in processes.started],
             began=began.isoformat(),
             seconds=time.monotonic() - watch,
-            noise=listener.noise(),
+            noise=heard(),
             results=results,
             server=None if server is None or run.row.peer is not None else server.result(),
             failed=None if victim is None else outlived([each.code or 0 for each in team], results, victim),
@@ -81,19 +95,19 @@ class Runner:
         return outcome
 
     def _processes(self, run: Run, folder: Path) -> Processes:
-        threads = self.experiment.threads or max(1, machine.cores() // run.setting.workers)
-        timeout = self.experiment.timeout
-        return Processes(folder, clean_environment(threads), timeout, self.lifeline)
+        threads = self.experiment.threads or self.site.threads(run.setting.workers)
+        own, timeout = clean_environment(threads), self.experiment.timeout
+        return Processes(folder, own, timeout, self.lifeline, self.site.starter(threads))
 
 
-def _results(programs: Programs, team: list[Process], victim: int | None) -> list[Mapping[str, Any] | None]:
+def _results(programs: Programs, team: list[Child], victim: int | None) -> list[Mapping[str, Any] | None]:
     """The workers' last lines by rank; None of the one that was killed."""
     if programs.run.row.peer is not None:
         return [programs.peers.result(rank) for rank in range(programs.workers)]
     return [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
 
 
-def _start(programs: Programs, processes: Processes) -> tuple[Process | None, list[Process]]:
+def _start(programs: Programs, processes: Processes) -> tuple[Child | None, list[Child]]:
     """Starts the server, its shards elsewhere, and the workers."""
     if programs.run.row.peer is not None:
         return _start_peer(programs, processes)
@@ -109,7 +123,7 @@ def _start(programs: Programs, processes: Processes) -> tuple[Process | None, li
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
 
 
-def _start_peer(programs: Programs, processes: Processes) -> tuple[Process | None, list[Process]]:
+def _start_peer(programs: Programs, processes: Processes) -> tuple[Child | None, list[Child]]:
     """Starts a peer's servers, if it has any, and its workers: a process each, or one for all."""
     told = programs.peers
     servers = [processes.start(*each) for each in told.server_programs()]
@@ -135,7 +149,7 @@ def _status(programs: Programs, address: str) -> dict[str, list[object]]:
     return status
 
 
-def _await_end(programs: Programs, processes: Processes, team: list[Process], progress: Progress) -> None:
+def _await_end(programs: Programs, processes: Processes, team: list[Child], progress: Progress) -> None:
     """Watches until all have ended, while the one whom the setting names is killed."""
     fault = programs.run.setting.fault
     if fault is None:
@@ -143,7 +157,9 @@ def _await_end(programs: Programs, processes: Processes, team: list[Process], pr
         return
     for process in processes.started:
         process.expendable = True  # an end with an error is what is measured
-    with Loss(fault, programs.record(fault.rank), team[fault.rank].pid) as loss:
+    pid = team[fault.rank].pid
+    assert pid is not None, "a loss was asked for on another machine"
+    with Loss(fault, programs.record(fault.rank), pid) as loss:
         _watch(programs, processes, progress)
     if loss.step is None:
         raise HubringError(
@@ -168,7 +184,7 @@ def clean_environment(threads: int) -> dict[str, str]:
     kept = {
         name: value
         for name, value in environment().items()
-        if name not in _OF_TORCHRUN and not name.startswith(_OF_LAUNCHERS)
+        if name not in _OF_TORCHRUN | _OF_PODS and not name.startswith(_OF_LAUNCHERS)
     }
     return kept | {"OMP_NUM_THREADS": str(threads)}
 

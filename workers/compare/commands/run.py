@@ -7,11 +7,15 @@ import sys
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ps import terminal
+
+if TYPE_CHECKING:
+    from workers.compare.cluster.task import Task
+    from workers.compare.experiment import Experiment
 
 DEFAULT = "digits"
 """The experiment that ships and is run where none is named."""
@@ -64,6 +68,8 @@ def run(
 
     Started again with the same --out it finishes what is missing and repeats nothing.
 
+    Under srun, torchrun or another launcher each task is one worker; --out is a folder that all share.
+
     Ends with 1 where synchronous rows disagree.
     """
     flags = dict(locals())
@@ -73,11 +79,20 @@ def run(
 
 def _run(source: str | None, flags: dict[str, Any], out: Path | None) -> int:
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, folder))
-    if code > 128:
+    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder))
+    if code > 128 and _is_first():
         words = [word for word in sys.argv[1:] if out is None or word != str(out)]
         print(f"ps-compare: to go on: {_again(words, folder)}", file=sys.stderr)
     return code
+
+
+def _is_first() -> bool:
+    """Whether no other task of a cluster tells as much."""
+    from ps.config import environment
+    from workers.compare.cluster import task
+
+    place = task.find(environment())
+    return place is None or place.rank == 0
 
 
 def _again(words: list[str], folder: Path) -> str:
@@ -86,26 +101,64 @@ def _again(words: list[str], folder: Path) -> str:
     return shlex.join(["ps-compare", *kept, "--out", str(folder)])
 
 
-def _compare(source: str | None, flags: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _compare(source: str | None, flags: dict[str, Any], out: Path | None, folder: Path) -> dict[str, Any]:
+    from ps.config import environment
+    from workers.compare.cluster import task
     from workers.compare.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
+    place = task.find(environment())
+    if place is None:
+        results = _here(experiment, folder)
+    else:
+        folder = task.check(experiment, place, out)
+        if place.rank > 0:
+            from workers.compare.cluster.follower import follow
 
+            return follow(place, folder)
+        results = _on_cluster(experiment, folder, place)
+
+    from workers.compare.screen import show
+
+    show(results)
+    return _result(results, folder)
+
+
+def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """Runs all of it on this machine."""
     from workers.compare.comparison import Comparison
     from workers.compare.cost.calibration import calibrate
     from workers.compare.lifeline import Lifeline
     from workers.compare.plan import runs
     from workers.compare.runner import Runner
-    from workers.compare.screen import Screen, show
+    from workers.compare.screen import Screen
 
-    comparison = Comparison.begin(experiment, folder, shlex.join(["ps-compare", *sys.argv[1:]]))
+    comparison = Comparison.begin(experiment, folder, _command())
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
         measure = partial(calibrate, tell=screen.calibrating)
-        results = comparison.run(Runner(experiment, lifeline), screen, measure)
-    show(results)
-    return _result(results, folder)
+        return comparison.run(Runner(experiment, lifeline), screen, measure)
+
+
+def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, Any]:
+    """Conducts it. Nothing is predicted: the constants of one machine say nothing of what joins several."""
+    from workers.compare.cluster.conductor import conduct
+    from workers.compare.comparison import Comparison
+    from workers.compare.lifeline import Lifeline
+    from workers.compare.plan import runs
+    from workers.compare.runner import Runner
+    from workers.compare.screen import Screen
+
+    labels = [run.label for run in runs(experiment)]
+    with conduct(task, folder) as site:
+        comparison = Comparison.begin(experiment, folder, _command(), site.machine)
+        with Lifeline() as lifeline, Screen(labels) as screen:
+            return comparison.run(Runner(experiment, lifeline, site), screen)
+
+
+def _command() -> str:
+    return shlex.join(["ps-compare", *sys.argv[1:]])
 
 
 def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:

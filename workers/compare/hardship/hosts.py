@@ -23,6 +23,15 @@ class Hosts:
 
     behind_links: Mapping[str, Host] = field(default_factory=dict)
 
+    @property
+    def apart(self) -> bool:
+        """Whether the server, further shards and workers are on hosts of their own."""
+        return bool(self.behind_links)
+
+    def local_rank(self, rank: int) -> int:
+        """A worker's number among those of its host."""
+        return 0 if self.behind_links else rank
+
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
         """What runs a program on a role's host. The process that is started becomes the program itself."""
         return self.behind_links[role].command(*argv) if self.behind_links else list(argv)

@@ -100,7 +100,14 @@ def find(name: str) -> PeerRow:
 
 
 class Hosts(Protocol):
-    """Where programs run: as `workers.compare.hardship` has it, or `Here`."""
+    """Where programs run: as `workers.compare.hardship` or `workers.compare.cluster` has it."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether each is on a host of its own, which others reach by its address alone."""
+
+    def local_rank(self, rank: int) -> int:
+        """A worker's number among those of its host."""
 
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
         """What runs a program on its role's host."""
@@ -126,7 +133,6 @@ class PeerPrograms:
         servers: How many servers, where it has any; Ray's actor is one.
         folder: Where the run writes; an absolute path without a file `meet`.
         hosts: Where the programs run.
-        linked: Whether these hosts are behind links, which nothing must go past.
         backend: Of DDP.
     """
 
@@ -135,7 +141,6 @@ class PeerPrograms:
     folder: Path
     hosts: Hosts
     servers: int = 1
-    linked: bool = False
     backend: str = "gloo"
 
     @property
@@ -180,13 +185,13 @@ class PeerPrograms:
         flags = {"peer": self.row.name, "rank": rank, "world-size": self.size}
         flags |= {"meet": self.meet, "result": self._result(rank), "servers": len(self.server_programs())}
         if self.row.name != "mpi":  # whom mpirun tells
-            flags["local-rank"] = 0 if self.linked else rank
+            flags["local-rank"] = self.hosts.local_rank(rank)
         if self.row.name == "ddp":
             flags["backend"] = self.backend
         return self._command("run", role, flags, words)
 
     def _mpirun(self, words: Sequence[str]) -> list[str]:
-        if not self.linked:
+        if not self.hosts.apart:
             return ["mpirun", *words]
         # Ranks report to mpirun, by default over the loopback, which hosts do not share.
         reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/31"  # PMIx 4 makes /32 of all
@@ -196,7 +201,7 @@ class PeerPrograms:
     def _command(
         self, module: str, role: str, flags: Mapping[str, object], words: Sequence[str] = ()
     ) -> list[str]:
-        host = {"host": self.hosts.address(role)} if self.linked else {}
+        host = {"host": self.hosts.address(role)} if self.hosts.apart else {}
         spelt = [word for name, value in {**flags, **host}.items() for word in (f"--{name}", str(value))]
         argv = [sys.executable, "-m", f"workers.compare.peers.{module}", *spelt, *words]
         return self.hosts.command(role, argv)

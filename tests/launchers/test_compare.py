@@ -1,0 +1,100 @@
+"""One experiment over the tasks of torchrun and srun, and what happens when one of them is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launchers.slurm import Slurm
+from tests.launchers.test_launchers import torchrun
+from tests.system.cluster import Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+COMPARE = "workers.compare.cli"
+ONCE = ["--seeds=1", "--target=0.1"]
+WORDS = ["run", "--rows=ring,hub-bsp", "--epochs=1", *ONCE]
+
+PATIENT = 280.0
+"""Seconds for a comparison: some ten processes import torch, on a busy machine for 20 s each."""
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())
+    return found
+
+
+def compared(folder: Path, hub: str = "hub-bsp") -> dict[str, Any]:
+    """What the comparison found, after a look at whether both ways are there, agree and are shown."""
+    found = results(folder)
+    assert found["gate"]["passed"]
+    assert {row["row"]: len(row["seeds"]) for row in found["rows"]} == {"ring": 1, hub: 1}
+    assert hub in (folder / "report.html").read_text()
+    assert not (folder / "conductor.json").exists()
+    return found
+
+
+def test_torchrun_starts_a_comparison_of_its_tasks(cluster: Cluster, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    program = cluster.start(
+        "torchrun", [*torchrun(2), sys.executable, "-m", COMPARE, *WORDS, "--out", str(out)]
+    )
+    assert program.wait(PATIENT) == 0, program.said()
+    found = compared(out)
+    assert found["machine"]["launcher"] == "torchrun"
+    assert [host["ranks"] for host in found["machine"]["hosts"].values()] == ["0, 1"]
+    assert "rank 1 on" in program.said()
+    assert "follows 127.0.0.1:" in program.said()
+
+
+def test_srun_starts_a_comparison_with_a_shard_and_an_idle_task(
+    slurm: Slurm, cluster: Cluster, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    words = [*WORDS, "--workers", "2", "--servers", "2", "--out", str(out)]
+    there = f"SLURM_CONF={slurm.environment['SLURM_CONF']}"
+    command = ["env", there, "srun", "-N3", "-n3", sys.executable, "-m", COMPARE, *words]
+    program = cluster.start("srun", command)
+    assert program.wait(PATIENT) == 0, program.said()
+    found = compared(out)
+    assert found["machine"]["launcher"] == "slurm"
+    hub = next(lines for label, lines in found["commands"].items() if "hub-bsp" in label)
+    assert [line.count("--join") for line in hub] == [0, 1, 0, 0]
+    assert not any("127.0.0.1" in line for line in hub)
+
+
+def task(cluster: Cluster, rank: int, out: Path, name: str) -> Program:
+    """One of two tasks, as an operator of Kubernetes starts them."""
+    place = [f"RANK={rank}", "WORLD_SIZE=2", f"LOCAL_RANK={rank}", "LOCAL_WORLD_SIZE=2"]
+    words = ["run", "--rows=ring,hub-aggregate", "--epochs=30", *ONCE, "--out", str(out)]
+    return cluster.run(f"{name} {rank}", COMPARE, *words, within=["env", *place])
+
+
+@pytest.mark.parametrize(("killed", "says"), [(1, "rank 1 on "), (0, "rank 0 at 127.0.0.1:")])
+def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
+    cluster: Cluster, tmp_path: Path, killed: int, says: str
+) -> None:
+    out = tmp_path / "out"
+    tasks = [task(cluster, rank, out, "first") for rank in range(2)]
+    record = out / "runs" / "n2 k1 hub-aggregate seed1" / "record 1.jsonl"
+    tasks[0].until(lambda: record.exists() and record.stat().st_size > 0, "the second run", PATIENT)
+    tasks[killed].process.send_signal(signal.SIGKILL)
+    error = tasks[1 - killed].done(1, PATIENT)["error"]
+    assert says in error
+    assert "is gone" in error
+    later = [task(cluster, rank, out, "later") for rank in range(2)]
+    assert [program.done(0, PATIENT)["exit_code"] for program in later] == [0, 0]
+    assert "n2 k1 ring seed1: kept" in later[0].said()
+    compared(out, "hub-aggregate")
+    # that no worker of the killed one is left is seen to by the fixture no_process_outlives_its_test
+
+
+def test_too_few_tasks_are_told_with_both_numbers(cluster: Cluster, tmp_path: Path) -> None:
+    words = [*WORDS, "--workers", "3", "--out", str(tmp_path / "out")]
+    program = cluster.run("compare", COMPARE, *words, within=["env", "RANK=0", "WORLD_SIZE=2"])
+    assert "has 3 workers, and environment started 2 tasks" in program.done(2, PATIENT)["error"]

@@ -1,0 +1,250 @@
+"""Comparisons over the tasks of a launcher: whose each program is, and who may join."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.errors import HubringError, UsageError
+from tests.replayed import experiment
+from workers.compare.cluster import meeting, messages
+from workers.compare.cluster.member import Gone, Member, Remote
+from workers.compare.cluster.messages import Hello
+from workers.compare.cluster.spread import Spread
+from workers.compare.cluster.task import Task, check, find
+from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.noise import Sample, of_machine
+from workers.compare.runner import clean_environment
+from workers.launch import FAMILIES, detect
+
+SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+POD = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+# Tasks.
+
+
+@pytest.mark.parametrize(
+    ("environment", "task"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        (SRUN, Task(2, 4, 1, "slurm")),
+        (TORCHRUN, Task(1, 2, 1, "torchrun")),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, Task(1, 2, 1, "torchrun", together=True)),
+        (POD | {"WORLD_SIZE": "4"}, Task(3, 4, 0, "kubernetes")),
+    ],
+)
+def test_a_task_is_what_its_launcher_says(environment: dict[str, str], task: Task | None) -> None:
+    assert find(environment, "host") == task
+
+
+def test_a_pod_that_does_not_know_how_many_there_are_is_told_the_mend() -> None:
+    with pytest.raises(UsageError, match=r"JOB_COMPLETION_INDEX=3 \(kubernetes\) .* set WORLD_SIZE"):
+        find(POD, "host")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"workers": (2, 8)},
+            "has 8 workers, and slurm started 4 tasks.*: start 8 tasks, or ask for at most 4",
+        ),
+        ({"link": {"rate": (1e9,)}}, r"\[link\] emulates links on one machine"),
+        ({"fault": {"rank": 0, "step": 3}}, r"\[fault\] kills a worker of this machine"),
+    ],
+)
+def test_what_a_cluster_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    asked = type(experiment()).from_json(experiment().as_json() | changes)
+    with pytest.raises(UsageError, match=words):
+        check(asked, Task(0, 4, 0, "slurm"), tmp_path)
+
+
+def test_a_cluster_wants_to_be_told_its_folder() -> None:
+    with pytest.raises(UsageError, match="started 4 tasks, which write to one folder: with --out, name one"):
+        check(experiment(), Task(0, 4, 0, "slurm"), None)
+
+
+def test_workers_do_not_see_what_launchers_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (name for family in FAMILIES for name in family.names):
+        monkeypatch.setenv(name, "7")
+    monkeypatch.setenv("PMIX_NAMESPACE", "prterun")
+    assert detect(clean_environment(1), hostname="train-3").readings == ()
+
+
+# Whose a program is.
+
+
+def hello(rank: int, host: str, **told: Any) -> Hello:
+    machine = {"processor": "an abacus", "cores": 4, "system": "Linux", "hubring": "1", "torch": "2"}
+    usual = {"size": 4, "local_rank": rank % 2, "address": f"address of {host}", "cores": (0, 1, 2, 3)}
+    return Hello(rank=rank, host=host, **(usual | {"machine": machine} | told))
+
+
+TWO = Spread([hello(0, "a"), hello(1, "a"), hello(2, "b"), hello(3, "b")], "slurm")
+
+
+@pytest.mark.parametrize(
+    ("role", "rank"), [("server", 0), ("shard 1", 2), ("shard 2", 0), ("worker 1", 1), ("worker 3", 3)]
+)
+def test_workers_are_their_ranks_and_shards_go_from_machine_to_machine(role: str, rank: int) -> None:
+    assert TWO.rank_of(role) == rank
+    assert TWO.address(role) == f"address of {'ab'[rank // 2]}"
+
+
+def test_threads_are_the_cores_of_the_fullest_machine() -> None:
+    assert [TWO.threads(workers) for workers in (1, 2, 3, 4)] == [4, 2, 2, 2]
+
+
+def test_tasks_that_are_bound_to_cores_of_their_own_have_them_all() -> None:
+    bound = Spread([hello(0, "a", cores=(0, 1)), hello(1, "a", cores=(2, 3))], "slurm")
+    assert bound.threads(2) == 2
+
+
+def test_the_report_names_every_machine_and_its_ranks() -> None:
+    told = TWO.machine()
+    assert told["launcher"] == "slurm"
+    assert {host: each["ranks"] for host, each in told["hosts"].items()} == {"a": "0, 1", "b": "2, 3"}
+
+
+def test_machines_with_different_versions_are_named() -> None:
+    other = hello(0, "a").machine | {"torch": "3"}
+    with pytest.raises(UsageError, match="torch is 2 on a and 3 on b: install the same version everywhere"):
+        Spread([hello(0, "a"), hello(1, "b", machine=other)], "slurm")
+
+
+def test_what_other_tasks_of_a_machine_took_is_not_foreign() -> None:
+    samples = [Sample((0.1, 0.2), 40.0, 30.0, 12.0), Sample((0.3, 0.4), 41.0, 31.0, 14.0)]
+    assert of_machine(samples).foreign == pytest.approx(0.1)
+    assert of_machine(samples).load == (0.1, 0.2)
+
+
+# Conductor and follower.
+
+
+@pytest.fixture
+def wires() -> Iterator[tuple[Wire, Wire]]:
+    """Two ends of one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        one = Wire(socket.create_connection(door.getsockname()))
+        other = Wire(door.accept()[0])
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_a_program_of_a_follower_is_started_ended_and_asked_to_stop(
+    wires: tuple[Wire, Wire], tmp_path: Path
+) -> None:
+    here, there = wires
+    program = Remote("worker 2", ["train", "it"], tmp_path, Member(hello(2, "b"), here), threads=3)
+    assert there.receive(10) == messages.Start(
+        name="worker 2", command=("train", "it"), directory=str(tmp_path), threads=3
+    )
+    assert program.code is None
+    program.ask_to_stop()
+    assert there.receive(10) == messages.Stop(name="worker 2")
+    there.send(messages.Ended(name="worker 2", code=-15))
+    program.end(10)
+    assert program.code == -15
+
+
+def test_a_follower_that_is_gone_is_named_with_its_rank_and_machine(wires: tuple[Wire, Wire]) -> None:
+    here, there = wires
+    member = Member(hello(2, "b"), here)
+    there.close()
+    with pytest.raises(Gone, match=r"rank 2 on b is gone \(.*\), and the comparison ends.*it goes on"):
+        member.code("worker 2", 10)
+
+
+def test_what_a_follower_cannot_do_is_told_with_its_rank_and_machine(wires: tuple[Wire, Wire]) -> None:
+    here, there = wires
+    there.send(messages.Failed(why="there is no such folder"))
+    with pytest.raises(HubringError, match="rank 2 on b: there is no such folder"):
+        Member(hello(2, "b"), here).code("worker 2", 10)
+
+
+@pytest.mark.parametrize("said", [b"not JSON", b'{"type": "Dance"}'])
+def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], said: bytes) -> None:
+    here, there = wires
+    there._connection.send_bytes(said)
+    with pytest.raises(Lost, match="another version"):
+        here.receive(10)
+
+
+def test_who_does_not_hold_the_key_is_no_member(wires: tuple[Wire, Wire]) -> None:
+    here, there = wires
+    heard: list[bytes] = []
+    guessing = threading.Thread(target=lambda: heard.append(guess(there)))
+    guessing.start()
+    with pytest.raises(Lost, match="does not hold the key"):
+        here.prove(b"the key", first=True)
+    guessing.join()
+    assert heard == [b"refused"]
+
+
+def guess(wire: Wire) -> bytes:
+    try:
+        wire.prove(b"a guess", first=False)
+    except Lost:
+        return b"refused"
+    return b"let in"
+
+
+# Meeting.
+
+
+@pytest.fixture(autouse=True)
+def quick_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "AGAIN_SECONDS", 0.005)
+
+
+LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
+
+
+class Guest(threading.Thread):
+    """A follower that joins."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.mode = 0
+        self.wire: Wire | None = None
+
+    def run(self) -> None:
+        self.wire, _ = meeting.join(SECOND, self._folder, timeout=60)
+        self.mode = stat.S_IMODE(os.stat(self._folder / meeting.FILE).st_mode)
+        self.wire.send(hello(1, "b", size=2))
+
+
+def test_the_file_that_names_the_meeting_is_its_owners_and_goes_with_it(tmp_path: Path) -> None:
+    guest = Guest(tmp_path)
+    guest.start()
+    came = meeting.invite(LEAD, tmp_path, "127.0.0.1", timeout=60)
+    guest.join()
+    assert guest.mode == 0o600
+    assert [(rank, who.host) for rank, (who, _) in came.items()] == [(1, "b")]
+    assert list(tmp_path.iterdir()) == []
+    assert guest.wire is not None
+    for wire in (guest.wire, came[1][1]):
+        wire.close()
+
+
+def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
+    with pytest.raises(HubringError, match=r"of the 4 tasks that slurm started, rank 1, 2, 3 did not come"):
+        meeting.invite(Task(0, 4, 0, "slurm"), tmp_path, "127.0.0.1", timeout=0.01)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_without_a_conductor_is_told_to_be_shared(tmp_path: Path) -> None:
+    with pytest.raises(HubringError, match=r"rank 1 on .* found no conductor in .*must be a folder that all"):
+        meeting.join(SECOND, tmp_path, timeout=0.01)

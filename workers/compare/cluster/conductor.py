@@ -1,0 +1,98 @@
+"""The conductor: rank 0, which runs the plan, and lets every task start what is its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ps.errors import HubringError
+from workers.compare import noise
+from workers.compare.cluster.host import describe
+from workers.compare.cluster.meeting import invite
+from workers.compare.cluster.member import Member, Remote
+from workers.compare.cluster.messages import Over
+from workers.compare.cluster.spread import Spread
+from workers.compare.cluster.task import Task
+from workers.compare.noise import Listener, Noise
+from workers.compare.process import Child, Process, Start
+from workers.compare.setting import Setting
+
+
+class Conductor:
+    """A `workers.compare.site.Site` of many machines.
+
+    Args:
+        spread: Which program is whose.
+        members: The followers by rank; owned by whoever made them.
+    """
+
+    def __init__(self, spread: Spread, members: Mapping[int, Member]) -> None:
+        self._spread = spread
+        self._members = members
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """What it runs on, for the report."""
+        return self._spread.machine()
+
+    @contextlib.contextmanager
+    def hosts(self, setting: Setting) -> Iterator[Spread]:
+        """The tasks, whatever the setting."""
+        yield self._spread
+
+    def threads(self, workers: int) -> int:
+        return self._spread.threads(workers)
+
+    def starter(self, threads: int) -> Start:
+        def start(
+            name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
+        ) -> Child:
+            rank = self._spread.rank_of(name)
+            if rank == 0:
+                return Process(name, command, directory, environment)
+            return Remote(name, command, directory, self._members[rank], threads)
+
+        return start
+
+    def listen(self) -> Callable[[], Noise]:
+        """Listens on all machines; the noisiest one counts."""
+        here = Listener()
+        for member in self._members.values():
+            member.listen()
+
+        def heard() -> Noise:
+            samples = {0: here.sample()} | {rank: each.sample() for rank, each in self._members.items()}
+            machines = [
+                noise.of_machine([samples[rank] for rank in ranks]) for ranks in self._spread.machines()
+            ]
+            return max(machines, key=lambda each: each.foreign or 0.0)
+
+        return heard
+
+
+@contextlib.contextmanager
+def conduct(task: Task, folder: Path) -> Iterator[Conductor]:
+    """Waits for all followers, and tells them at the end of the block that it is over.
+
+    Args:
+        task: Rank 0's.
+        folder: Which all machines share; made if it is not there.
+
+    Raises:
+        HubringError: Some do not come.
+        UsageError: They do not fit together.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    own = describe(task, None)
+    came = invite(task, folder, own.address)
+    members = {rank: Member(*came[rank]) for rank in sorted(came)}
+    try:
+        hellos = [own, *(member.hello for member in members.values())]
+        yield Conductor(Spread(hellos, task.launcher), members)
+    finally:
+        for member in members.values():
+            with contextlib.suppress(HubringError):  # nobody has to be told that is gone
+                member.order(Over())
+            member.close()

@@ -1,0 +1,124 @@
+"""A follower: starts what the conductor tells it to, and says how it ended. It ends with the conductor."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from ps.errors import HubringError
+from workers.compare.cluster.host import describe
+from workers.compare.cluster.meeting import join
+from workers.compare.cluster.messages import (
+    Counted,
+    Ended,
+    Failed,
+    Kill,
+    Listen,
+    Message,
+    Over,
+    Start,
+    Stop,
+    Tell,
+)
+from workers.compare.cluster.task import Task
+from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.lifeline import Lifeline
+from workers.compare.noise import Listener
+from workers.compare.process import GRACE_SECONDS, POLL_SECONDS, Process
+from workers.compare.runner import clean_environment
+
+
+def follow(task: Task, folder: Path) -> dict[str, Any]:
+    """Follows rank 0 until the comparison is over.
+
+    Args:
+        task: This process's place.
+        folder: Which all machines share.
+
+    Returns:
+        The result for the last line.
+
+    Raises:
+        HubringError: There is no conductor, or it is gone before its time.
+    """
+    wire, place = join(task, folder)
+    try:
+        wire.send(describe(task, place.host))
+        print(f"ps-compare: rank {task.rank} on {socket.gethostname()} follows {place}", file=sys.stderr)
+        with Lifeline() as lifeline:
+            Follower(wire, lifeline).follow()
+    except Lost as cause:
+        raise HubringError(
+            f"rank {task.rank} on {socket.gethostname()} ends, as rank 0 at {place} is gone: {cause}"
+        ) from cause
+    finally:
+        wire.close()
+    return {"rank": task.rank, "conductor": str(place), "exit_code": 0}
+
+
+class Follower:
+    """What runs for the conductor here.
+
+    Args:
+        wire: To it.
+        lifeline: Ends what runs here if this process is killed.
+    """
+
+    def __init__(self, wire: Wire, lifeline: Lifeline) -> None:
+        self._wire = wire
+        self._lifeline = lifeline
+        self._running: dict[str, Process] = {}
+        self._listener = Listener()
+
+    def follow(self) -> None:
+        """Does what it is told until it is over; what then still runs here is ended.
+
+        Raises:
+            Lost: The conductor is gone.
+        """
+        try:
+            while True:
+                order = self._wire.receive(POLL_SECONDS)
+                if isinstance(order, Over):
+                    return
+                if order is not None:
+                    self._obey(order)
+                self._report()
+        finally:
+            for process in self._running.values():
+                process.ask_to_stop()
+            for process in list(self._running.values()):
+                process.end(GRACE_SECONDS)
+                self._lifeline.release(process.pid)
+
+    def _obey(self, order: Message) -> None:
+        match order:
+            case Start():
+                self._start(order)
+            case Stop(name=name) if name in self._running:
+                self._running[name].ask_to_stop()
+            case Kill(name=name) if name in self._running:
+                self._running[name].end(0.0)
+            case Listen():
+                self._listener = Listener()
+            case Tell():
+                self._wire.send(Counted(sample=self._listener.sample()))
+
+    def _start(self, order: Start) -> None:
+        directory = Path(order.directory)
+        try:
+            process = Process(order.name, order.command, directory, clean_environment(order.threads))
+        except OSError as cause:
+            unseen = "" if directory.is_dir() else ": --out must be a folder that all machines share"
+            self._wire.send(Failed(why=f"{order.name} cannot be started ({cause}){unseen}"))
+            return
+        self._lifeline.hold(process.pid)
+        self._running[order.name] = process
+
+    def _report(self) -> None:
+        ended = {name: process.code for name, process in self._running.items() if process.code is not None}
+        for name, code in ended.items():
+            self._lifeline.release(self._running.pop(name).pid)
+            self._wire.send(Ended(name=name, code=code))

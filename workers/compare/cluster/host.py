@@ -1,0 +1,42 @@
+"""What a task says of itself and of its machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from ps.config import environment, is_loopback
+from ps.transport.host import numeric, reachable, towards
+from workers.compare import machine
+from workers.compare.cluster.messages import Hello
+from workers.compare.cluster.task import Task
+
+_MASTER = "MASTER_ADDR"
+"""Where launchers of torch's kind say on which network rank 0 is reached."""
+
+
+def describe(task: Task, conductor: str | None) -> Hello:
+    """A task's first word.
+
+    Args:
+        task: This process's place.
+        conductor: The conductor's address; None: this is the conductor.
+    """
+    return Hello(
+        rank=task.rank,
+        size=task.size,
+        local_rank=task.local_rank,
+        host=socket.gethostname(),
+        address=_address(task) if conductor is None else towards(conductor),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        machine=dict(machine.describe()),
+    )
+
+
+def _address(task: Task) -> str:
+    """Under which the others reach the conductor; where all are on one machine, nobody else does."""
+    if task.together:
+        return "127.0.0.1"
+    master = environment().get(_MASTER)
+    own = "" if master is None else towards(master)
+    return numeric(reachable("")) if not own or is_loopback(own) else own

@@ -1,0 +1,160 @@
+"""A follower as the conductor sees it, and the programs that it runs for it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ps.errors import HubringError
+from workers.compare.cluster.messages import (
+    Counted,
+    Ended,
+    Failed,
+    Hello,
+    Kill,
+    Listen,
+    Order,
+    Start,
+    Stop,
+    Tell,
+)
+from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.noise import Sample
+from workers.compare.process import GRACE_SECONDS, Child
+
+_ANSWER_SECONDS = 30.0
+
+
+class Gone(HubringError):
+    """A follower does not follow any more; says which, and how to go on."""
+
+
+class Member:
+    """One follower; owns its connection.
+
+    Args:
+        hello: Its first word.
+        wire: To it.
+    """
+
+    def __init__(self, hello: Hello, wire: Wire) -> None:
+        self.hello = hello
+        self._wire = wire
+        self._codes: dict[str, int] = {}
+        self._sample: Sample | None = None
+
+    @property
+    def name(self) -> str:
+        """As people call it."""
+        return f"rank {self.hello.rank} on {self.hello.host}"
+
+    def order(self, order: Order) -> None:
+        """Tells it to do something.
+
+        Raises:
+            Gone: It is not there any more.
+        """
+        try:
+            self._wire.send(order)
+        except Lost as cause:
+            raise self._gone(cause) from cause
+
+    def start(self, order: Start) -> None:
+        """Lets it start a program; raises as `order`."""
+        self._codes.pop(order.name, None)
+        self.order(order)
+
+    def code(self, name: str, timeout: float = 0.0) -> int | None:
+        """A program's exit code; None if it has not ended within `timeout` seconds.
+
+        Raises:
+            Gone: The follower is not there any more.
+            HubringError: It cannot go on; says why.
+        """
+        deadline = time.monotonic() + timeout
+        while self._hear(0.0 if name in self._codes else max(0.0, deadline - time.monotonic())):
+            pass
+        return self._codes.get(name)
+
+    def listen(self) -> None:
+        """Lets it count what else its machine does; raises as `order`."""
+        self._sample = None
+        self.order(Listen())
+
+    def sample(self) -> Sample:
+        """What it counted since `listen`; raises as `code`."""
+        self.order(Tell())
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while self._sample is None:
+            if not self._hear(max(0.0, deadline - time.monotonic())):
+                raise self._gone(Lost(f"no answer within {_ANSWER_SECONDS:g} s"))
+        return self._sample
+
+    def close(self) -> None:
+        """Ends the connection, and with it all that the follower runs."""
+        self._wire.close()
+
+    def _hear(self, timeout: float) -> bool:
+        """Takes in one message; False if none comes in time."""
+        try:
+            message = self._wire.receive(timeout)
+        except Lost as cause:
+            raise self._gone(cause) from cause
+        match message:
+            case None:
+                return False
+            case Ended(name=name, code=code):
+                self._codes[name] = code
+            case Counted(sample=sample):
+                self._sample = sample
+            case Failed(why=why):
+                raise HubringError(f"{self.name}: {why}")
+        return True
+
+    def _gone(self, cause: Lost) -> Gone:
+        return Gone(
+            f"{self.name} is gone ({cause}), and the comparison ends. What is finished is kept: start all"
+            " tasks again with the same --out, and it goes on"
+        )
+
+
+class Remote(Child):
+    """A program that a follower runs.
+
+    Args:
+        name: What people call it.
+        command: Program and arguments.
+        directory: Where its output goes, which all machines see.
+        member: Who runs it.
+        threads: PyTorch's.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], directory: Path, member: Member, threads: int
+    ) -> None:
+        super().__init__(name, command, directory)
+        self._member = member
+        place = str(directory.absolute())
+        member.start(Start(name=name, command=self.command, directory=place, threads=threads))
+
+    @property
+    def pid(self) -> None:
+        return None
+
+    @property
+    def code(self) -> int | None:
+        return self._member.code(self.name)
+
+    def ask_to_stop(self) -> None:
+        with contextlib.suppress(HubringError):  # with a follower that is gone goes all that it runs
+            if self.code is None:
+                self._member.order(Stop(name=self.name))
+
+    def end(self, timeout: float) -> None:
+        with contextlib.suppress(HubringError):
+            if self._member.code(self.name, timeout) is None:
+                self._member.order(Kill(name=self.name))
+                if self._member.code(self.name, GRACE_SECONDS) is None:
+                    self._member.close()

@@ -1,0 +1,89 @@
+"""What the conductor and its followers say to each other: JSON, one message a frame."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from workers.compare.noise import Sample
+
+
+class Hello(Struct, frozen=True, kw_only=True, tag=True):
+    """A follower's first word."""
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    """Its machine's name."""
+    address: str
+    """Under which the other machines reach it."""
+    cores: tuple[int, ...]
+    """Numbers of those that it may use."""
+    machine: dict[str, Any]
+    """As `workers.compare.machine.describe` has it."""
+
+
+class Start(Struct, frozen=True, kw_only=True, tag=True):
+    """Start a program."""
+
+    name: str
+    command: tuple[str, ...]
+    directory: str
+    """Where its output goes; all machines see it."""
+    threads: int
+    """PyTorch's."""
+
+
+class Stop(Struct, frozen=True, kw_only=True, tag=True):
+    """Ask a program to end."""
+
+    name: str
+
+
+class Kill(Struct, frozen=True, kw_only=True, tag=True):
+    """End a program with all that it started."""
+
+    name: str
+
+
+class Listen(Struct, frozen=True, tag=True):
+    """A run begins: count what else your machine does."""
+
+
+class Tell(Struct, frozen=True, tag=True):
+    """The run is over: what did you count?"""
+
+
+class Over(Struct, frozen=True, tag=True):
+    """The comparison has ended, one way or the other."""
+
+
+class Ended(Struct, frozen=True, kw_only=True, tag=True):
+    """A program has ended."""
+
+    name: str
+    code: int
+    """Negative for a signal."""
+
+
+class Counted(Struct, frozen=True, kw_only=True, tag=True):
+    """The answer to `Tell`."""
+
+    sample: Sample
+
+
+class Failed(Struct, frozen=True, kw_only=True, tag=True):
+    """The follower cannot go on."""
+
+    why: str
+
+
+Order = Start | Stop | Kill | Listen | Tell | Over
+Report = Hello | Ended | Counted | Failed
+Message = Order | Report
+
+encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(Message).decode
