@@ -30,19 +30,30 @@ def experiment(**changes: Any) -> Experiment:
 
 
 def record(
-    step_seconds: float, steps: int = 100, every: int = 10, pause: float = 3.0, samples: int = 32
+    step_seconds: float,
+    steps: int = 100,
+    every: int = 10,
+    pause: float = 3.0,
+    samples: int = 32,
+    exposed: float = 0.005,
 ) -> list[Line]:
-    """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds."""
+    """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds.
+
+    Every step waits `exposed` seconds for its exchange.
+    """
     now, lines = 0.0, []
     for step in range(steps + 1):
         if step:
             now += step_seconds
-            lines.append({"step": step, "seconds": now, "loss": 2.0 / step, "samples": samples})
+            lines.append(
+                {"step": step, "seconds": now, "exposed_seconds": exposed * step}
+                | {"loss": 2.0 / step, "samples": samples}
+            )
         if step % every == 0:
             now += pause
             lines.append(
-                {"step": step, "seconds": now, "epoch": step // every, "test_loss": 1 / (1 + step)}
-                | {"test_accuracy": step / steps}
+                {"step": step, "seconds": now, "exposed_seconds": exposed * step, "epoch": step // every}
+                | {"test_loss": 1 / (1 + step), "test_accuracy": step / steps}
             )
     return lines
 

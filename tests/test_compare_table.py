@@ -112,6 +112,16 @@ def test_a_run_that_failed_half_way_has_no_end() -> None:
     assert found["step_ms"] is not None
 
 
+def test_the_exchange_of_warm_up_steps_counts_as_little_as_their_time() -> None:
+    slow = [
+        {**line, "seconds": line["seconds"] + late, "exposed_seconds": line["exposed_seconds"] + late}
+        for line in record(0.1, exposed=0.02)
+        for late in [7.0 if line["step"] >= 3 else 0.0]
+    ]
+    found = measured(slow, slow)
+    assert (found["exposed_ms"], found["compute_ms"]) == (pytest.approx(20), pytest.approx(80))
+
+
 def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:
     found = measured(name="ring")
     assert found.keys() == set(NAMES)
@@ -125,7 +135,7 @@ def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
     result = {"exchange": exchange, "usage": {"cpu_seconds": 5.0, "peak_bytes": 300_000_000}}
     held = {"held_seconds": {"0": 0.04, "1": 0.06}}
     shards = [{"pushes": 50, "queued_seconds": 0.1, "handled_seconds": 0.3, **held}] * 2
-    found = measured(record(0.1), results=[result], server={"shards": shards})
+    found = measured(record(0.1, exposed=0.07), results=[result], server={"shards": shards})
     assert {name: found[name] for name in ("compute_ms", "hidden_ms", "read_wait_ms")} == {
         "compute_ms": pytest.approx(30),
         "hidden_ms": pytest.approx(10),

@@ -149,10 +149,15 @@ class Context:
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics, and lets the hub know of the loss."""
-        self.record.report(metrics)
+        self.record.report(metrics, self._exposed)
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
+
+    @property
+    def _exposed(self) -> float:
+        """Seconds that exchanges took from training so far."""
+        return sum(trainer.exchange_seconds for trainer in self.trainers)
 
     def result(self) -> dict[str, Any]:
         """How it went so far, for the program's last line."""
@@ -171,7 +176,7 @@ class Context:
             "exchange": {
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
-                "exposed_seconds": round(sum(trainer.exchange_seconds for trainer in self.trainers), 6),
+                "exposed_seconds": round(self._exposed, 6),
                 "hidden_seconds": None if self.recorder is None else round(self.recorder.hidden_seconds, 6),
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),

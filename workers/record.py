@@ -13,8 +13,8 @@ from ps.errors import UsageError
 class Record:
     """Keeps the latest value of every metric, and writes each report to a file if there is one.
 
-    Every line holds `step` (completed steps), `seconds` (since training began)
-    and the metrics reported.
+    Every line holds `step` (completed steps), `seconds` (since training began),
+    `exposed_seconds` (of these, what exchanges took) and the metrics reported.
 
     Args:
         path: The file, begun afresh; None keeps the latest values only.
@@ -35,8 +35,12 @@ class Record:
         """Starts the clock: the model is in place and training may begin."""
         self._began = time.monotonic()
 
-    def report(self, metrics: dict[str, Any]) -> None:
+    def report(self, metrics: dict[str, Any], exposed: float) -> None:
         """Takes down some metrics: numbers, strings or booleans; a tensor of one element is its number.
+
+        Args:
+            metrics: By their names.
+            exposed: Seconds that exchanges have taken from training so far.
 
         Raises:
             UsageError: A metric is something else.
@@ -44,7 +48,8 @@ class Record:
         metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         self.latest.update(metrics)
         if self._file is not None:
-            line = {"step": self.step, "seconds": round(self.seconds, 6), **metrics}
+            clock = {"seconds": round(self.seconds, 6), "exposed_seconds": round(exposed, 6)}
+            line = {"step": self.step, **clock, **metrics}
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:

@@ -121,16 +121,18 @@ def _check(outcome: Outcome, job: Job) -> None:
 
 
 class _Pace(NamedTuple):
-    """A rank's steady steps: how many samples they were, and how long each took."""
+    """A rank's steady steps: their samples, each one's seconds, and what exchanges took of one on average."""
 
     samples: int
     seconds: list[float]
+    exposed: float
 
 
 def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if job.metric in line} | {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
-    exposed = _per_step(outcome, "exchange", "exposed_seconds", 1e3)
+    told = all(result["exchange"]["exposed_seconds"] is not None for result in _present(outcome))
+    exposed = 1e3 * fmean(pace.exposed for pace in paces) if told else None
     mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
     return {
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
@@ -149,6 +151,7 @@ def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _
     return _Pace(
         samples=sum(line["samples"] for _, line in kept),
         seconds=[line["seconds"] - before["seconds"] for before, line in kept],
+        exposed=fmean(line["exposed_seconds"] - before["exposed_seconds"] for before, line in kept),
     )
 
 
