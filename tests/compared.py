@@ -139,7 +139,7 @@ def full() -> dict[str, Any]:
     ran = [(row, setting) for setting in SETTINGS for row, key in SPEEDS if key == setting.key]
     speeds = [(row, setting, SPEEDS[row, setting.key]) for row, setting in ran]
     results = {
-        "version": 2,
+        "version": 3,
         "command": "ps-compare run links.toml --out results/links --note '<b>5 > 4 & \"3\"</b>'",
         "experiment": {
             "name": "links",
@@ -261,7 +261,7 @@ def minimal() -> dict[str, Any]:
     """One seed, one row, one setting, and nothing of what may be missing."""
     setting = Setting(workers=2)
     return {
-        "version": 2,
+        "version": 3,
         "command": "ps-compare run --rows ring",
         "experiment": {"job": None, "script": "train.py", "metric": "val_acc", "samples": "tokens"},
         "job": {

@@ -161,7 +161,7 @@ def experiment(job: Job = THEIRS, wrong: float = 1.0) -> dict[str, Any]:
         for row in ("ring", "hub-bsp")
         if row == "hub-bsp" or setting.servers == 1
     ]
-    return {"version": 2, "settings": [setting_json(each) for each in links], "rows": rows}
+    return {"version": 3, "settings": [setting_json(each) for each in links], "rows": rows}
 
 
 def listed(results: dict[str, Any]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def behind_links(row: str, longer: float = 1.0, *, told: bool = True) -> dict[st
         row_json(row, setting, step, compute=known if told else None)
         for setting, step in zip(SERVERS, steps, strict=True)
     ]
-    return {"version": 2, "settings": [setting_json(each) for each in SERVERS], "rows": rows}
+    return {"version": 3, "settings": [setting_json(each) for each in SERVERS], "rows": rows}
 
 
 def test_what_the_wire_takes_longer_with_one_server_is_not_added_with_four() -> None:
@@ -292,7 +292,7 @@ def test_emulated_computing_is_no_overhead() -> None:
     steps = {k: predict(CONSTANTS, "hub-bsp", replace(slept, servers=k), THEIRS).step_seconds for k in (1, 4)}
     rows = [row_json("hub-bsp", replace(slept, servers=k), step, compute=0.25) for k, step in steps.items()]
     settings = [setting_json(replace(slept, servers=k)) for k in steps]
-    told = Score({"version": 2, "settings": settings, "rows": rows}, CONSTANTS, THEIRS).as_json()
+    told = Score({"version": 3, "settings": settings, "rows": rows}, CONSTANTS, THEIRS).as_json()
     assert told["score"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
 
 

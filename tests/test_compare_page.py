@@ -256,7 +256,7 @@ def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
 
 def test_results_of_another_version_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="version 1 and version 2 is read here; take the program that wrote it"
+        ConfigError, match="version 1 and version 3 is read here; take the program that wrote it"
     ):
         page(minimal() | {"version": 1})
 

@@ -145,6 +145,12 @@ def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
     assert (found["cpu_ms_per_step"], found["memory_mb"]) == (pytest.approx(50), 300.0)
 
 
+def test_a_record_of_an_earlier_version_is_an_error() -> None:
+    old = [{name: value for name, value in line.items() if name != "exposed_seconds"} for line in record(0.1)]
+    with pytest.raises(HubringError, match="hub-bsp seed0 was recorded by an earlier version: delete"):
+        measured(old)
+
+
 @pytest.mark.parametrize("lines", [[], record(0.1, steps=1)])
 def test_a_record_without_steps_is_an_error(lines: list[Line]) -> None:
     with pytest.raises(HubringError, match="hub-bsp seed0: a worker recorded fewer than two steps"):

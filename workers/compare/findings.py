@@ -1,4 +1,4 @@
-"""What `results.json`, version 2, holds, as the table and the page read it.
+"""What `results.json`, version 3, holds, as the table and the page read it.
 
 Every number is one of a (setting, row) over all seeds. What was not measured is None, never 0.
 """

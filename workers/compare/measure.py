@@ -118,6 +118,10 @@ def _check(outcome: Outcome, job: Job) -> None:
             f"{label}: a worker recorded fewer than two steps: nothing to measure;"
             " call workers.report(loss=..., samples=...) after every step"
         )
+    if any("exposed_seconds" not in line for record in outcome.records for line in record):
+        raise HubringError(
+            f"{label} was recorded by an earlier version: delete {outcome.folder} and run again"
+        )
 
 
 class _Pace(NamedTuple):

@@ -16,7 +16,7 @@ from ps.errors import ConfigError
 from workers.compare.findings import Bandwidth, Curve, Entry, Findings, Prediction, Scaling
 from workers.compare.measure import SPEEDS
 
-VERSION = 2
+VERSION = 3
 
 
 def read(results: Mapping[str, Any]) -> Findings:

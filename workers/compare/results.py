@@ -1,6 +1,6 @@
-"""Results: `results.json`, version 2, from the outcomes of an experiment; everything else is made from it.
+"""Results: `results.json`, version 3, from the outcomes of an experiment; everything else is made from it.
 
-version      2
+version      3
 command      repeats the experiment
 experiment   as `Experiment.as_json`
 job          the yardstick: metric, title, target, rising, samples

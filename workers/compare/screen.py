@@ -82,7 +82,7 @@ def show(results: Mapping[str, Any]) -> None:
     """Prints the table, what to know of it, and the verdict.
 
     Args:
-        results: What `results.json`, version 2, holds.
+        results: What `results.json`, version 3, holds.
 
     Raises:
         ConfigError: They are of another version, or not what they should be.
