@@ -40,6 +40,8 @@ REDIAL_SECONDS = 5.0
 MAX_LOSSES = 10
 """Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
 _REDIAL_PAUSE = 0.1
+_LONGEST_POLL = 3600.0
+"""Seconds; epoll's own bound is 24 days, and a deadline may lie beyond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +140,6 @@ class Lines:
         try:
             if not self._closing:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
-        except Exception as error:  # as in the lines' own thread: whoever waits is told
-            self.fail(error)
-        except BaseException as interruption:
-            self._break_off(interruption)
-            raise
         finally:
             self._attended.release()
 
@@ -154,10 +151,11 @@ class Lines:
             calls = [*self._under_way.values(), *self._outbox]
             self._under_way.clear()
             self._outbox.clear()
-        self.connected.fail(error)
-        for call in calls:
-            call.work.fail(error)
-        self._bell.ring()
+        with contextlib.ExitStack() as stack:  # each is told, whatever another's callback raises
+            stack.callback(self._bell.ring)
+            for call in calls:
+                stack.callback(call.work.fail, error)
+            stack.callback(self.connected.fail, error)
 
     def close(self) -> None:
         """Ends the thread and the connections; what is under way fails."""
@@ -196,10 +194,17 @@ class Lines:
         self._chores.modify(self._news.fileno(), 0)
         try:
             while not (work.done or self._closing):
-                left = None if end is None else end - time.monotonic()
+                left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
                 if left is not None and left <= 0:
                     return
-                self._turn(self._lookout.wait(left))
+                ready = self._lookout.wait(left)  # what a signal raises here has taken nothing
+                try:
+                    self._turn(ready)
+                except HubringError as error:  # as in the lines' own thread: whoever waits is told
+                    self.fail(error)
+                except BaseException as interruption:
+                    self._break_off(interruption)
+                    raise
         finally:
             self._chores.modify(self._news.fileno(), select.EPOLLIN)
 

@@ -69,11 +69,23 @@ class Wire:
         self.mouth.close()
 
 
+class Told(Lookout):
+    """Says that somebody has begun to wait."""
+
+    began = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> dict[int, int]:
+        self.began.set()
+        return super().wait(timeout)
+
+
 class Desk:
     """Lines over wires that the test answers."""
 
     def __init__(self) -> None:
         self.wires: list[Wire] = []
+        self.attended = Told.began
+        self.attended.clear()
         self.lines = Lines(1, self._dial, Traffic())
         self.lines.connected.wait(SOON)
 
@@ -93,7 +105,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr("ps.lines.Lookout", Told)
     desk = Desk()
     yield desk
     desk.lines.close()
@@ -119,33 +132,26 @@ def test_where_nobody_waits_the_lines_read_for_themselves(desk: Desk) -> None:
 
 def test_one_attends_and_reads_for_the_other(desk: Desk) -> None:
     first, second = desk.ask(1), desk.ask(2)
-    waiters = [threading.Thread(target=work.wait, args=(SOON,)) for work in (first, second)]
-    for waiter in waiters:
-        waiter.start()
-    desk.wire.answer(2, 1)
-    for waiter in waiters:
-        waiter.join(SOON)
-        assert not waiter.is_alive()
+    attending = threading.Thread(target=first.wait, args=(SOON,))
+    attending.start()
+    assert desk.attended.wait(SOON)
+    waiting = threading.Thread(target=second.wait, args=(SOON,))
+    waiting.start()
+    desk.wire.answer(2)
+    waiting.join(SOON)
+    assert (waiting.is_alive(), desk.wire.threads["receive"]) == (False, attending)
+    desk.wire.answer(1)
+    attending.join(SOON)
+    assert not attending.is_alive()
 
 
-def test_an_answer_read_elsewhere_while_somebody_begins_to_wait_ends_the_wait(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_answer_read_elsewhere_while_somebody_begins_to_wait_ends_the_wait(desk: Desk) -> None:
     """The lines' own thread had the reply in hand when the wait began: no news comes after it."""
-    waiting = threading.Event()
-
-    class Told(Lookout):
-        def wait(self, timeout: float | None = None) -> dict[int, int]:
-            waiting.set()
-            return super().wait(timeout)
-
-    monkeypatch.setattr("ps.lines.Lookout", Told)
-    desk = Desk()
     reading = threading.Event()
 
     def hold() -> None:
         reading.set()
-        assert waiting.wait(SOON)
+        assert desk.attended.wait(SOON)
 
     desk.wire.in_hand = hold
     work = desk.ask(1)
@@ -154,19 +160,18 @@ def test_an_answer_read_elsewhere_while_somebody_begins_to_wait_ends_the_wait(
     waiter = threading.Thread(target=work.wait)  # a deadline of its own would end the wait, late
     waiter.start()
     waiter.join(SOON)
-    ended = not waiter.is_alive()
-    desk.lines.close()
-    assert ended
+    assert not waiter.is_alive()
 
 
 def test_what_is_asked_while_another_waits_is_answered(desk: Desk) -> None:
     first = desk.ask(1)
     waiter = threading.Thread(target=first.wait, args=(SOON,))
     waiter.start()
+    assert desk.attended.wait(SOON)
     second = desk.ask(2)
     desk.wire.answer(2)
     second.wait(SOON)
-    assert not first.done
+    assert (first.done, desk.wire.threads["receive"]) == (False, waiter)
     desk.wire.answer(1)
     waiter.join(SOON)
     assert first.done
@@ -239,6 +244,42 @@ def test_an_answer_that_makes_no_sense_fails_what_waits(desk: Desk, attended: bo
         work.wait(SOON)
 
 
+def test_a_signal_s_exception_in_a_wait_is_its_own_and_costs_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = desk.ask(1)
+
+    def alarm(self: Lookout, timeout: float | None = None) -> dict[int, int]:
+        raise TimeoutError("the script's own alarm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Told, "wait", alarm)
+        with pytest.raises(TimeoutError, match="alarm"):
+            work.wait(SOON)
+    desk.wire.answer(1)
+    work.wait(SOON)
+
+
+def test_a_deadline_beyond_what_a_poll_may_take_is_kept(desk: Desk) -> None:
+    work = desk.ask(1)
+    timer = threading.Timer(0.1, desk.wire.answer, (1,))
+    timer.start()
+    work.wait(1e7)
+    timer.join()
+
+
+def test_a_callback_that_raises_keeps_no_other_call_waiting(desk: Desk) -> None:
+    works = [desk.ask(number) for number in range(3)]
+
+    def stumble(_: Work) -> None:
+        raise RuntimeError("a callback")
+
+    works[1].when_done(stumble)
+    with pytest.raises(RuntimeError, match="a callback"):
+        desk.lines.fail(ConnectionLost("gone"))
+    assert all(work.done for work in works)
+
+
 def test_closing_ends_who_waits(desk: Desk) -> None:
     work, ends = desk.ask(1), queue.SimpleQueue[str]()
 
@@ -250,6 +291,7 @@ def test_closing_ends_who_waits(desk: Desk) -> None:
 
     waiter = threading.Thread(target=wait)
     waiter.start()
+    assert desk.attended.wait(SOON)
     desk.lines.close()
     assert "closed" in ends.get(timeout=SOON)
     waiter.join(SOON)

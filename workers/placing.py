@@ -96,16 +96,17 @@ class PlacedBucket:
 
     def _start(self, what: str, client: KVClient, hyper: Hyper) -> Work:
         work = Work(what, len(self._slices))
-        for own in self._slices:
-            client.push_pull(
-                own.piece.shard,
-                own.piece.key,
-                own.gradient,
-                own.landing,
-                hyper,
-                work,
-                lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
-            )
+        with client.corked():
+            for own in self._slices:
+                client.push_pull(
+                    own.piece.shard,
+                    own.piece.key,
+                    own.gradient,
+                    own.landing,
+                    hyper,
+                    work,
+                    lambda answer, own=own: own.show(answer, self._memory),  # type: ignore[misc]
+                )
         return work
 
 

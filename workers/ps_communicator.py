@@ -7,6 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -186,7 +187,8 @@ class PSCommunicator(Communicator):
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
         work = Work(_exchange(index), len(slices), self._client.attend)
-        with self._client.corked():
+        # Where slices are encoded one by one, each leaves while the next one is.
+        with nullcontext() if self._coders else self._client.corked():
             for piece in reversed(
                 slices
             ):  # by priority, so that all ranks send in one order from the first on

@@ -134,8 +134,9 @@ class SliceTrial:
     def _pull(self, slices: Sequence[Slice]) -> float:
         began = time.monotonic()
         work = Work("a pull of zeros", len(slices), self._client.attend)
-        for piece in slices:
-            self._client.pull(piece.shard, piece.key, self._part(piece), work)
+        with self._client.corked():
+            for piece in slices:
+                self._client.pull(piece.shard, piece.key, self._part(piece), work)
         work.wait(self._communicator.timeout)
         return time.monotonic() - began
 
@@ -143,9 +144,10 @@ class SliceTrial:
         self._barrier()
         began = time.monotonic()
         work = Work("an exchange of zeros", len(slices), self._client.attend)
-        for piece in slices:
-            part = self._part(piece)
-            self._client.push_pull(piece.shard, piece.key, part, part, {}, work)
+        with self._client.corked():
+            for piece in slices:
+                part = self._part(piece)
+                self._client.push_pull(piece.shard, piece.key, part, part, {}, work)
         work.wait(self._communicator.timeout)
         return time.monotonic() - began
 

@@ -114,8 +114,9 @@ class Line:
 
     def _exchange(self, parts: list[tuple[int, Tensor, Tensor]]) -> None:
         work = Work("a measurement", len(parts), self._client.attend)
-        for key, gradient, into in parts:
-            self._client.push_pull(0, key, gradient, into, {}, work)
+        with self._client.corked():
+            for key, gradient, into in parts:
+                self._client.push_pull(0, key, gradient, into, {}, work)
         work.wait(PATIENCE)
 
     def close(self) -> None:
