@@ -36,24 +36,27 @@ def record(
     pause: float = 3.0,
     samples: int = 32,
     exposed: float = 0.005,
+    hidden: float | None = 0.003,
 ) -> list[Line]:
     """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds.
 
-    Every step waits `exposed` seconds for its exchange.
+    Every step waits `exposed` seconds for its exchange, and hides `hidden` of it; None: nobody counted.
     """
     now, lines = 0.0, []
     for step in range(steps + 1):
+        exchange = {
+            "exposed_seconds": exposed * step,
+            "hidden_seconds": None if hidden is None else hidden * step,
+        }
         if step:
             now += step_seconds
-            lines.append(
-                {"step": step, "seconds": now, "exposed_seconds": exposed * step}
-                | {"loss": 2.0 / step, "samples": samples}
-            )
+            lines.append({"step": step, "seconds": now, "loss": 2.0 / step, "samples": samples} | exchange)
         if step % every == 0:
             now += pause
             lines.append(
-                {"step": step, "seconds": now, "exposed_seconds": exposed * step, "epoch": step // every}
+                {"step": step, "seconds": now, "epoch": step // every}
                 | {"test_loss": 1 / (1 + step), "test_accuracy": step / steps}
+                | exchange
             )
     return lines
 

@@ -19,6 +19,16 @@ from workers.compare.row import ROWS, select
 from workers.compare.setting import Setting
 
 DIGITS = JOBS["digits"]
+EXCHANGE = {
+    "bytes_sent": 0,
+    "bytes_received": 0,
+    "exposed_seconds": 7.0,
+    "hidden_seconds": 1.0,
+    "staleness_mean": 0.0,
+    "staleness_max": 0,
+}
+"""As a worker's last line has it that tells everything."""
+USAGE = {"cpu_seconds": 5.0, "peak_bytes": 300_000_000}
 
 
 class Left(Outcome):
@@ -114,12 +124,21 @@ def test_a_run_that_failed_half_way_has_no_end() -> None:
 
 def test_the_exchange_of_warm_up_steps_counts_as_little_as_their_time() -> None:
     slow = [
-        {**line, "seconds": line["seconds"] + late, "exposed_seconds": line["exposed_seconds"] + late}
-        for line in record(0.1, exposed=0.02)
+        {**line, **{f"{name}seconds": line[f"{name}seconds"] + late for name in ("", "exposed_", "hidden_")}}
+        for line in record(0.1, exposed=0.02, hidden=0.04)
         for late in [7.0 if line["step"] >= 3 else 0.0]
     ]
-    found = measured(slow, slow)
+    found = measured(slow, slow, results=[{"exchange": EXCHANGE, "usage": USAGE}] * 2)
     assert (found["exposed_ms"], found["compute_ms"]) == (pytest.approx(20), pytest.approx(80))
+    assert found["hidden_ms"] == pytest.approx(40)
+
+
+def test_hidden_is_none_where_nobody_looked_and_where_a_peer_cannot_tell() -> None:
+    told = [{"exchange": EXCHANGE, "usage": USAGE}]
+    assert measured(record(0.1), results=told)["hidden_ms"] == pytest.approx(3)
+    assert measured(record(0.1, hidden=None), results=told)["hidden_ms"] is None
+    peer = [{"exchange": EXCHANGE | {"hidden_seconds": None}, "usage": USAGE}]
+    assert measured(record(0.1), results=peer)["hidden_ms"] is None
 
 
 def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:
@@ -130,12 +149,10 @@ def test_what_nobody_measured_is_none_and_a_ring_has_no_staleness() -> None:
 
 
 def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
-    exchange = {"bytes_sent": 0, "bytes_received": 0, "exposed_seconds": 7.0}
-    exchange |= {"hidden_seconds": 1.0, "staleness_mean": 0.0, "staleness_max": 0}
-    result = {"exchange": exchange, "usage": {"cpu_seconds": 5.0, "peak_bytes": 300_000_000}}
+    result = {"exchange": EXCHANGE, "usage": USAGE}
     held = {"held_seconds": {"0": 0.04, "1": 0.06}}
     shards = [{"pushes": 50, "queued_seconds": 0.1, "handled_seconds": 0.3, **held}] * 2
-    found = measured(record(0.1, exposed=0.07), results=[result], server={"shards": shards})
+    found = measured(record(0.1, exposed=0.07, hidden=0.01), results=[result], server={"shards": shards})
     assert {name: found[name] for name in ("compute_ms", "hidden_ms", "read_wait_ms")} == {
         "compute_ms": pytest.approx(30),
         "hidden_ms": pytest.approx(10),
@@ -146,7 +163,7 @@ def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
 
 
 def test_a_record_of_an_earlier_version_is_an_error() -> None:
-    old = [{name: value for name, value in line.items() if name != "exposed_seconds"} for line in record(0.1)]
+    old = [{name: value for name, value in line.items() if name != "hidden_seconds"} for line in record(0.1)]
     with pytest.raises(HubringError, match="hub-bsp seed0 was recorded by an earlier version: delete"):
         measured(old)
 

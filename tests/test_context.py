@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from ps import logs
 from ps.config import WorkerConfig
 from ps.errors import RingBroken
+from ps.trace import Trace
 from workers import context
+from workers.flight import FlightRecorder
+from workers.launch import Placement
+from workers.local_communicator import LocalCommunicator
+from workers.record import Record
 
 
 @pytest.mark.parametrize(
@@ -30,3 +38,23 @@ def test_a_ring_meets_where_rank_0_is_seen_from_the_server(
     session: Any = SimpleNamespace(address=f"{server}:5555", sender=SimpleNamespace(rank=0))
     with pytest.raises(RingBroken, match=f"^{place}$"):
         context._ring(WorkerConfig(), session, torch.device("cpu"))
+
+
+def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
+    file = tmp_path / "record.jsonl"
+    alone = context.Context(
+        WorkerConfig(),
+        Placement(),
+        LocalCommunicator(),
+        torch.device("cpu"),
+        None,
+        Record(file),
+        logs.Place(),
+    )
+    alone.report({"loss": 2.0})
+    alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
+    alone.report({"loss": 1.0})
+    alone.recorder.close()
+    alone.record.close()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["hidden_seconds"] for line in lines] == [None, 0]

@@ -149,7 +149,7 @@ class Context:
 
     def report(self, metrics: dict[str, Any]) -> None:
         """Records metrics, and lets the hub know of the loss."""
-        self.record.report(metrics, self._exposed)
+        self.record.report(metrics, self._exposed, self._hidden)
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
@@ -159,11 +159,16 @@ class Context:
         """Seconds that exchanges took from training so far."""
         return sum(trainer.exchange_seconds for trainer in self.trainers)
 
+    @property
+    def _hidden(self) -> float | None:
+        """Seconds for which exchanges were on their way behind computing; None where nobody looks."""
+        return None if self.recorder is None else self.recorder.hidden_seconds
+
     def result(self) -> dict[str, Any]:
         """How it went so far, for the program's last line."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
-        used = usage()
+        used, hidden = usage(), self._hidden
         emulated = {} if self.hardship is None else {"emulated": {"seconds": round(self.hardship.seconds, 6)}}
         return {
             "rank": self.communicator.rank,
@@ -177,7 +182,7 @@ class Context:
                 "bytes_sent": traffic.bytes_sent,
                 "bytes_received": traffic.bytes_received,
                 "exposed_seconds": round(self._exposed, 6),
-                "hidden_seconds": None if self.recorder is None else round(self.recorder.hidden_seconds, 6),
+                "hidden_seconds": None if hidden is None else round(hidden, 6),
                 "staleness_mean": sum(value * count for value, count in traffic.staleness.items())
                 / max(1, pushes),
                 "staleness_max": max(traffic.staleness, default=0),

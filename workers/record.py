@@ -14,7 +14,8 @@ class Record:
     """Keeps the latest value of every metric, and writes each report to a file if there is one.
 
     Every line holds `step` (completed steps), `seconds` (since training began),
-    `exposed_seconds` (of these, what exchanges took) and the metrics reported.
+    `exposed_seconds` (of these, what exchanges took), `hidden_seconds` (for which
+    exchanges were on their way meanwhile; null if nobody counts it) and the metrics reported.
 
     Args:
         path: The file, begun afresh; None keeps the latest values only.
@@ -35,12 +36,13 @@ class Record:
         """Starts the clock: the model is in place and training may begin."""
         self._began = time.monotonic()
 
-    def report(self, metrics: dict[str, Any], exposed: float) -> None:
+    def report(self, metrics: dict[str, Any], exposed: float, hidden: float | None) -> None:
         """Takes down some metrics: numbers, strings or booleans; a tensor of one element is its number.
 
         Args:
             metrics: By their names.
             exposed: Seconds that exchanges have taken from training so far.
+            hidden: Seconds for which they were on their way behind computing; None: not counted.
 
         Raises:
             UsageError: A metric is something else.
@@ -48,8 +50,11 @@ class Record:
         metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         self.latest.update(metrics)
         if self._file is not None:
-            clock = {"seconds": round(self.seconds, 6), "exposed_seconds": round(exposed, 6)}
-            line = {"step": self.step, **clock, **metrics}
+            exchange = {
+                "exposed_seconds": round(exposed, 6),
+                "hidden_seconds": None if hidden is None else round(hidden, 6),
+            }
+            line = {"step": self.step, "seconds": round(self.seconds, 6), **exchange, **metrics}
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:

@@ -11,8 +11,9 @@
   until the measure first was as good as the target; samples are those of all workers.
 - bytes_sent_per_step, bytes_received_per_step: by a worker from its start to its end / its steps;
   mean over workers.
-- exposed_ms, hidden_ms: what a step waited for the exchange and computed nothing, and what of the exchange
-  hid behind computing; mean over workers and steps. compute_ms: what is left of a steady step, on average.
+- exposed_ms, hidden_ms: what a steady step waited for the exchange and computed nothing, and what of the
+  exchange hid behind computing; mean over these steps, then over workers. compute_ms: what is left of a
+  steady step, on average.
 - queue_ms, apply_ms, read_wait_ms: how long a push stood in a shard behind others that came with it, what
   reading, applying and answering it took, and how long its answer was held back until the mode let it
   go, which is until others had come; mean over pushes.
@@ -118,29 +119,37 @@ def _check(outcome: Outcome, job: Job) -> None:
             f"{label}: a worker recorded fewer than two steps: nothing to measure;"
             " call workers.report(loss=..., samples=...) after every step"
         )
-    if any("exposed_seconds" not in line for record in outcome.records for line in record):
+    if any("hidden_seconds" not in line for record in outcome.records for line in record):
         raise HubringError(
             f"{label} was recorded by an earlier version: delete {outcome.folder} and run again"
         )
 
 
 class _Pace(NamedTuple):
-    """A rank's steady steps: their samples, each one's seconds, and what exchanges took of one on average."""
+    """A rank's steady steps.
+
+    Attributes:
+        samples: Of all of them.
+        seconds: Of each.
+        exposed: Seconds that exchanges took of one, on average.
+        hidden: Seconds for which they were on their way behind computing, likewise; None: nobody counted.
+    """
 
     samples: int
     seconds: list[float]
-    exposed: float
+    exposed: float | None
+    hidden: float | None
 
 
 def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if job.metric in line} | {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
-    told = all(result["exchange"]["exposed_seconds"] is not None for result in _present(outcome))
-    exposed = 1e3 * fmean(pace.exposed for pace in paces) if told else None
+    exposed = _told(outcome, "exposed_seconds", [pace.exposed for pace in paces])
     mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
     return {
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
         "exposed_ms": exposed,
+        "hidden_ms": _told(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
         "samples_per_second": sum(pace.samples / sum(pace.seconds) for pace in paces),
         "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
     }
@@ -155,8 +164,23 @@ def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _
     return _Pace(
         samples=sum(line["samples"] for _, line in kept),
         seconds=[line["seconds"] - before["seconds"] for before, line in kept],
-        exposed=fmean(line["exposed_seconds"] - before["exposed_seconds"] for before, line in kept),
+        exposed=_growth(kept, "exposed_seconds"),
+        hidden=_growth(kept, "hidden_seconds"),
     )
+
+
+def _growth(steps: Sequence[tuple[Line, Line]], name: str) -> float | None:
+    """By how much a count grew from the report before a step to its own, on average."""
+    if any(line[name] is None for step in steps for line in step):
+        return None
+    return fmean(line[name] - before[name] for before, line in steps)
+
+
+def _told(outcome: Outcome, name: str, seconds: Sequence[float | None]) -> float | None:
+    """The mean in milliseconds, unless a worker's last line says that it cannot tell it, as some peers'."""
+    told = all(result["exchange"].get(name) is not None for result in _present(outcome))
+    mean = _mean(seconds) if told else None
+    return None if mean is None else 1e3 * mean
 
 
 def _progress(outcome: Outcome, job: Job) -> Numbers:
@@ -186,7 +210,6 @@ def _of_workers(outcome: Outcome) -> Numbers:
     return {
         "bytes_sent_per_step": _per_step(outcome, "exchange", "bytes_sent"),
         "bytes_received_per_step": _per_step(outcome, "exchange", "bytes_received"),
-        "hidden_ms": _per_step(outcome, "exchange", "hidden_seconds", 1e3),
         "staleness_mean": fmean(exchange["staleness_mean"] for exchange in exchanges) if on_hub else None,
         "staleness_max": max(exchange["staleness_max"] for exchange in exchanges) if on_hub else None,
         "memory_mb": _mean([result["usage"]["peak_bytes"] / 1e6 for result in _present(outcome)]),
