@@ -104,6 +104,17 @@ def test_a_report_of_half_an_experiment_says_how_to_finish_it(tmp_path: Path) ->
         Comparison.open(tmp_path).report()
 
 
+def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(tmp_path, Interrupted())
+    record = tmp_path / "runs" / LABELS[2] / "record 0.jsonl"
+    record.write_text(record.read_text().replace("hidden_seconds", "before"))
+    later = Replayed()
+    with pytest.raises(HubringError, match=f"{LABELS[2]} was recorded by an earlier version: delete"):
+        carried_out(tmp_path, later)
+    assert later.ran == []
+
+
 def test_a_folder_without_an_experiment_is_no_comparison(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no experiment: it has no experiment.json"):
         Comparison.open(tmp_path)

@@ -139,6 +139,7 @@ class Comparison:
         Raises:
             ProcessFailed: A row's process failed.
             DeadlineExceeded: A row took too long.
+            HubringError: What a run left, now or before, cannot be measured.
             UsageError: Another program is at work in the folder.
         """
         with _alone_in(self.folder):
@@ -146,6 +147,7 @@ class Comparison:
                 watcher.warn("this machine is not idle: what is measured now, others disturb")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
+            self._check_kept()
             for run in runs(self.experiment):
                 if outcome.finished(self.place(run)):
                     watcher.kept(run.label)
@@ -178,6 +180,12 @@ class Comparison:
         write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
+
+    def _check_kept(self) -> None:
+        """What was finished before and cannot be measured is told now, not after hours of what is missing."""
+        for run in runs(self.experiment):
+            if outcome.finished(self.place(run)):
+                measure(self._outcome(run), self.experiment.yardstick)
 
     def _outcome(self, run: Run) -> Outcome:
         if not outcome.finished(self.place(run)):
