@@ -90,9 +90,12 @@ def test_more_servers_than_are_tried_make_no_link_s_load_less(total: int) -> Non
     assert load(most_servers(4)) == load(10**6) == 1
 
 
-def test_the_hub_overtakes_with_the_fewest_servers_that_are_faster() -> None:
+def test_the_hub_overtakes_where_it_wins_with_that_many_servers_and_all_more() -> None:
     assert overtaking(lambda servers: 12 / servers, 3.0, 4) == 5
     assert overtaking(lambda servers: 3.0, 3.0, 4) is None
+    assert overtaking(lambda servers: 2.0, 3.0, 4) == 1
+    assert overtaking(lambda servers: 4.0 if servers == 5 else 2.0, 3.0, 4) == 6
+    assert overtaking(lambda servers: 4.0 if servers == 8 else 2.0, 3.0, 4) is None
 
 
 def test_latency_counts_per_hop_around_the_ring_and_twice_to_a_hub() -> None:

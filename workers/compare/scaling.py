@@ -21,7 +21,7 @@ def crossovers(
     Args:
         settings: Of the results.
         rows: Measured in them; only settings in which both hub-bsp and the ring were count.
-        predict: The fewest servers with which the hub wins in a setting; None: no model was calibrated.
+        predict: From how many servers on the hub wins in a setting; None: no model was calibrated.
 
     Returns:
         For each: the `setting` without servers, the numbers of them that were `tried`, and from how many on

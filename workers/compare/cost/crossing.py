@@ -26,11 +26,14 @@ def most_servers(workers: int) -> int:
 
 
 def overtaking(hub: Callable[[int], float], ring: float, workers: int) -> int | None:
-    """The fewest servers with which the hub's step is shorter; None: with none up to `most_servers`.
+    """From how many servers on the hub's step is shorter with all up to `most_servers`; None: not with these.
 
     Args:
         hub: Seconds of its step with so many servers.
         ring: Seconds of the ring's.
         workers: Of both.
     """
-    return next((servers for servers in range(1, most_servers(workers) + 1) if hub(servers) < ring), None)
+    # More servers may do worse again, as where a slice more falls to one: a first win is no crossing.
+    most = most_servers(workers)
+    last_lost = next((servers for servers in range(most, 0, -1) if hub(servers) >= ring), 0)
+    return None if last_lost == most else last_lost + 1

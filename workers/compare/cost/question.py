@@ -124,7 +124,7 @@ class Question:
         return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
 
     def _crossover(self, constants: Constants, workers: int) -> dict[str, Any]:
-        """The fewest servers with which bsp is faster than the ring, all workers alike."""
+        """From how many servers on bsp is faster than the ring, all workers alike."""
         setting = Setting(workers=workers, link=self.link)
         ring = predict(constants, "ring", setting, self.job).step_seconds
         return {

@@ -61,7 +61,7 @@ class Score:
         return predict(self._constants, reading, setting, job)
 
     def crossover(self, setting: Setting) -> int | None:
-        """The fewest servers with which hub-bsp's step is predicted to be shorter than the ring's.
+        """From how many servers on hub-bsp's step is predicted to be shorter than the ring's.
 
         Args:
             setting: All else is as there.
