@@ -28,18 +28,24 @@ class Offset(NamedTuple):
         return 2 * abs(self.ahead) > self.round_trip
 
 
-def measure(ask: Callable[[], int], now: Callable[[], int] = time.time_ns) -> Offset:
+def measure(
+    ask: Callable[[], int],
+    now: Callable[[], int] = time.time_ns,
+    passed: Callable[[], int] = time.monotonic_ns,
+) -> Offset:
     """Asks the other for its time, `TRIES` times.
 
     Args:
         ask: Returns the other's clock, in nanoseconds since 1970.
         now: Ours.
+        passed: A clock of ours that is never set, by which round trips are taken: by one that is set back
+            meanwhile, a round trip is shorter than any true one, and would win.
     """
-    return min((_once(ask, now) for _ in range(TRIES)), key=lambda found: found.round_trip)
+    return min((_once(ask, now, passed) for _ in range(TRIES)), key=lambda found: found.round_trip)
 
 
-def _once(ask: Callable[[], int], now: Callable[[], int]) -> Offset:
-    asked = now()
+def _once(ask: Callable[[], int], now: Callable[[], int], passed: Callable[[], int]) -> Offset:
+    asked, began = now(), passed()
     theirs = ask()
-    answered = now()
-    return Offset(theirs - (asked + answered) // 2, answered - asked)
+    ended, answered = passed(), now()
+    return Offset(theirs - (asked + answered) // 2, ended - began)

@@ -33,19 +33,30 @@ class Elsewhere:
 @pytest.mark.parametrize("ahead", [5_000_000, 0, -7_000_000])
 def test_ways_of_equal_length_tell_the_offset_exactly(ahead: int) -> None:
     other = Elsewhere(ahead, [(300, 300)])
-    assert measure(other.ask, lambda: other.now) == Offset(ahead, 600)
+    assert measure(other.ask, lambda: other.now, lambda: other.now) == Offset(ahead, 600)
 
 
 def test_the_shortest_round_trip_counts() -> None:
     other = Elsewhere(10_000, [(900, 100), (50, 70), (4000, 0)])
-    assert measure(other.ask, lambda: other.now) == Offset(9_990, 120)
+    assert measure(other.ask, lambda: other.now, lambda: other.now) == Offset(9_990, 120)
     assert other.asked == TRIES
+
+
+def test_a_clock_that_is_set_back_meanwhile_does_not_win() -> None:
+    other = Elsewhere(0, [(900, 100), (50, 70)])
+    back = 1_000_000_000
+
+    def now() -> int:
+        """Is set back during the first try."""
+        return other.now - back * (other.asked > 0)
+
+    assert measure(other.ask, now, lambda: other.now) == Offset(back - 10, 120)
 
 
 @pytest.mark.parametrize("way", [(1000, 0), (0, 1000), (400, 600)])
 def test_the_error_is_at_most_half_a_round_trip(way: tuple[int, int]) -> None:
     other = Elsewhere(2_000, [way])
-    found = measure(other.ask, lambda: other.now)
+    found = measure(other.ask, lambda: other.now, lambda: other.now)
     assert abs(found.ahead - 2_000) <= found.round_trip / 2
 
 
