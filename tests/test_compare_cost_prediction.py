@@ -120,6 +120,15 @@ def test_an_exchange_hides_behind_backward_but_for_its_last_slice() -> None:
     assert shown.step_seconds - hidden.step_seconds == pytest.approx(0.05)
 
 
+def test_the_links_part_is_of_the_exchange_whatever_overlaps_it() -> None:
+    predicted = predict(CONSTANTS, "hub-bsp", LINKED, JOB)
+    parts = predicted.parts | {"link": 0.3, "server": 0.3, "cores": 0.3}
+    assert replace(predicted, parts=parts, exchange=0.4).links == pytest.approx(0.75)
+    assert replace(predicted, parts=parts, exchange=0.2).links == 1
+    assert predict(CONSTANTS, "local", LINKED, JOB).links == 0
+    assert predicted.exchange == pytest.approx(predicted.step_seconds - JOB.compute)
+
+
 def test_efficiency_is_the_part_that_computes() -> None:
     predicted = predict(CONSTANTS, "ring", LINKED, JOB)
     assert predicted.efficiency == pytest.approx(0.1 / predicted.step_seconds)

@@ -61,6 +61,7 @@ class Prediction:
         parts: Seconds of a step by what takes them; they overlap, so they may sum to more. `waiting` is
             for others: the slowest, or whoever is before in a queue.
         bound: Which of them is the one that counts.
+        exchange: Seconds of one exchange, first byte to last.
         finished: False: the loss of a worker ends it, as it ends a ring.
     """
 
@@ -70,15 +71,14 @@ class Prediction:
     by: By
     parts: dict[str, float]
     bound: str
+    exchange: float
     finished: bool = True
 
     @property
     def links(self) -> float:
-        """Part of the exchange that is bytes on links or in I/O threads, 0 to 1."""
-        exchanging = sum(
-            seconds for name, seconds in self.parts.items() if name not in ("compute", "waiting")
-        )
-        return self.parts["link"] / exchanging if exchanging else 0.0
+        """Part of the exchange during which bytes are on links or in I/O threads, 0 to 1."""
+        # Not by the sum of all parts, which overlap; and among others a link may be busy for longer.
+        return min(1.0, self.parts["link"] / self.exchange) if self.exchange else 0.0
 
     def as_json(self) -> dict[str, Any]:
         """The prediction as a JSON object."""
@@ -123,8 +123,8 @@ def predict(
     shown = computing - _hidden(way, setting.workers, job)
     found = _found(reading, setting, way, shown, steps, seed)
     parts = _parts(way, setting.workers, reading)
-    waiting = found.seconds - shown - _exchanging(reading, way, setting.workers)
-    parts |= {"compute": computing, "waiting": max(0.0, waiting)}
+    exchange = _exchanging(reading, way, setting.workers)
+    parts |= {"compute": computing, "waiting": max(0.0, found.seconds - shown - exchange)}
     return Prediction(
         step_seconds=found.seconds,
         samples_per_second=None if job.batch is None else found.rate * job.batch,
@@ -132,6 +132,7 @@ def predict(
         by=found.by,
         parts=parts,
         bound=max(parts, key=lambda name: parts[name]),
+        exchange=exchange,
         finished=found.finished,
     )
 
