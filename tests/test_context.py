@@ -12,7 +12,7 @@ import torch
 
 from ps import logs
 from ps.config import WorkerConfig
-from ps.errors import RingBroken
+from ps.errors import RingBroken, ServerUnreachable
 from ps.trace import Trace
 from workers import context
 from workers.flight import FlightRecorder
@@ -58,3 +58,25 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
     alone.record.close()
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [line["hidden_seconds"] for line in lines] == [None, 0]
+
+
+def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unheard() -> None:
+        raise ServerUnreachable("the server is gone")
+
+    config, place = WorkerConfig(trace=tmp_path), logs.Place()
+    session: Any = SimpleNamespace(clock_offset=unheard)
+    joined = context.Context(
+        config, Placement(), LocalCommunicator(), torch.device("cpu"), session, Record(None), place
+    )
+    registered: list[object] = []
+    monkeypatch.setattr(context, "_current", None)
+    monkeypatch.setattr(context, "_prepared", (config, place, "job"))
+    monkeypatch.setattr(context, "_meet", lambda *_: joined)
+    monkeypatch.setattr(context.atexit, "register", registered.append)
+    with pytest.raises(ServerUnreachable):
+        context.init()
+    assert registered == [context._leave_at_exit]
+    assert context.started() is joined

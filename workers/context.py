@@ -279,6 +279,8 @@ def init(*, aggregate: bool = False) -> Context:
     else:
         _current = _join(config, place, placement, job)
     _current.job = job
+    # Before what may still fail: the session that is there now must be left.
+    atexit.register(_leave_at_exit)
     if config.trace is not None:
         session = _current.session
         offset = None if session is None else session.clock_offset()
@@ -286,7 +288,6 @@ def init(*, aggregate: bool = False) -> Context:
         _current.recorder = FlightRecorder(trace)
     if slowness is not None:
         _current.hardship = Hardship(slowness.of(_current.communicator.rank))
-    atexit.register(_leave_at_exit)
     return _current
 
 
