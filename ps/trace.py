@@ -4,8 +4,8 @@ The Trace Event Format's JSON array: a complete event (`ph` X) a span, `ts` and 
 in microseconds. `ts` counts from 1970 by this host's clock, so the files of one host
 can be laid side by side as they are. Those of several can be aligned by what stands
 in a metadata event (`ph` M) named `clock_offset`: `host`, the same for all processes
-that share a clock; `ahead_ns`, to be added for the coordinator's time; and
-`round_trip_ns`, half of which is the error (`ps.offset`). The viewers pass over it, and
+that share a clock; and, if there is a coordinator, `ahead_ns`, to be added for its time,
+and `round_trip_ns`, half of which is the error (`ps.offset`). The viewers pass over it, and
 forgive a missing end, so the file of a run that died can be read as far as it was written.
 """
 
@@ -47,9 +47,8 @@ class Trace:
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._pid = os.getpid()
         self._file.write("[\n" + self._about("process_name", 0, name=name))
-        if offset is not None:
-            told = {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
-            self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=_clock(), **told))
+        told = {} if offset is None else {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
+        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=_clock(), **told))
         self._file.flush()  # whoever is killed leaves at least who it was, and by which clock
 
     def span(self, row: str, name: str, began: int, ended: int) -> None:

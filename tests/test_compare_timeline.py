@@ -26,7 +26,7 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
     assert {event["pid"] for event in merged} == {0, 1}
 
 
-def traced(folder: Path, name: str, began: int, offset: Offset, host: str) -> None:
+def traced(folder: Path, name: str, began: int, offset: Offset | None, host: str) -> None:
     """A process that did one step of 1 ms, from `began` on its own clock, in nanoseconds since 1970."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ps.trace._clock", lambda: host)
@@ -52,6 +52,35 @@ def test_hosts_whose_clocks_differ_are_put_on_the_coordinators(tmp_path: Path) -
         "here": {"moved_us": 0, "error_us": 50},
         "there": {"moved_us": 3e6, "error_us": 200},
     }
+
+
+def names(folder: Path) -> list[str]:
+    """Of the processes."""
+    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    return [event["args"]["name"] for event in events if event["name"] == "process_name"]
+
+
+def test_hosts_that_did_not_compare_their_clocks_are_marked(tmp_path: Path) -> None:
+    traced(tmp_path, "worker 0", 5_000_000, None, "here")
+    traced(tmp_path, "worker 1", 9_000_000, None, "there")
+    traced(tmp_path, "worker 2", 9_000_000, Offset(ahead=0, round_trip=400_000), "known")
+    assert merge(tmp_path, tmp_path / "trace.json") == 3
+    assert steps(tmp_path) == {0: 0, 1: 4000, 2: 4000}
+    assert names(tmp_path) == ["worker 0 (unaligned)", "worker 1 (unaligned)", "worker 2"]
+    unaligned = {"moved_us": 0, "error_us": None, "unaligned": True}
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {
+        "known": {"moved_us": 0, "error_us": 200},
+        "here": unaligned,
+        "there": unaligned,
+    }
+
+
+def test_one_host_needs_no_coordinator(tmp_path: Path) -> None:
+    traced(tmp_path, "worker 0", 5_000_000, None, "here")
+    traced(tmp_path, "worker 1", 9_000_000, None, "here")
+    assert merge(tmp_path, tmp_path / "trace.json") == 2
+    assert names(tmp_path) == ["worker 0", "worker 1"]
+    assert json.loads((tmp_path / "trace.json").read_text())["otherData"] == {}
 
 
 def test_processes_of_one_host_stay_as_they_are_to_each_other(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_what_was_written_of_a_run_that_died_can_be_read(tmp_path: Path) -> None
         left.span("steps", f"step {number}", number, number + 1)
     left._file.flush()
     text = (tmp_path / "left.trace.json").read_text()
-    assert len(json.loads(text + "]")) == trace.HELD + 2
+    assert len(json.loads(text + "]")) == trace.HELD + 3
     left.close()
 
 

@@ -5,6 +5,9 @@ Of all traces of one host the measurement with the shortest round trip moves the
 they were to each other, and one that cannot tell the two clocks apart moves nothing: the timeline of one host
 is exact. Between hosts it is true to half of that round trip, and to what the clocks have drifted since the
 processes began.
+
+Where there is no coordinator, as in other people's rows, nobody compared clocks. One host has no need to; of
+several, those that did not stay where their own clocks put them, and the timeline says so.
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """One process: its events, and by whose clock; without a host it did not compare its own."""
+    """One process: its events, and by whose clock; without an offset it did not compare its own."""
 
     events: list[Event]
     host: str
-    offset: Offset
+    offset: Offset | None
 
 
 def merge(folder: Path, into: Path) -> int:
     """Lays the traces in `folder` side by side, by name, and lets time begin with the first span.
 
-    The file's `otherData` tells by how much each host's were moved, and how far that may be off.
+    The file's `otherData` tells by how much each host's were moved, and how far that may be off. A host
+    beside others that did not compare its clock is `unaligned` there, and so its processes' names end.
 
     Args:
         folder: Holds `NAME.trace.json` for every process.
@@ -44,11 +48,13 @@ def merge(folder: Path, into: Path) -> int:
     """
     traces = [_read(path) for path in sorted(folder.glob("*.trace.json"))]
     offsets = _by_host(traces)
+    hosts = list(dict.fromkeys(trace.host for trace in traces))
+    unaligned = [host for host in hosts if host not in offsets] if len(hosts) > 1 else []
     moved = {host: offset.ahead / 1000 if offset.certain else 0.0 for host, offset in offsets.items()}
     placed = [
         event
         for number, trace in enumerate(traces)
-        for event in _placed(trace.events, number, moved.get(trace.host, 0.0))
+        for event in _placed(trace, number, moved.get(trace.host, 0.0), trace.host in unaligned)
     ]
     spans = [event for event in placed if event["ph"] == "X"]
     if not spans:
@@ -56,10 +62,11 @@ def merge(folder: Path, into: Path) -> int:
     zero = min(span["ts"] for span in spans)
     for span in spans:
         span["ts"] -= zero
-    told = {
+    told: dict[str, dict[str, Any]] = {
         host: {"moved_us": moved[host], "error_us": offset.round_trip / 2000}
         for host, offset in offsets.items()
     }
+    told |= {host: {"moved_us": 0.0, "error_us": None, "unaligned": True} for host in unaligned}
     into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": told}))
     return len(traces)
 
@@ -81,25 +88,26 @@ def _whole(line: str) -> Event | None:
 def _read(path: Path) -> _Trace:
     found = events(path)
     rest = [event for event in found if event["name"] != CLOCK_OFFSET]
-    noted = next((event["args"] for event in found if event["name"] == CLOCK_OFFSET), None)
-    if noted is None:
-        return _Trace(rest, "", Offset(0, 0))
-    return _Trace(rest, noted["host"], Offset(noted["ahead_ns"], noted["round_trip_ns"]))
+    noted: Mapping[str, Any] = next((event["args"] for event in found if event["name"] == CLOCK_OFFSET), {})
+    compared = "ahead_ns" in noted
+    offset = Offset(noted["ahead_ns"], noted["round_trip_ns"]) if compared else None
+    return _Trace(rest, noted.get("host", "unknown"), offset)
 
 
 def _by_host(traces: Iterable[_Trace]) -> Mapping[str, Offset]:
-    """The best of each host's; it takes no part where nobody compared."""
+    """The best of each host's; a host where nobody compared has none."""
     best: dict[str, Offset] = {}
-    for trace in traces:
-        known = best.get(trace.host)
-        if trace.host and (known is None or trace.offset.round_trip < known.round_trip):
-            best[trace.host] = trace.offset
+    for host, offset in ((trace.host, trace.offset) for trace in traces):
+        if offset is not None and (host not in best or offset.round_trip < best[host].round_trip):
+            best[host] = offset
     return best
 
 
-def _placed(trace: list[Event], number: int, ahead: float) -> Iterator[Event]:
+def _placed(trace: _Trace, number: int, ahead: float, unaligned: bool) -> Iterator[Event]:
     """The events of one process; processes of different hosts may have the same id, so they are numbered."""
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
-    for event in trace:
-        moved = {"ts": event["ts"] + ahead} if event["ph"] == "X" else {}
-        yield {**event, "pid": number, **moved}
+    for event in trace.events:
+        changed: Event = {"ts": event["ts"] + ahead} if event["ph"] == "X" else {}
+        if unaligned and event["name"] == "process_name":
+            changed = {"args": {"name": f"{event['args']['name']} (unaligned)"}}
+        yield {**event, "pid": number, **changed}
