@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ps.errors import HubringError, UsageError
-from tests.replayed import Heard, Replayed, carried_out, experiment
+from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment
 from workers.compare import comparison, lifeline
 from workers.compare.comparison import Comparison
 from workers.compare.job import Job
@@ -77,6 +78,33 @@ def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_pa
     carried_out(tmp_path, Replayed())
     with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\];.*another --out"):
         carried_out(tmp_path, Replayed(), seeds=(0, 2))
+
+
+def cluster(host: str) -> dict[str, Any]:
+    there = {"ranks": "0, 1", "cores": 2, "processor": "an abacus", "system": "Linux"}
+    return MACHINE | {"launcher": "slurm", "hosts": {host: there}}
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "words"),
+    [
+        (MACHINE, cluster("b"), "on one machine without a launcher, and this is slurm's b .ranks 0, 1;"),
+        (cluster("a"), MACHINE, "on slurm's a .*, and this is one machine without a launcher"),
+        (cluster("a"), cluster("b"), "on slurm's a .*, and this is slurm's b .*: go on there, or .* --out"),
+    ],
+)
+def test_what_was_begun_elsewhere_does_not_go_on_here(
+    tmp_path: Path, begun: dict[str, Any], now: dict[str, Any], words: str
+) -> None:
+    Comparison.begin(experiment(), tmp_path, "ps-compare run", begun)
+    with pytest.raises(UsageError, match=words):
+        Comparison.begin(experiment(), tmp_path, "ps-compare run", now)
+
+
+def test_what_was_begun_on_a_cluster_goes_on_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        begun = Comparison.begin(experiment(), tmp_path, "ps-compare run", cluster("a"))
+    assert begun.machine == cluster("a")
 
 
 @pytest.mark.slow
