@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -10,16 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ps.errors import HubringError, UsageError
 from tests.replayed import experiment
-from workers.compare.cluster import meeting, messages
+from workers.compare.cluster import conductor, meeting, messages
+from workers.compare.cluster.follower import Follower
+from workers.compare.cluster.host import describe
 from workers.compare.cluster.member import Gone, Member, Remote
 from workers.compare.cluster.messages import Hello
 from workers.compare.cluster.spread import Spread
 from workers.compare.cluster.task import Task, check, find
 from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.lifeline import Lifeline
 from workers.compare.noise import Sample, of_machine
 from workers.compare.runner import clean_environment
 from workers.launch import FAMILIES, detect
@@ -27,6 +32,9 @@ from workers.launch import FAMILIES, detect
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 POD = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
 
 
 # Tasks.
@@ -173,6 +181,42 @@ def test_what_a_follower_cannot_do_is_told_with_its_rank_and_machine(wires: tupl
         Member(hello(2, "b"), here).code("worker 2", 10)
 
 
+def test_a_program_that_cannot_be_started_has_ended(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
+    here, there = wires
+    for order in (
+        messages.Start(name="worker 2", command=("train",), directory=str(tmp_path / "not"), threads=1),
+        messages.Over(code=1),
+    ):
+        here.send(order)
+    with Lifeline() as lifeline:
+        assert Follower(there, lifeline).follow() == 1
+    member = Member(hello(2, "b"), here)
+    with pytest.raises(HubringError, match=r"worker 2 cannot be started .*: --out must be a folder that all"):
+        member.code("worker 2", 10)
+    assert member.code("worker 2", 10) == 127
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(None, 0), (UsageError("no"), 2), (HubringError("no"), 1), (KeyboardInterrupt(), 1)]
+)
+def test_followers_end_with_the_conductor_s_exit_code(
+    wires: tuple[Wire, Wire],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException | None,
+    code: int,
+) -> None:
+    here, there = wires
+    own = describe(LEAD, None)
+    guest = msgspec.structs.replace(own, rank=1)
+    monkeypatch.setattr(conductor, "invite", lambda *_: {1: (guest, here)})
+    with contextlib.suppress(type(raised or UsageError())), conductor.conduct(LEAD, tmp_path) as site:
+        if raised is not None:
+            raise raised
+        site.code = 0
+    assert there.receive(10) == messages.Over(code=code)
+
+
 @pytest.mark.parametrize("said", [b"not JSON", b'{"type": "Dance"}'])
 def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], said: bytes) -> None:
     here, there = wires
@@ -206,9 +250,6 @@ def guess(wire: Wire) -> bytes:
 @pytest.fixture(autouse=True)
 def quick_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "AGAIN_SECONDS", 0.005)
-
-
-LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
 
 
 class Guest(threading.Thread):

@@ -26,11 +26,15 @@ class Conductor:
     Args:
         spread: Which program is whose.
         members: The followers by rank; owned by whoever made them.
+
+    Attributes:
+        code: What all tasks end with: 1 until whoever runs the comparison knows better.
     """
 
     def __init__(self, spread: Spread, members: Mapping[int, Member]) -> None:
         self._spread = spread
         self._members = members
+        self.code = 1
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -88,11 +92,17 @@ def conduct(task: Task, folder: Path) -> Iterator[Conductor]:
     own = describe(task, None)
     came = invite(task, folder, own.address)
     members = {rank: Member(*came[rank]) for rank in sorted(came)}
+    code = 1
     try:
         hellos = [own, *(member.hello for member in members.values())]
-        yield Conductor(Spread(hellos, task.launcher), members)
+        conductor = Conductor(Spread(hellos, task.launcher), members)
+        yield conductor
+        code = conductor.code
+    except HubringError as error:
+        code = error.exit_code
+        raise
     finally:
         for member in members.values():
             with contextlib.suppress(HubringError):  # nobody has to be told that is gone
-                member.order(Over())
+                member.order(Over(code=code))
             member.close()

@@ -57,8 +57,11 @@ class Tell(Struct, frozen=True, tag=True):
     """The run is over: what did you count?"""
 
 
-class Over(Struct, frozen=True, tag=True):
+class Over(Struct, frozen=True, kw_only=True, tag=True):
     """The comparison has ended, one way or the other."""
+
+    code: int
+    """The conductor's exit code, which all tasks end with: a launcher starts those again that failed."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
@@ -76,7 +79,7 @@ class Counted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
-    """The follower cannot go on."""
+    """The follower cannot go on; `Ended` follows for the program that it could not start."""
 
     why: str
 

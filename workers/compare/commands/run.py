@@ -154,7 +154,9 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, A
     with conduct(task, folder) as site:
         comparison = Comparison.begin(experiment, folder, _command(), site.machine)
         with Lifeline() as lifeline, Screen(labels) as screen:
-            return comparison.run(Runner(experiment, lifeline, site), screen)
+            results = comparison.run(Runner(experiment, lifeline, site), screen)
+        site.code = _exit_code(results)
+        return results
 
 
 def _command() -> str:
@@ -178,5 +180,9 @@ def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rows": medians,
         "gate": {"passed": results["gate"]["passed"], "pairs": len(results["gate"]["pairs"])},
         "verdict": results["verdict"],
-        "exit_code": 0 if results["gate"]["passed"] else 1,
+        "exit_code": _exit_code(results),
     }
+
+
+def _exit_code(results: dict[str, Any]) -> int:
+    return 0 if results["gate"]["passed"] else 1
