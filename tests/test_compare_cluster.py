@@ -8,6 +8,7 @@ import socket
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -225,23 +226,36 @@ def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], sa
         here.receive(10)
 
 
-def test_who_does_not_hold_the_key_is_no_member(wires: tuple[Wire, Wire]) -> None:
+@pytest.mark.parametrize("guesses_first", [False, True])
+def test_who_does_not_hold_the_key_is_no_member(wires: tuple[Wire, Wire], guesses_first: bool) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        guess = pool.submit(wires[1].prove, b"a guess", first=guesses_first)
+        with pytest.raises(Lost, match="does not hold the key"):
+            wires[0].prove(b"the key", first=not guesses_first)
+        assert isinstance(guess.exception(), Lost)
+
+
+def test_who_holds_the_key_is_let_in_and_heard(wires: tuple[Wire, Wire]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        guest = pool.submit(wires[1].prove, b"the key", first=False)
+        wires[0].prove(b"the key", first=True)
+        assert guest.exception() is None
+    wires[1].send(messages.Tell())
+    assert wires[0].receive(10) == messages.Tell()
+
+
+def test_an_end_s_answer_to_its_own_challenge_proves_nothing(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = wires
-    heard: list[bytes] = []
-    guessing = threading.Thread(target=lambda: heard.append(guess(there)))
-    guessing.start()
-    with pytest.raises(Lost, match="does not hold the key"):
-        here.prove(b"the key", first=True)
-    guessing.join()
-    assert heard == [b"refused"]
-
-
-def guess(wire: Wire) -> bytes:
-    try:
-        wire.prove(b"a guess", first=False)
-    except Lost:
-        return b"refused"
-    return b"let in"
+    monkeypatch.setattr("workers.compare.cluster.wire.secrets.token_bytes", bytes)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(here.prove, b"the key", first=False)
+        there._connection.send_bytes(bytes(32))
+        answer = there._connection.recv_bytes()
+        assert there._connection.recv_bytes() == bytes(32)
+        there._connection.send_bytes(answer)
+        assert isinstance(asked.exception(), Lost)
 
 
 # Meeting.
