@@ -294,6 +294,32 @@ def test_the_file_that_names_the_meeting_is_its_owners_and_goes_with_it(tmp_path
         wire.close()
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o602])
+def test_a_meeting_that_others_could_have_called_is_not_joined(tmp_path: Path, mode: int) -> None:
+    place = meeting.Place("127.0.0.1", 1, "a key")
+    (tmp_path / meeting.FILE).write_bytes(msgspec.json.encode(place))
+    (tmp_path / meeting.FILE).chmod(mode)
+    with pytest.raises(UsageError, match=rf"conductor.json is of user \d+ with mode {mode:o}, and has to be"):
+        meeting.join(SECOND, tmp_path, timeout=60)
+
+
+def test_a_meeting_of_another_user_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / meeting.FILE).touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    with pytest.raises(UsageError, match=r"and has to be of user -1.*: run all tasks as one user"):
+        meeting.join(SECOND, tmp_path, timeout=60)
+
+
+def test_another_conductor_s_file_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(*_: object) -> None:
+        (tmp_path / meeting.FILE).write_text("another's")
+
+    monkeypatch.setattr(meeting, "_welcome", overtaken)
+    with pytest.raises(HubringError, match="did not come"):
+        meeting.invite(LEAD, tmp_path, "127.0.0.1", timeout=60)
+    assert (tmp_path / meeting.FILE).read_text() == "another's"
+
+
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
     with pytest.raises(HubringError, match=r"of the 4 tasks that slurm started, rank 1, 2, 3 did not come"):
         meeting.invite(Task(0, 4, 0, "slurm"), tmp_path, "127.0.0.1", timeout=0.01)
