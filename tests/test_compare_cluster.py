@@ -25,6 +25,7 @@ from workers.compare.cluster.messages import Hello
 from workers.compare.cluster.spread import Spread
 from workers.compare.cluster.task import Task, check, find
 from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.commands import run as command
 from workers.compare.lifeline import Lifeline
 from workers.compare.noise import Sample, of_machine
 from workers.compare.runner import clean_environment
@@ -50,15 +51,27 @@ LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
         (TORCHRUN, Task(1, 2, 1, "torchrun")),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, Task(1, 2, 1, "torchrun", together=True)),
         (POD | {"WORLD_SIZE": "4"}, Task(3, 4, 0, "kubernetes")),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "WORLD_SIZE": "4"}, Task(3, 4, 0, "kubernetes")),
     ],
 )
 def test_a_task_is_what_its_launcher_says(environment: dict[str, str], task: Task | None) -> None:
-    assert find(environment, "host") == task
+    assert find(environment, "dev-3") == task
 
 
 def test_a_pod_that_does_not_know_how_many_there_are_is_told_the_mend() -> None:
-    with pytest.raises(UsageError, match=r"JOB_COMPLETION_INDEX=3 \(kubernetes\) .* set WORLD_SIZE"):
+    with pytest.raises(
+        UsageError, match=r"JOB_COMPLETION_INDEX=3 \(kubernetes\) .* set WORLD_SIZE .* --alone"
+    ):
         find(POD, "host")
+
+
+def test_who_says_alone_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    assert command._place(alone=True) is None
+    with pytest.raises(UsageError, match="--alone"):
+        command._place(alone=False)
 
 
 @pytest.mark.parametrize(
