@@ -108,7 +108,14 @@ def test_workers_do_not_see_what_launchers_say(monkeypatch: pytest.MonkeyPatch) 
 
 def hello(rank: int, host: str, **told: Any) -> Hello:
     machine = {"processor": "an abacus", "cores": 4, "system": "Linux", "hubring": "1", "torch": "2"}
-    usual = {"size": 4, "local_rank": rank % 2, "address": f"address of {host}", "cores": (0, 1, 2, 3)}
+    usual: dict[str, Any] = {
+        "boot": f"boot of {host}",
+        "idle": True,
+        "size": 4,
+        "local_rank": rank % 2,
+        "address": f"address of {host}",
+        "cores": (0, 1, 2, 3),
+    }
     return Hello(rank=rank, host=host, **(usual | {"machine": machine} | told))
 
 
@@ -136,6 +143,22 @@ def test_the_report_names_every_machine_and_its_ranks() -> None:
     told = TWO.machine()
     assert told["launcher"] == "slurm"
     assert {host: each["ranks"] for host, each in told["hosts"].items()} == {"a": "0, 1", "b": "2, 3"}
+
+
+def test_containers_of_one_machine_share_it() -> None:
+    pods = Spread([hello(0, "pod-0", boot="x"), hello(1, "pod-1", boot="x"), hello(2, "pod-2")], "kubernetes")
+    assert pods.machines() == [[0, 1], [2]]
+    assert list(pods.machine()["hosts"]) == ["pod-0, pod-1", "pod-2"]
+
+
+def test_machines_of_one_name_are_told_apart_by_address() -> None:
+    same = Spread([hello(0, "a", boot="x", address="one"), hello(1, "a", boot="y", address="two")], "slurm")
+    assert list(same.machine()["hosts"]) == ["a at one", "a at two"]
+
+
+def test_a_machine_is_busy_if_one_of_its_tasks_says_so() -> None:
+    told = Spread([hello(0, "a"), hello(1, "b"), hello(2, "b", idle=False)], "slurm")
+    assert told.busy() == ["b"]
 
 
 def test_machines_with_different_versions_are_named() -> None:

@@ -145,6 +145,13 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
         Comparison.open(tmp_path).report()
 
 
+def test_every_machine_that_is_not_at_rest_is_named(tmp_path: Path) -> None:
+    _, heard = carried_out(tmp_path, Replayed(disturbed=["a", "b"]), rows=("ring",), seeds=(0,))
+    assert heard.warnings[:2] == [
+        f"{name} is not idle: what is measured now, others disturb" for name in ("a", "b")
+    ]
+
+
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     comparison = Comparison.begin(experiment(), tmp_path, "ps-compare run")
     with (tmp_path / "experiment.json").open() as file:

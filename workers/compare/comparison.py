@@ -57,6 +57,9 @@ class Watcher(Protocol):
 class Trainer(Protocol):
     """What runs one training: `workers.compare.runner.Runner`."""
 
+    def busy(self) -> list[str]:
+        """The names of the machines that are not at rest before the first run."""
+
     def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
         """Trains once in a folder that is made anew, and writes its outcome last."""
 
@@ -144,8 +147,8 @@ class Comparison:
             UsageError: Another program is at work in the folder.
         """
         with _alone_in(self.folder):
-            if not noise.is_idle():
-                watcher.warn("this machine is not idle: what is measured now, others disturb")
+            for name in trainer.busy():
+                watcher.warn(f"{name} is not idle: what is measured now, others disturb")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
             for run in runs(self.experiment):

@@ -59,6 +59,10 @@ class Runner:
     lifeline: Lifeline | None = None
     site: Site = ThisMachine()  # noqa: RUF009 - it holds nothing
 
+    def busy(self) -> list[str]:
+        """The site's machines that are not at rest before the first run."""
+        return self.site.busy()
+
     def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
         """Trains once, in a folder that is made anew; `outcome.json` is written last.
 

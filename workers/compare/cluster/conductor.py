@@ -60,6 +60,9 @@ class Conductor:
 
         return start
 
+    def busy(self) -> list[str]:
+        return self._spread.busy()
+
     def listen(self) -> Callable[[], Noise]:
         """Listens on all machines; the noisiest one counts."""
         here = Listener()

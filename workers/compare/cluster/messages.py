@@ -17,7 +17,11 @@ class Hello(Struct, frozen=True, kw_only=True, tag=True):
     size: int
     local_rank: int
     host: str
-    """Its machine's name."""
+    """Its machine's name, or that of its container there."""
+    boot: str
+    """Equal for all on one machine, whatever they call it: its kernel's boot id, else its name."""
+    idle: bool
+    """Its machine was at rest."""
     address: str
     """Under which the other machines reach it."""
     cores: tuple[int, ...]
