@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -24,6 +25,7 @@ from workers.compare.measure import Numbers, measure
 from workers.compare.noise import Noise
 from workers.compare.outcome import Line, Outcome
 from workers.compare.plan import Run, runs
+from workers.compare.runner import Runner
 
 LABELS = [run.label for run in runs(experiment())]
 
@@ -150,6 +152,20 @@ def test_every_machine_that_is_not_at_rest_is_named(tmp_path: Path) -> None:
     assert heard.warnings[:2] == [
         f"{name} is not idle: what is measured now, others disturb" for name in ("a", "b")
     ]
+
+
+def test_a_run_s_folder_that_others_still_write_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_to(*_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setattr(shutil, "rmtree", written_to)
+    run = runs(experiment())[0]
+    with pytest.raises(
+        HubringError, match=r"cannot be emptied \(.*not empty\): .* wait until they have ended"
+    ):
+        Runner(experiment()).run(run, tmp_path, lambda line: None)
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
