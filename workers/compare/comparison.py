@@ -218,7 +218,7 @@ def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / FILE).open() as file:
+    with (folder / FILE).open("r+") as file:  # NFS locks exclusively only what may be written
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
