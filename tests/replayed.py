@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class Replayed:
         parameters: The value of every final parameter by the run's label; else 1.
         results: What the workers' last lines hold beside the usual, by row.
         failed: Why a row did not come to its end.
+        disturbed: Machines that are not at rest.
         ran: Labels of the runs, as they were asked for.
     """
 
@@ -78,7 +79,11 @@ class Replayed:
     results: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     noise: Noise = QUIET
+    disturbed: Sequence[str] = ()
     ran: list[str] = field(default_factory=list)
+
+    def busy(self) -> list[str]:
+        return list(self.disturbed)
 
     def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
         self.ran.append(run.label)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ps.errors import HubringError, UsageError
 from tests.replayed import experiment
-from workers.compare.cluster import meeting, messages
+from workers.compare.cluster import conductor, meeting, messages
+from workers.compare.cluster.follower import Follower
+from workers.compare.cluster.host import describe
 from workers.compare.cluster.member import Gone, Member, Remote
 from workers.compare.cluster.messages import Hello
 from workers.compare.cluster.spread import Spread
 from workers.compare.cluster.task import Task, check, find
 from workers.compare.cluster.wire import Lost, Wire
+from workers.compare.commands import run as command
+from workers.compare.lifeline import Lifeline
 from workers.compare.noise import Sample, of_machine
 from workers.compare.runner import clean_environment
 from workers.launch import FAMILIES, detect
@@ -27,6 +34,9 @@ from workers.launch import FAMILIES, detect
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 POD = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
 
 
 # Tasks.
@@ -41,15 +51,27 @@ POD = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         (TORCHRUN, Task(1, 2, 1, "torchrun")),
         (TORCHRUN | {"LOCAL_WORLD_SIZE": "2"}, Task(1, 2, 1, "torchrun", together=True)),
         (POD | {"WORLD_SIZE": "4"}, Task(3, 4, 0, "kubernetes")),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, None),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "WORLD_SIZE": "4"}, Task(3, 4, 0, "kubernetes")),
     ],
 )
 def test_a_task_is_what_its_launcher_says(environment: dict[str, str], task: Task | None) -> None:
-    assert find(environment, "host") == task
+    assert find(environment, "dev-3") == task
 
 
 def test_a_pod_that_does_not_know_how_many_there_are_is_told_the_mend() -> None:
-    with pytest.raises(UsageError, match=r"JOB_COMPLETION_INDEX=3 \(kubernetes\) .* set WORLD_SIZE"):
+    with pytest.raises(
+        UsageError, match=r"JOB_COMPLETION_INDEX=3 \(kubernetes\) .* set WORLD_SIZE .* --alone"
+    ):
         find(POD, "host")
+
+
+def test_who_says_alone_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in POD.items():
+        monkeypatch.setenv(name, value)
+    assert command._place(alone=True) is None
+    with pytest.raises(UsageError, match="--alone"):
+        command._place(alone=False)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +108,14 @@ def test_workers_do_not_see_what_launchers_say(monkeypatch: pytest.MonkeyPatch) 
 
 def hello(rank: int, host: str, **told: Any) -> Hello:
     machine = {"processor": "an abacus", "cores": 4, "system": "Linux", "hubring": "1", "torch": "2"}
-    usual = {"size": 4, "local_rank": rank % 2, "address": f"address of {host}", "cores": (0, 1, 2, 3)}
+    usual: dict[str, Any] = {
+        "boot": f"boot of {host}",
+        "idle": True,
+        "size": 4,
+        "local_rank": rank % 2,
+        "address": f"address of {host}",
+        "cores": (0, 1, 2, 3),
+    }
     return Hello(rank=rank, host=host, **(usual | {"machine": machine} | told))
 
 
@@ -114,6 +143,22 @@ def test_the_report_names_every_machine_and_its_ranks() -> None:
     told = TWO.machine()
     assert told["launcher"] == "slurm"
     assert {host: each["ranks"] for host, each in told["hosts"].items()} == {"a": "0, 1", "b": "2, 3"}
+
+
+def test_containers_of_one_machine_share_it() -> None:
+    pods = Spread([hello(0, "pod-0", boot="x"), hello(1, "pod-1", boot="x"), hello(2, "pod-2")], "kubernetes")
+    assert pods.machines() == [[0, 1], [2]]
+    assert list(pods.machine()["hosts"]) == ["pod-0, pod-1", "pod-2"]
+
+
+def test_machines_of_one_name_are_told_apart_by_address() -> None:
+    same = Spread([hello(0, "a", boot="x", address="one"), hello(1, "a", boot="y", address="two")], "slurm")
+    assert list(same.machine()["hosts"]) == ["a at one", "a at two"]
+
+
+def test_a_machine_is_busy_if_one_of_its_tasks_says_so() -> None:
+    told = Spread([hello(0, "a"), hello(1, "b"), hello(2, "b", idle=False)], "slurm")
+    assert told.busy() == ["b"]
 
 
 def test_machines_with_different_versions_are_named() -> None:
@@ -173,6 +218,42 @@ def test_what_a_follower_cannot_do_is_told_with_its_rank_and_machine(wires: tupl
         Member(hello(2, "b"), here).code("worker 2", 10)
 
 
+def test_a_program_that_cannot_be_started_has_ended(wires: tuple[Wire, Wire], tmp_path: Path) -> None:
+    here, there = wires
+    for order in (
+        messages.Start(name="worker 2", command=("train",), directory=str(tmp_path / "not"), threads=1),
+        messages.Over(code=1),
+    ):
+        here.send(order)
+    with Lifeline() as lifeline:
+        assert Follower(there, lifeline).follow() == 1
+    member = Member(hello(2, "b"), here)
+    with pytest.raises(HubringError, match=r"worker 2 cannot be started .*: --out must be a folder that all"):
+        member.code("worker 2", 10)
+    assert member.code("worker 2", 10) == 127
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(None, 0), (UsageError("no"), 2), (HubringError("no"), 1), (KeyboardInterrupt(), 1)]
+)
+def test_followers_end_with_the_conductor_s_exit_code(
+    wires: tuple[Wire, Wire],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    raised: BaseException | None,
+    code: int,
+) -> None:
+    here, there = wires
+    own = describe(LEAD, None)
+    guest = msgspec.structs.replace(own, rank=1)
+    monkeypatch.setattr(conductor, "invite", lambda *_: {1: (guest, here)})
+    with contextlib.suppress(type(raised or UsageError())), conductor.conduct(LEAD, tmp_path) as site:
+        if raised is not None:
+            raise raised
+        site.code = 0
+    assert there.receive(10) == messages.Over(code=code)
+
+
 @pytest.mark.parametrize("said", [b"not JSON", b'{"type": "Dance"}'])
 def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], said: bytes) -> None:
     here, there = wires
@@ -181,23 +262,36 @@ def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], sa
         here.receive(10)
 
 
-def test_who_does_not_hold_the_key_is_no_member(wires: tuple[Wire, Wire]) -> None:
+@pytest.mark.parametrize("guesses_first", [False, True])
+def test_who_does_not_hold_the_key_is_no_member(wires: tuple[Wire, Wire], guesses_first: bool) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        guess = pool.submit(wires[1].prove, b"a guess", first=guesses_first)
+        with pytest.raises(Lost, match="does not hold the key"):
+            wires[0].prove(b"the key", first=not guesses_first)
+        assert isinstance(guess.exception(), Lost)
+
+
+def test_who_holds_the_key_is_let_in_and_heard(wires: tuple[Wire, Wire]) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        guest = pool.submit(wires[1].prove, b"the key", first=False)
+        wires[0].prove(b"the key", first=True)
+        assert guest.exception() is None
+    wires[1].send(messages.Tell())
+    assert wires[0].receive(10) == messages.Tell()
+
+
+def test_an_end_s_answer_to_its_own_challenge_proves_nothing(
+    wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = wires
-    heard: list[bytes] = []
-    guessing = threading.Thread(target=lambda: heard.append(guess(there)))
-    guessing.start()
-    with pytest.raises(Lost, match="does not hold the key"):
-        here.prove(b"the key", first=True)
-    guessing.join()
-    assert heard == [b"refused"]
-
-
-def guess(wire: Wire) -> bytes:
-    try:
-        wire.prove(b"a guess", first=False)
-    except Lost:
-        return b"refused"
-    return b"let in"
+    monkeypatch.setattr("workers.compare.cluster.wire.secrets.token_bytes", bytes)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(here.prove, b"the key", first=False)
+        there._connection.send_bytes(bytes(32))
+        answer = there._connection.recv_bytes()
+        assert there._connection.recv_bytes() == bytes(32)
+        there._connection.send_bytes(answer)
+        assert isinstance(asked.exception(), Lost)
 
 
 # Meeting.
@@ -206,9 +300,6 @@ def guess(wire: Wire) -> bytes:
 @pytest.fixture(autouse=True)
 def quick_to_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "AGAIN_SECONDS", 0.005)
-
-
-LEAD, SECOND = Task(0, 2, 0, "slurm"), Task(1, 2, 1, "slurm")
 
 
 class Guest(threading.Thread):
@@ -237,6 +328,32 @@ def test_the_file_that_names_the_meeting_is_its_owners_and_goes_with_it(tmp_path
     assert guest.wire is not None
     for wire in (guest.wire, came[1][1]):
         wire.close()
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o602])
+def test_a_meeting_that_others_could_have_called_is_not_joined(tmp_path: Path, mode: int) -> None:
+    place = meeting.Place("127.0.0.1", 1, "a key")
+    (tmp_path / meeting.FILE).write_bytes(msgspec.json.encode(place))
+    (tmp_path / meeting.FILE).chmod(mode)
+    with pytest.raises(UsageError, match=rf"conductor.json is of user \d+ with mode {mode:o}, and has to be"):
+        meeting.join(SECOND, tmp_path, timeout=60)
+
+
+def test_a_meeting_of_another_user_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / meeting.FILE).touch(0o600)
+    monkeypatch.setattr(os, "geteuid", lambda: -1)
+    with pytest.raises(UsageError, match=r"and has to be of user -1.*: run all tasks as one user"):
+        meeting.join(SECOND, tmp_path, timeout=60)
+
+
+def test_another_conductor_s_file_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def overtaken(*_: object) -> None:
+        (tmp_path / meeting.FILE).write_text("another's")
+
+    monkeypatch.setattr(meeting, "_welcome", overtaken)
+    with pytest.raises(HubringError, match="did not come"):
+        meeting.invite(LEAD, tmp_path, "127.0.0.1", timeout=60)
+    assert (tmp_path / meeting.FILE).read_text() == "another's"
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:

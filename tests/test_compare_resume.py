@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -10,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ps.errors import HubringError, UsageError
-from tests.replayed import Heard, Replayed, carried_out, experiment
+from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment
 from workers.compare import comparison, lifeline
 from workers.compare.comparison import Comparison
 from workers.compare.job import Job
@@ -23,6 +25,7 @@ from workers.compare.measure import Numbers, measure
 from workers.compare.noise import Noise
 from workers.compare.outcome import Line, Outcome
 from workers.compare.plan import Run, runs
+from workers.compare.runner import Runner
 
 LABELS = [run.label for run in runs(experiment())]
 
@@ -79,6 +82,33 @@ def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_pa
         carried_out(tmp_path, Replayed(), seeds=(0, 2))
 
 
+def cluster(host: str) -> dict[str, Any]:
+    there = {"ranks": "0, 1", "cores": 2, "processor": "an abacus", "system": "Linux"}
+    return MACHINE | {"launcher": "slurm", "hosts": {host: there}}
+
+
+@pytest.mark.parametrize(
+    ("begun", "now", "words"),
+    [
+        (MACHINE, cluster("b"), "on one machine without a launcher, and this is slurm's b .ranks 0, 1;"),
+        (cluster("a"), MACHINE, "on slurm's a .*, and this is one machine without a launcher"),
+        (cluster("a"), cluster("b"), "on slurm's a .*, and this is slurm's b .*: go on there, or .* --out"),
+    ],
+)
+def test_what_was_begun_elsewhere_does_not_go_on_here(
+    tmp_path: Path, begun: dict[str, Any], now: dict[str, Any], words: str
+) -> None:
+    Comparison.begin(experiment(), tmp_path, "ps-compare run", begun)
+    with pytest.raises(UsageError, match=words):
+        Comparison.begin(experiment(), tmp_path, "ps-compare run", now)
+
+
+def test_what_was_begun_on_a_cluster_goes_on_there(tmp_path: Path) -> None:
+    for _ in range(2):
+        begun = Comparison.begin(experiment(), tmp_path, "ps-compare run", cluster("a"))
+    assert begun.machine == cluster("a")
+
+
 @pytest.mark.slow
 def test_a_longer_timeout_is_not_another_experiment(tmp_path: Path) -> None:
     carried_out(tmp_path, Replayed())
@@ -126,6 +156,27 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / LABELS[0] / "outcome.json").write_text("{")
     with pytest.raises(HubringError, match=r"outcome.json is damaged .*: delete it, and the run is repeated"):
         Comparison.open(tmp_path).report()
+
+
+def test_every_machine_that_is_not_at_rest_is_named(tmp_path: Path) -> None:
+    _, heard = carried_out(tmp_path, Replayed(disturbed=["a", "b"]), rows=("ring",), seeds=(0,))
+    assert heard.warnings[:2] == [
+        f"{name} is not idle: what is measured now, others disturb" for name in ("a", "b")
+    ]
+
+
+def test_a_run_s_folder_that_others_still_write_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written_to(*_: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    monkeypatch.setattr(shutil, "rmtree", written_to)
+    run = runs(experiment())[0]
+    with pytest.raises(
+        HubringError, match=r"cannot be emptied \(.*not empty\): .* wait until they have ended"
+    ):
+        Runner(experiment()).run(run, tmp_path, lambda line: None)
 
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,9 @@ class Watcher(Protocol):
 class Trainer(Protocol):
     """What runs one training: `workers.compare.runner.Runner`."""
 
+    def busy(self) -> list[str]:
+        """The names of the machines that are not at rest before the first run."""
+
     def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
         """Trains once in a folder that is made anew, and writes its outcome last."""
 
@@ -90,13 +93,15 @@ class Comparison:
             on: What it runs on; None: this machine.
 
         Raises:
-            UsageError: The folder holds another experiment; names what differs.
+            UsageError: The folder holds another experiment, or was begun elsewhere; names what differs.
         """
+        here = on or dict(machine.describe())
         if (folder / FILE).is_file():
             there = cls.open(folder)
             _check_same(there.experiment, experiment, folder)
+            _check_same_site(there.machine, here, folder)
             return cls(experiment, folder, there.command, there.machine)
-        comparison = cls(experiment, folder, command, on or dict(machine.describe()))
+        comparison = cls(experiment, folder, command, here)
         folder.mkdir(parents=True, exist_ok=True)
         content = {"experiment": experiment.as_json(), "machine": comparison.machine, "command": command}
         write_whole(folder / FILE, json.dumps(content, indent=1))
@@ -131,7 +136,7 @@ class Comparison:
         Args:
             trainer: Runs one.
             watcher: Shows how it goes.
-            calibrate: Measures what the machine can do; None: nothing is predicted.
+            calibrate: Measures what the machine can do; None: nothing is predicted, as on a cluster.
 
         Returns:
             The results.
@@ -143,8 +148,8 @@ class Comparison:
             UsageError: Another program is at work in the folder.
         """
         with _alone_in(self.folder):
-            if not noise.is_idle():
-                watcher.warn("this machine is not idle: what is measured now, others disturb")
+            for name in trainer.busy():
+                watcher.warn(f"{name} is not idle: what is measured now, others disturb")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
             self._check_kept()
@@ -168,7 +173,8 @@ class Comparison:
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
         known = self.folder / CALIBRATION
-        constants = read(known) if known.exists() else None
+        # The constants of one machine say nothing of what joins several.
+        constants = read(known) if known.exists() and "launcher" not in self.machine else None
         job, warmup = self.experiment.yardstick, self.experiment.warmup
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
         made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
@@ -209,9 +215,18 @@ def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
         )
 
 
+def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
+    """Numbers from different machines are not to be compared."""
+    if any(there.get(name) != here.get(name) for name in ("launcher", "hosts")):
+        raise UsageError(
+            f"{folder} was begun on {machine.name_site(there)}, and this is {machine.name_site(here)}: go on"
+            " there, or give another --out"
+        )
+
+
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / FILE).open() as file:
+    with (folder / FILE).open("r+") as file:  # NFS locks exclusively only what may be written
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:

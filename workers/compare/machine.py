@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 
 def describe() -> dict[str, str | int]:
@@ -17,6 +19,21 @@ def describe() -> dict[str, str | int]:
         "python": platform.python_version(),
         **{name: version(name) for name in ("hubring", "torch", "grpcio", "pyzmq")},
     }
+
+
+def name_site(described: Mapping[str, Any]) -> str:
+    """Where a comparison runs, in words: one machine, or a launcher's with their ranks.
+
+    Args:
+        described: What `describe` gives, and for several machines `launcher` and `hosts` beside it.
+    """
+    if "launcher" not in described:
+        return "one machine without a launcher"
+    hosts = [
+        f"{name} (ranks {host['ranks']}; {host['cores']} cores, {host['processor']}, {host['system']})"
+        for name, host in described["hosts"].items()
+    ]
+    return f"{described['launcher']}'s {', '.join(hosts)}"
 
 
 def cores() -> int:

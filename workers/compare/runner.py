@@ -59,6 +59,10 @@ class Runner:
     lifeline: Lifeline | None = None
     site: Site = ThisMachine()  # noqa: RUF009 - it holds nothing
 
+    def busy(self) -> list[str]:
+        """The site's machines that are not at rest before the first run."""
+        return self.site.busy()
+
     def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
         """Trains once, in a folder that is made anew; `outcome.json` is written last.
 
@@ -66,9 +70,9 @@ class Runner:
             ProcessFailed: A process failed; shows the end of its log.
             DeadlineExceeded: The run took longer than the timeout.
             UsageError: The hosts cannot be had here.
+            HubringError: The folder cannot be emptied.
         """
-        shutil.rmtree(folder, ignore_errors=True)  # what a run left that was stopped half-way
-        folder.mkdir(parents=True)
+        _make_anew(folder)
         heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
         with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
@@ -98,6 +102,23 @@ class Runner:
         threads = self.experiment.threads or self.site.threads(run.setting.workers)
         own, timeout = clean_environment(threads), self.experiment.timeout
         return Processes(folder, own, timeout, self.lifeline, self.site.starter(threads))
+
+
+def _make_anew(folder: Path) -> None:
+    """Deletes what a run left that was stopped half-way.
+
+    Raises:
+        HubringError: It cannot be: programs of that run, on a machine that is slow to end them, still write.
+    """
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+    except OSError as cause:
+        raise HubringError(
+            f"{folder} cannot be emptied ({cause}): if programs of an earlier run still write there, wait until"
+            " they have ended, and start again with the same --out"
+        ) from cause
 
 
 def _results(programs: Programs, team: list[Child], victim: int | None) -> list[Mapping[str, Any] | None]:

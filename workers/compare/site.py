@@ -8,7 +8,7 @@ from typing import Protocol
 
 from workers.compare import machine
 from workers.compare.hardship.hosts import hosts
-from workers.compare.noise import Listener, Noise
+from workers.compare.noise import Listener, Noise, is_idle
 from workers.compare.peers.rows import Hosts
 from workers.compare.process import Process, Start
 from workers.compare.setting import Setting
@@ -30,6 +30,9 @@ class Site(Protocol):
             threads: PyTorch's.
         """
 
+    def busy(self) -> list[str]:
+        """The names of its machines that are not at rest before the first run."""
+
     def listen(self) -> Callable[[], Noise]:
         """Listens from now on; called when the programs have ended, what it returns says what was heard."""
 
@@ -45,6 +48,9 @@ class ThisMachine:
 
     def starter(self, threads: int) -> Start:
         return Process
+
+    def busy(self) -> list[str]:
+        return [] if is_idle() else ["this machine"]
 
     def listen(self) -> Callable[[], Noise]:
         return Listener().noise

@@ -26,11 +26,15 @@ class Conductor:
     Args:
         spread: Which program is whose.
         members: The followers by rank; owned by whoever made them.
+
+    Attributes:
+        code: What all tasks end with: 1 until whoever runs the comparison knows better.
     """
 
     def __init__(self, spread: Spread, members: Mapping[int, Member]) -> None:
         self._spread = spread
         self._members = members
+        self.code = 1
 
     @property
     def machine(self) -> dict[str, Any]:
@@ -55,6 +59,9 @@ class Conductor:
             return Remote(name, command, directory, self._members[rank], threads)
 
         return start
+
+    def busy(self) -> list[str]:
+        return self._spread.busy()
 
     def listen(self) -> Callable[[], Noise]:
         """Listens on all machines; the noisiest one counts."""
@@ -88,11 +95,17 @@ def conduct(task: Task, folder: Path) -> Iterator[Conductor]:
     own = describe(task, None)
     came = invite(task, folder, own.address)
     members = {rank: Member(*came[rank]) for rank in sorted(came)}
+    code = 1
     try:
         hellos = [own, *(member.hello for member in members.values())]
-        yield Conductor(Spread(hellos, task.launcher), members)
+        conductor = Conductor(Spread(hellos, task.launcher), members)
+        yield conductor
+        code = conductor.code
+    except HubringError as error:
+        code = error.exit_code
+        raise
     finally:
         for member in members.values():
             with contextlib.suppress(HubringError):  # nobody has to be told that is gone
-                member.order(Over())
+                member.order(Over(code=code))
             member.close()

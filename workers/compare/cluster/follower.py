@@ -29,6 +29,9 @@ from workers.compare.noise import Listener
 from workers.compare.process import GRACE_SECONDS, POLL_SECONDS, Process
 from workers.compare.runner import clean_environment
 
+_NOT_STARTED = 127
+"""Exit code of a program that never ran, as shells have it."""
+
 
 def follow(task: Task, folder: Path) -> dict[str, Any]:
     """Follows rank 0 until the comparison is over.
@@ -48,14 +51,14 @@ def follow(task: Task, folder: Path) -> dict[str, Any]:
         wire.send(describe(task, place.host))
         print(f"ps-compare: rank {task.rank} on {socket.gethostname()} follows {place}", file=sys.stderr)
         with Lifeline() as lifeline:
-            Follower(wire, lifeline).follow()
+            code = Follower(wire, lifeline).follow()
     except Lost as cause:
         raise HubringError(
             f"rank {task.rank} on {socket.gethostname()} ends, as rank 0 at {place} is gone: {cause}"
         ) from cause
     finally:
         wire.close()
-    return {"rank": task.rank, "conductor": str(place), "exit_code": 0}
+    return {"rank": task.rank, "conductor": str(place), "exit_code": code}
 
 
 class Follower:
@@ -72,8 +75,11 @@ class Follower:
         self._running: dict[str, Process] = {}
         self._listener = Listener()
 
-    def follow(self) -> None:
+    def follow(self) -> int:
         """Does what it is told until it is over; what then still runs here is ended.
+
+        Returns:
+            The exit code that the conductor asks for.
 
         Raises:
             Lost: The conductor is gone.
@@ -82,7 +88,7 @@ class Follower:
             while True:
                 order = self._wire.receive(POLL_SECONDS)
                 if isinstance(order, Over):
-                    return
+                    return order.code
                 if order is not None:
                     self._obey(order)
                 self._report()
@@ -113,6 +119,7 @@ class Follower:
         except OSError as cause:
             unseen = "" if directory.is_dir() else ": --out must be a folder that all machines share"
             self._wire.send(Failed(why=f"{order.name} cannot be started ({cause}){unseen}"))
+            self._wire.send(Ended(name=order.name, code=_NOT_STARTED))  # else its end would be awaited
             return
         self._lifeline.hold(process.pid)
         self._running[order.name] = process

@@ -6,9 +6,11 @@ else anybody who reaches the port could start programs here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
+import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +29,8 @@ MEETING_SECONDS = 120.0
 """For all to come: launchers take their time, and network file systems may show a new file late."""
 _DIAL_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+"""What the file's mode must not hold."""
 
 
 class Place(Struct, frozen=True):
@@ -82,8 +86,15 @@ def invite(
                 wire.close()
             raise
         finally:
-            file.unlink(missing_ok=True)
+            _take_back(file, place)
     return came
+
+
+def _take_back(file: Path, place: Place) -> None:
+    """Deletes the file, unless another conductor has put its own there."""
+    with contextlib.suppress(FileNotFoundError):
+        if file.read_bytes() == msgspec.json.encode(place):
+            file.unlink()
 
 
 def _write(file: Path, place: Place) -> None:
@@ -135,11 +146,12 @@ def join(task: Task, folder: Path, timeout: float = MEETING_SECONDS) -> tuple[Wi
 
     Raises:
         HubringError: There is none to be seen, or none that answers.
+        UsageError: Others could have written the file.
     """
     deadline, last = time.monotonic() + timeout, ""
     while time.monotonic() < deadline:
         try:
-            place = msgspec.json.decode((folder / FILE).read_bytes(), type=Place)
+            place = _read(folder / FILE)
             return _dial(place), place
         except FileNotFoundError:
             pass  # not there yet
@@ -152,14 +164,27 @@ def join(task: Task, folder: Path, timeout: float = MEETING_SECONDS) -> tuple[Wi
     )
 
 
+def _read(file: Path) -> Place:
+    """Where the conductor is, from a file that nobody else can have written, nor read the key in it.
+
+    Raises:
+        UsageError: Somebody could: whoever wrote it would be obeyed.
+    """
+    with file.open("rb") as stream:
+        owner = os.fstat(stream.fileno())
+        if owner.st_uid != os.geteuid() or owner.st_mode & _OTHERS:
+            raise UsageError(
+                f"{file} is of user {owner.st_uid} with mode {stat.S_IMODE(owner.st_mode):o}, and has to be"
+                f" of user {os.geteuid()}, with mode 600: run all tasks as one user, with --out"
+                " in a file system that keeps owners and modes, and delete the file if it is left from before"
+            )
+        return msgspec.json.decode(stream.read(), type=Place)
+
+
 def _dial(place: Place) -> Wire:
     try:
         wire = Wire(socket.create_connection((place.host, place.port), _DIAL_SECONDS))
     except OSError as cause:
         raise Lost(f"{place} does not answer: {cause}") from cause
-    try:
-        wire.prove(place.key.encode(), first=False)
-    except Lost:
-        wire.close()
-        raise
+    wire.prove(place.key.encode(), first=False)
     return wire

@@ -17,7 +17,11 @@ class Hello(Struct, frozen=True, kw_only=True, tag=True):
     size: int
     local_rank: int
     host: str
-    """Its machine's name."""
+    """Its machine's name, or that of its container there."""
+    boot: str
+    """Equal for all on one machine, whatever they call it: its kernel's boot id, else its name."""
+    idle: bool
+    """Its machine was at rest."""
     address: str
     """Under which the other machines reach it."""
     cores: tuple[int, ...]
@@ -57,8 +61,11 @@ class Tell(Struct, frozen=True, tag=True):
     """The run is over: what did you count?"""
 
 
-class Over(Struct, frozen=True, tag=True):
+class Over(Struct, frozen=True, kw_only=True, tag=True):
     """The comparison has ended, one way or the other."""
+
+    code: int
+    """The conductor's exit code, which all tasks end with: a launcher starts those again that failed."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
@@ -76,7 +83,7 @@ class Counted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
-    """The follower cannot go on."""
+    """The follower cannot go on; `Ended` follows for the program that it could not start."""
 
     why: str
 

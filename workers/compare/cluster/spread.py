@@ -66,7 +66,18 @@ class Spread:
 
     def machines(self) -> list[list[int]]:
         """The ranks of every machine, the conductor's first."""
-        return list(self._ranks().values())
+        found: dict[str, list[int]] = {}
+        for member in self.members:
+            found.setdefault(member.boot, []).append(member.rank)
+        return list(found.values())
+
+    def busy(self) -> list[str]:
+        """The machines that were not at rest when their tasks came."""
+        return [
+            self._name(ranks)
+            for ranks in self.machines()
+            if not all(self.members[rank].idle for rank in ranks)
+        ]
 
     def threads(self, workers: int) -> int:
         """PyTorch's in each of so many workers: the fewest cores that a machine has for each of its own."""
@@ -80,17 +91,17 @@ class Spread:
     def machine(self) -> dict[str, Any]:
         """What the comparison runs on: the first machine, and each by name."""
         hosts = {
-            host: {
+            self._name(ranks): {
                 "ranks": ", ".join(map(str, ranks)),
                 **{name: self.members[ranks[0]].machine[name] for name in ("processor", "cores", "system")},
             }
-            for host, ranks in self._ranks().items()
+            for ranks in self.machines()
         }
         return {**self.members[0].machine, "launcher": self.launcher, "hosts": hosts}
 
-    def _ranks(self) -> dict[str, list[int]]:
-        """The ranks of every machine."""
-        found: dict[str, list[int]] = {}
-        for member in self.members:
-            found.setdefault(member.host, []).append(member.rank)
-        return found
+    def _name(self, ranks: Sequence[int]) -> str:
+        """A machine's, which is that of its containers; with its address where another has the same."""
+        hosts = dict.fromkeys(self.members[rank].host for rank in ranks)
+        name, first = ", ".join(hosts), self.members[ranks[0]]
+        shared = any(member.host in hosts and member.boot != first.boot for member in self.members)
+        return f"{name} at {first.address}" if shared else name

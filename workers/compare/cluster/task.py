@@ -37,6 +37,8 @@ class Task:
 def find(environment: Mapping[str, str], hostname: str | None = None) -> Task | None:
     """This process's place; None where nobody started several.
 
+    A rank by the hostname alone is no word of a launcher: such a pod, as a StatefulSet's, is one machine.
+
     Args:
         environment: The process's variables.
         hostname: This machine's; None: asked of it.
@@ -49,9 +51,11 @@ def find(environment: Mapping[str, str], hostname: str | None = None) -> Task | 
     if place.rank is None or place.size == 1:
         return None
     if place.size is None:
+        if detect(environment).rank is None:
+            return None
         raise UsageError(
             f"{', '.join(place.sources)} ({place.launcher}) tells which task this is, and nothing tells how"
-            " many there are: set WORLD_SIZE to that number in every one of them"
+            " many there are: set WORLD_SIZE to that number in every one of them, or run here with --alone"
         )
     together = place.local_size == place.size
     return Task(place.rank, place.size, place.local_rank, place.launcher, together)

@@ -62,6 +62,7 @@ def run(
         str | None, typer.Option(help="RANK@STEP, as 1@100: the worker, before that of its steps [nobody]")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="seconds that one run may take [600]")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="here, whatever launcher started this")] = False,
     out: Annotated[Path | None, typer.Option(help="folder to write to or go on in [results/DATE]")] = None,
 ) -> None:
     """Train, judge, measure; the report's path is in the last line.
@@ -73,26 +74,30 @@ def run(
     Ends with 1 where synchronous rows disagree.
     """
     flags = dict(locals())
-    source, folder = flags.pop("experiment"), flags.pop("out")
-    raise SystemExit(_run(source, flags, folder))
+    source, folder, here = flags.pop("experiment"), flags.pop("out"), flags.pop("alone")
+    raise SystemExit(_run(source, flags, folder, here))
 
 
-def _run(source: str | None, flags: dict[str, Any], out: Path | None) -> int:
+def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: bool) -> int:
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
-    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder))
-    if code > 128 and _is_first():
+    code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
+    if code > 128 and _is_first(alone):
         words = [word for word in sys.argv[1:] if out is None or word != str(out)]
         print(f"ps-compare: to go on: {_again(words, folder)}", file=sys.stderr)
     return code
 
 
-def _is_first() -> bool:
+def _is_first(alone: bool) -> bool:
     """Whether no other task of a cluster tells as much."""
+    place = _place(alone)
+    return place is None or place.rank == 0
+
+
+def _place(alone: bool) -> Task | None:
     from ps.config import environment
     from workers.compare.cluster import task
 
-    place = task.find(environment())
-    return place is None or place.rank == 0
+    return None if alone else task.find(environment())
 
 
 def _again(words: list[str], folder: Path) -> str:
@@ -101,14 +106,15 @@ def _again(words: list[str], folder: Path) -> str:
     return shlex.join(["ps-compare", *kept, "--out", str(folder)])
 
 
-def _compare(source: str | None, flags: dict[str, Any], out: Path | None, folder: Path) -> dict[str, Any]:
-    from ps.config import environment
+def _compare(
+    source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
+) -> dict[str, Any]:
     from workers.compare.cluster import task
     from workers.compare.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
-    place = task.find(environment())
+    place = _place(alone)
     if place is None:
         results = _here(experiment, folder)
     else:
@@ -154,7 +160,9 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, A
     with conduct(task, folder) as site:
         comparison = Comparison.begin(experiment, folder, _command(), site.machine)
         with Lifeline() as lifeline, Screen(labels) as screen:
-            return comparison.run(Runner(experiment, lifeline, site), screen)
+            results = comparison.run(Runner(experiment, lifeline, site), screen)
+        site.code = _exit_code(results)
+        return results
 
 
 def _command() -> str:
@@ -178,5 +186,9 @@ def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rows": medians,
         "gate": {"passed": results["gate"]["passed"], "pairs": len(results["gate"]["pairs"])},
         "verdict": results["verdict"],
-        "exit_code": 0 if results["gate"]["passed"] else 1,
+        "exit_code": _exit_code(results),
     }
+
+
+def _exit_code(results: dict[str, Any]) -> int:
+    return 0 if results["gate"]["passed"] else 1
