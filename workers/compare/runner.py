@@ -116,8 +116,8 @@ def _make_anew(folder: Path) -> None:
         folder.mkdir(parents=True)
     except OSError as cause:
         raise HubringError(
-            f"{folder} cannot be emptied ({cause}): if programs of an earlier run still write there, wait until"
-            " they have ended, and start again with the same --out"
+            f"{folder} cannot be emptied ({cause}): if programs of an earlier run still write there, wait"
+            " until they have ended, and start again with the same --out"
         ) from cause
 
 
