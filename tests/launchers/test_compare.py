@@ -14,7 +14,7 @@ from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import torchrun
 from tests.system.cluster import Cluster, Program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMPARE = "workers.compare.cli"
 ONCE = ["--seeds=1", "--target=0.1"]

@@ -13,7 +13,7 @@ import pytest
 from tests.system.cluster import PATIENCE, Cluster
 from tests.system.stopwatch import Stopwatch
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMPARE = "workers.compare.cli"
 SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "1", "--epochs", "1", "--target", "0.1"]
