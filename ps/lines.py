@@ -26,6 +26,7 @@ from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.bell import Bell
 from ps.transport.bundle import bytes_of
+from ps.transport.poller import poller
 from ps.work import Work
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class Lines:
         """Held by whoever waits and reads; the lines' own thread is not told of news meanwhile."""
         self._closing = False
         self._bell = Bell()
-        self._news = _epoll(self._bell.waitable)
+        self._news = poller(self._bell.waitable)
         """Of the lines: replies, and by the bell requests that wait."""
         self._lookout = Lookout(self._news.poll)
         self._chore_bell = Bell()
-        self._chores = _epoll(self._chore_bell.waitable, self._news.fileno())
+        self._chores = poller(self._chore_bell.waitable, self._news.fileno())
         """Of the lines' own thread: the news, unless somebody attends; by the bell, what it alone can do."""
         self._thread = threading.Thread(target=self._keep, name="lines", daemon=True)
         self._thread.start()
@@ -351,10 +352,3 @@ class Lines:
                 f"the line to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the last"
                 f" time as {lost}; dialling again does not help: see the log of the server"
             )
-
-
-def _epoll(*descriptors: int) -> select.epoll:
-    epoll = select.epoll()
-    for descriptor in descriptors:
-        epoll.register(descriptor, select.EPOLLIN)
-    return epoll

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import time
 import weakref
 from collections import deque
@@ -32,6 +31,7 @@ from ps.trace import Trace
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Envelope, Listener, ReturnPath
+from ps.transport.poller import poller
 from ps.types import BucketSpec, Slice
 
 log = logging.getLogger(__name__)
@@ -97,11 +97,8 @@ class ShardLoop:
 
     def run(self) -> None:
         """Serves until `stop`."""
-        poller = select.epoll()
-        poller.register(self._wake, select.EPOLLIN)
-        for listener in self._listeners:
-            poller.register(listener.waitable, select.EPOLLIN)
-        lookout = Lookout(poller.poll)
+        news = poller(self._wake, *(listener.waitable for listener in self._listeners))
+        lookout = Lookout(news.poll)
         try:
             while not self._stopping:
                 ready = lookout.wait()
@@ -120,7 +117,7 @@ class ShardLoop:
         finally:
             self._ended = True
             self._obey()
-            poller.close()
+            news.close()
             for listener in self._listeners:
                 listener.close()
             if self._trace is not None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from ps.kernel import name_kernel
 from ps.offset import Offset
 
 HELD = 2000
@@ -26,7 +26,6 @@ HELD = 2000
 
 CLOCK_OFFSET = "clock_offset"
 _SUFFIX = ".trace.json"
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Trace:
@@ -48,7 +47,7 @@ class Trace:
         self._pid = os.getpid()
         self._file.write("[\n" + self._about("process_name", 0, name=name))
         told = {} if offset is None else {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
-        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=_clock(), **told))
+        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=name_kernel(), **told))
         self._file.flush()  # whoever is killed leaves at least who it was, and by which clock
 
     def span(self, row: str, name: str, began: int, ended: int) -> None:
@@ -92,8 +91,3 @@ class Trace:
 
     def _where(self, row: int) -> dict[str, Any]:
         return {"pid": self._pid, "tid": row}
-
-
-def _clock() -> str:
-    """Names the clock by its kernel, or where that has no name by the host."""
-    return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()

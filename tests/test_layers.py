@@ -22,7 +22,7 @@ FLOORS = {
     "wire format": "protos protos.*",
     "words": """
         ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
-        ps.offset ps.trace ps.codecs ps.settings ps.config ps.logs ps.terminal
+        ps.offset ps.kernel ps.trace ps.codecs ps.settings ps.config ps.logs ps.terminal
     """,
     "rules": """
         ps.reduction ps.collective
@@ -33,7 +33,7 @@ FLOORS = {
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle
         ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
-        ps.transport.backlog ps.transport.bell ps.transport.doorbell
+        ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm

@@ -12,7 +12,6 @@ ZeroMQ gets a few slices at a time: as it lets go of a payload, the next goes.
 from __future__ import annotations
 
 import logging
-import select
 import threading
 import time
 import weakref
@@ -29,6 +28,7 @@ from ps.transport.heap import keep_freed_memory
 from ps.transport.host import bracketed, numeric, reachable
 from ps.transport.memory import plain_memory
 from ps.transport.outbox import WINDOW, Outbox
+from ps.transport.poller import poller
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class ZmqConnection:
         self._monitor = self._dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
-        self._epoll = _epoll(_descriptor(self._dealer), _descriptor(self._monitor), self._bell.waitable)
+        self._epoll = poller(_descriptor(self._dealer), _descriptor(self._monitor), self._bell.waitable)
         self._waitable = self._epoll.fileno()
 
     @property
@@ -230,7 +230,7 @@ class ZmqListener:
         self._router.linger = LAST_WORDS_MS
         self._router.ipv6 = ":" in here
         self._bell = Bell()
-        self._epoll = _epoll(_descriptor(self._router), self._bell.waitable)
+        self._epoll = poller(_descriptor(self._router), self._bell.waitable)
         self._waitable = self._epoll.fileno()
         try:
             self._router.bind(f"tcp://{bracketed(here)}:*")
@@ -329,13 +329,6 @@ def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
 
 def _message(frames: list[zmq.Frame]) -> Message:
     return Message(frames[0].bytes, frames[1].buffer if len(frames) > 1 else None)
-
-
-def _epoll(*descriptors: int) -> select.epoll:
-    epoll = select.epoll()
-    for descriptor in descriptors:
-        epoll.register(descriptor, select.EPOLLIN)
-    return epoll
 
 
 def _descriptor(socket: zmq.Socket[bytes]) -> int:

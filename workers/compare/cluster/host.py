@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 from ps.config import environment, is_loopback
+from ps.kernel import name_kernel
 from ps.transport.host import numeric, reachable, towards
 from workers.compare import machine, noise
 from workers.compare.cluster.messages import Hello
 from workers.compare.cluster.task import Task
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _MASTER = "MASTER_ADDR"
 """Where launchers of torch's kind say on which network rank 0 is reached."""
 
@@ -29,7 +28,7 @@ def describe(task: Task, conductor: str | None) -> Hello:
         size=task.size,
         local_rank=task.local_rank,
         host=socket.gethostname(),
-        boot=_BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname(),
+        boot=name_kernel(),
         idle=noise.is_idle(),
         address=_address(task) if conductor is None else towards(conductor),
         cores=tuple(sorted(os.sched_getaffinity(0))),
