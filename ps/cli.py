@@ -29,6 +29,13 @@ Address = Annotated[str, typer.Argument(help="the server's HOST:PORT, as its ban
 def start(
     host: Annotated[str | None, typer.Option(help="address to listen on [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="control port, 0 for a free one [5555]")] = None,
+    page_port: Annotated[
+        int | None, typer.Option(help="port of the status page and of /metrics [the one after --port]")
+    ] = None,
+    no_page: Annotated[bool | None, typer.Option("--no-page", help="neither page nor metrics")] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with the token for the page's buttons [one is drawn]")
+    ] = None,
     shards: Annotated[int | None, typer.Option(help="shard processes on this host [1]")] = None,
     colocate: Annotated[
         bool | None, typer.Option("--colocate", help="no shards here: each worker brings one")

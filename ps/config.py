@@ -44,6 +44,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Address to listen on; anything but loopback needs `insecure`."""
     port: Port = 5555
     """Port of the control service; 0 takes a free one, and the banner names it."""
+    page_port: Port | None = None
+    """Port of the status page and the metrics, over HTTP; None: the one after `port`, or a free one where
+    that is 0."""
+    no_page: bool = False
+    """Serve neither page nor metrics."""
+    token_file: Path | None = None
+    """File that holds the token for the page's buttons; None: drawn at the start, and the banner shows it."""
     shards: Count = 1
     """Shard processes to start on this host."""
     colocate: bool = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from ps.saver import Held
 from ps.sharding import SLICE_BYTES
 from ps.supply import OwnShards, Supply, WorkersShards
 from ps.timing import TimeSource
-from ps.types import Member, Sender, ShardPlan
+from ps.types import PROTOCOL, Member, Sender, ShardPlan
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Coordinator:
         restored: tuple[Path, Manifest] | None,
     ) -> None:
         self.config = config
+        self._began = clock.now()
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
@@ -297,6 +299,18 @@ class Coordinator:
         else:
             await self._ending.drain()
 
+    async def end(self, why: str) -> None:
+        """Ends the job for everyone without waiting for a step or a checkpoint; the server goes on as after
+        any job that failed.
+
+        Raises:
+            ConfigError: There is none to end.
+        """
+        if self.job.membership is None:
+            raise ConfigError("no job is running: there is none to end")
+        self.job.fail(JobFailed(why))
+        await self._ending.tell_failure()
+
     async def stop_with(self, sender: Sender) -> None:
         """A worker was asked to stop and cannot or shall not leave alone: all stop after the same step."""
         if not self.job.draining:
@@ -307,16 +321,25 @@ class Coordinator:
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
         return {
+            "version": version("hubring"),
+            "protocol": PROTOCOL,
+            "seconds_up": round(self._clock.now() - self._began, 3),
             "job": self.job.name,
             "topology": self.job.topology,
             "mode": self.config.mode,
             "state": self._state(),
             "epoch": self._published,
             "draining": self.stopping or self.job.draining,
+            "failure": str(self.failure or self.job.failure or ""),
+            "world_size": self.job.world_size or self.config.workers,
+            "lease_seconds": self.config.lease,
+            "step": self.job.step,
             "workers": status.workers(self.job, self._clock.now()),
             "shards": await self._shards(),
             "slowest": self.job.slowest(),
+            "ended": status.ends(self.job.outcome),
             "checkpoint": str(self.keeper.last or ""),
+            "checkpoints": self.keeper.written,
         }
 
     # Inside.

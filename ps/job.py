@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ps.errors import ConfigError, HubringError, JobFailed
 from ps.membership import Membership
+from ps.pace import Pace
 from ps.types import Member, Sender
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Progress:
     heard: float = 0.0
     waiting: float = 0.0
     """Seconds for which it had been held up by then."""
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(slots=True)
@@ -203,7 +205,9 @@ class Job:
         """
         assert self.membership is not None
         self.membership.beat(sender, now)
-        self.progress[sender.rank] = Progress(step, loss, now, waiting)
+        progress = self.progress[sender.rank]
+        progress.step, progress.loss, progress.heard, progress.waiting = step, loss, now, waiting
+        progress.pace.note(step, now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:

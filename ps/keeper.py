@@ -39,6 +39,8 @@ class Keeper:
         last: Path | None,
     ) -> None:
         self.last = last
+        self.written = 0
+        """Checkpoints that this server wrote."""
         self._saver = Saver(fleet, directory) if directory else None
         self._directory = directory
         self._every = every
@@ -71,6 +73,7 @@ class Keeper:
             raise ConfigError("the server was started without --checkpoint-dir")
         async with self._saving:
             self.last, step = await self._saver.save(self._held())
+            self.written += 1
             self.begin()
         return self.last, step
 

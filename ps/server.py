@@ -21,6 +21,7 @@ from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
+from ps.status import ends
 from ps.shard_command import Settings, command, ending
 from ps.timing import SystemTime
 from ps.transport.host import bracketed, local, numeric, reachable
@@ -208,10 +209,7 @@ class Server:
             "job": coordinator.last_job,
             "mode": self._config.mode,
             "steps": coordinator.last_step,
-            "finished": sorted(outcome.finished),
-            "preempted": sorted(outcome.preempted),
-            "failed": {str(rank): text for rank, text in sorted(outcome.failed.items())},
-            "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
+            **ends(outcome),
             "error": str(coordinator.failure or coordinator.job.failure or ""),
             "shards": coordinator.last_stats,
             "checkpoint": str(coordinator.keeper.last or ""),

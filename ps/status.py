@@ -22,6 +22,7 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
                 "pid": member.pid,
                 "step": progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
+                "steps_per_second": round(progress.pace.rate, 3),
                 "seconds_waiting": round(progress.waiting, 3),
                 "seconds_since_heartbeat": round(now - progress.heard, 3),
             }
@@ -62,6 +63,16 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
             {"key": run.key, "first": run.first, "last": run.last, "ranks": list(run.ranks)}
             for run in stats.partial
         ],
+    }
+
+
+def ends(outcome: Outcome) -> dict[str, Any]:
+    """Who left, and how."""
+    return {
+        "finished": sorted(outcome.finished),
+        "preempted": sorted(outcome.preempted),
+        "failed": {str(rank): text for rank, text in sorted(outcome.failed.items())},
+        "lost": {str(rank): text for rank, text in sorted(outcome.lost.items())},
     }
 
 

@@ -17,7 +17,7 @@ from workers.compare.figures import digits, percent, signed, size
 from workers.compare.findings import Curve, Point, Scaling
 from workers.compare.page import toml
 from workers.compare.page.chart_histogram import bins
-from workers.compare.page.element import Html, element, together, verbatim
+from ps.markup import Html, element, together, verbatim
 from workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
 from workers.compare.page.panel import panels
 from workers.compare.page.scale import Linear, Log

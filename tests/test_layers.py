@@ -22,7 +22,7 @@ FLOORS = {
     "wire format": "protos protos.*",
     "words": """
         ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
-        ps.offset ps.kernel ps.trace ps.codecs ps.settings ps.config ps.logs ps.terminal
+        ps.offset ps.kernel ps.pace ps.trace ps.codecs ps.settings ps.config ps.logs ps.journal ps.terminal ps.markup
     """,
     "rules": """
         ps.reduction ps.collective
@@ -44,7 +44,8 @@ FLOORS = {
         ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.ending ps.blueprint
-        ps.coordinator ps.control ps.server ps.cli
+        ps.coordinator ps.control ps.metrics ps.page* ps.server
+        ps.doctor* ps.submit* ps.cli
     """,
     "training": """
         workers.accelerator workers.courier workers.pinning workers.staging

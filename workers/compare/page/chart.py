@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from workers.compare.page.element import Html, element, percent, together
+from ps.markup import Html, element, percent, together
 from workers.compare.page.scale import Scale
 
 HEIGHT = 260

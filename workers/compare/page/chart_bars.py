@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.compare.findings import Number
-from workers.compare.page.element import Html, Value, element, percent, together
+from ps.markup import Html, Value, element, percent, together
 from workers.compare.page.mark import Mark
 
 HEIGHT = 14

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from workers.compare.figures import percent as in_percent
 from workers.compare.page.chart import canvas
-from workers.compare.page.element import Html, Value, element, percent
+from ps.markup import Html, Value, element, percent
 from workers.compare.page.mark import Mark
 
 HEIGHT, MOST = 110, 16

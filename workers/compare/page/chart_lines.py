@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
-from workers.compare.page.element import Html, element, percent, together
+from ps.markup import Html, element, percent, together
 from workers.compare.page.mark import Mark
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import Material
 from workers.compare.page.sections.bandwidth import bandwidth
 from workers.compare.page.sections.breakdown import breakdown

@@ -9,7 +9,7 @@ from workers.compare.circumstance import emulation, name
 from workers.compare.figures import Figure, figures
 from workers.compare.findings import Entry, Findings
 from workers.compare.goal import Goal
-from workers.compare.page.element import Html, element, together
+from ps.markup import Html, element, together
 from workers.compare.page.mark import Mark, key, marks
 from workers.compare.page.panel import Panel, panels
 

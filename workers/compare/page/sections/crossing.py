@@ -11,7 +11,7 @@ from workers.compare.figures import NOTHING, digits
 from workers.compare.findings import Crossover
 from workers.compare.page.chart import Axis, Column, figure, table
 from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import Material
 from workers.compare.page.scale import Linear, Log
 

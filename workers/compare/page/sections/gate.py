@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from workers.compare.findings import Gate, Pair
 from workers.compare.page.chart import Column, table
-from workers.compare.page.element import Html, element, together
+from ps.markup import Html, element, together
 from workers.compare.page.material import Material, section
 
 COLUMNS = (

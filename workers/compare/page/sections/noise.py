@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from workers.compare.figures import NOTHING, digits, percent
 from workers.compare.findings import Load
 from workers.compare.page.chart import Column, table
-from workers.compare.page.element import Html, element, together
+from ps.markup import Html, element, together
 from workers.compare.page.material import Material, section
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from workers.compare.circumstance import words
 from workers.compare.page.chart import Column, table
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import Material, section
 
 

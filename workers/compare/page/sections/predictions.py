@@ -8,7 +8,7 @@ from workers.compare.figures import NOTHING, digits, percent, signed
 from workers.compare.findings import Prediction
 from workers.compare.page.chart import Axis, Column, figure, path, stretched, table
 from workers.compare.page.chart_lines import Line, Spot, lines
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import Material, section
 from workers.compare.page.scale import Log
 

@@ -10,7 +10,7 @@ from workers.compare.figures import digits
 from workers.compare.findings import Curve, Entry, Point
 from workers.compare.page.chart import Axis, Column, figure, table
 from workers.compare.page.chart_lines import Line, Spot, level, lines
-from workers.compare.page.element import Html
+from ps.markup import Html
 from workers.compare.page.mark import key
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel, unaffected

@@ -7,7 +7,7 @@ from typing import Any
 
 from workers.compare.page import toml
 from workers.compare.page.chart import Column, table
-from workers.compare.page.element import Html, element, together, verbatim
+from ps.markup import Html, element, together, verbatim
 from workers.compare.page.material import Material, section
 
 

@@ -9,7 +9,7 @@ from workers.compare.figures import digits, percent
 from workers.compare.findings import Entry
 from workers.compare.page.chart import Column, figure, table
 from workers.compare.page.chart_histogram import bins, histogram
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import IN_SIGHT, Material, section
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workers.compare.circumstance import words
-from workers.compare.page.element import Html, element
+from ps.markup import Html, element
 from workers.compare.page.material import Material
 
 

@@ -1,0 +1,40 @@
+"""Journal: what happened lately, for whoever looks at the hub rather than at its log."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from itertools import count
+from typing import NamedTuple
+
+KEPT = 200
+"""Older entries make room for new ones."""
+
+
+class Entry(NamedTuple):
+    """One line of the log."""
+
+    number: int
+    """Rises by one with each entry, from 1 on."""
+    time: float
+    """Seconds since 1970."""
+    level: str
+    """`info`, `warning` or `error`."""
+    text: str
+
+
+class Journal(logging.Handler):
+    """Keeps the last lines that this process logged, of level INFO and above."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._numbers = count(1)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        self._entries.append(Entry(next(self._numbers), record.created, level, record.getMessage()))
+
+    def entries(self) -> list[Entry]:
+        """What is kept, the oldest first."""
+        return list(self._entries)

@@ -1,0 +1,25 @@
+"""Pace: how fast a worker goes lately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LATELY = 3.0
+"""Seconds over which a pace is taken: several heartbeats, yet soon over."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Steps a second, from completed steps and when they were told; 0 until there is something to tell."""
+
+    rate: float = 0.0
+    _since: float | None = None
+    _from: int = 0
+
+    def note(self, step: int, now: float) -> None:
+        """Takes down the steps completed by `now`, in monotonic seconds."""
+        if self._since is None or step < self._from:
+            self._since, self._from = now, step
+        elif now - self._since >= LATELY:
+            self.rate = (step - self._from) / (now - self._since)
+            self._since, self._from = now, step
