@@ -91,6 +91,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_mode()
+        self._check_page()
         if self.colocate and self.device != "cpu":
             raise ConfigError(
                 f"--device {self.device} is for the shards of this host, and under --colocate each worker"
@@ -121,6 +122,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--backup {self.backup} of --workers {self.workers} leaves no gradient to wait for: "
                 f"at most {self.workers - 1}"
+            )
+
+    def _check_page(self) -> None:
+        for name in ("page_port", "token_file"):
+            given = getattr(self, name)
+            if self.no_page and given is not None:
+                raise ConfigError(
+                    f"{flag(name)} {given} is for the status page, and --no-page serves none: drop one of"
+                    " the two"
+                )
+        if self.port and self.page_port == self.port:
+            raise ConfigError(
+                f"--page-port {self.page_port} is the control port: give another, or drop it for the one"
+                " after"
             )
 
     def _check_join(self, coordinator: str) -> None:

@@ -133,7 +133,7 @@ class Control(ControlServicer):
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
-            path, step = await self._coordinator.keeper.save()
+            path, step = await self._coordinator.save()
         except HubringError as error:
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)

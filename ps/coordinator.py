@@ -78,6 +78,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self._began = clock.now()
+        self._version = version("hubring")
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
@@ -299,6 +300,10 @@ class Coordinator:
         else:
             await self._ending.drain()
 
+    async def save(self) -> tuple[Path, int]:
+        """Writes a checkpoint now; returns its folder and its step. Raises as `Keeper.save`."""
+        return await self.keeper.save()
+
     async def end(self, why: str) -> None:
         """Ends the job for everyone without waiting for a step or a checkpoint; the server goes on as after
         any job that failed.
@@ -306,7 +311,7 @@ class Coordinator:
         Raises:
             ConfigError: There is none to end.
         """
-        if self.job.membership is None:
+        if self.job.membership is None or self.job.over:
             raise ConfigError("no job is running: there is none to end")
         self.job.fail(JobFailed(why))
         await self._ending.tell_failure()
@@ -320,22 +325,35 @@ class Coordinator:
 
     async def status(self) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom."""
+        return self.report(await self.shards())
+
+    async def shards(self) -> list[dict[str, Any]]:
+        """What every shard counts, or why one does not tell; one that is stopped takes its time for that."""
+        try:
+            return await status.shards(self.fleet)
+        except JobFailed as error:
+            return [{"error": str(error)}]
+
+    def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
+        """The status, with the shards as they were last heard of."""
+        now = self._clock.now()
         return {
-            "version": version("hubring"),
+            "version": self._version,
             "protocol": PROTOCOL,
-            "seconds_up": round(self._clock.now() - self._began, 3),
+            "seconds_up": round(now - self._began, 3),
             "job": self.job.name,
             "topology": self.job.topology,
             "mode": self.config.mode,
             "state": self._state(),
+            "started": self._complete,
             "epoch": self._published,
             "draining": self.stopping or self.job.draining,
             "failure": str(self.failure or self.job.failure or ""),
             "world_size": self.job.world_size or self.config.workers,
             "lease_seconds": self.config.lease,
             "step": self.job.step,
-            "workers": status.workers(self.job, self._clock.now()),
-            "shards": await self._shards(),
+            "workers": status.workers(self.job, now),
+            "shards": status.heard(shards, self.fleet, now),
             "slowest": self.job.slowest(),
             "ended": status.ends(self.job.outcome),
             "checkpoint": str(self.keeper.last or ""),
@@ -344,16 +362,10 @@ class Coordinator:
 
     # Inside.
 
-    async def _shards(self) -> list[dict[str, Any]]:
-        try:
-            return await status.shards(self.fleet)
-        except JobFailed as error:
-            return [{"error": str(error)}]
-
     def _state(self) -> str:
         if self.job.failure is not None:
             return f"failed: {self.job.failure}"
-        return "running" if self.job.started else self.waiting_for()
+        return "running" if self._complete else self.waiting_for()
 
     @property
     def _complete(self) -> bool:

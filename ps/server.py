@@ -21,6 +21,7 @@ from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
+from ps.page.site import Site
 from ps.status import ends
 from ps.shard_command import Settings, command, ending
 from ps.timing import SystemTime
@@ -125,15 +126,21 @@ class Server:
         count = 0 if config.colocate else config.shards
         shards = ShardProcesses(count, control, config)
         self._heed_signals(coordinator)
+        site: Site | None = None
         try:
+            site = None if config.no_page else Site(config)
             await shards.start()
-            self._banner(address, restored)
+            self._banner(address, restored, site)
+            if site is not None:
+                await site.serve(coordinator)
             await self._supervise(coordinator, shards)
-            result = self._result(coordinator, address)
+            result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
             await shards.stop()
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
+            if site is not None:
+                await site.close()
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
         return self._exit_code(coordinator), result
 
@@ -173,7 +180,9 @@ class Server:
             log.warning("%s: workers finish their step, then a checkpoint; once more quits", number.name)
             self._draining = asyncio.create_task(coordinator.drain())
 
-    def _banner(self, address: str, restored: tuple[Path, checkpoints.Manifest] | None) -> None:
+    def _banner(
+        self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
+    ) -> None:
         config = self._config
         if config.address_file:
             _write_address(config.address_file, address)
@@ -183,6 +192,7 @@ class Server:
             f"  workers   ps-worker --server {address}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
+            *(site.banner() if site is not None else ()),
         ]
         if restored:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
@@ -202,10 +212,11 @@ class Server:
             for task in (died, *ends):
                 task.cancel()
 
-    def _result(self, coordinator: Coordinator, address: str) -> dict[str, Any]:
+    def _result(self, coordinator: Coordinator, address: str, site: Site | None) -> dict[str, Any]:
         outcome = coordinator.outcome or coordinator.job.outcome
         return {
             "address": address,
+            "page": site.address if site is not None else "",
             "job": coordinator.last_job,
             "mode": self._config.mode,
             "steps": coordinator.last_step,

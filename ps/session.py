@@ -33,6 +33,7 @@ from ps.errors import (
     ServerUnreachable,
 )
 from ps.job import Reason
+from ps.membership import heartbeat_seconds
 from ps.offset import Offset, measure
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.channel import open_channel
@@ -244,7 +245,7 @@ class Session:
                 raise self.failure
 
     def _keep_alive(self) -> None:
-        interval = min(1.0, self._lease / 5)
+        interval = heartbeat_seconds(self._lease)
         heard = time.monotonic()
         # Some wait while all agree on their end.
         while not self._left.wait(HURRY_SECONDS if self.stop_after or self.stopping else interval):
