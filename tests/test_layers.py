@@ -221,6 +221,10 @@ def test_coordinator_runs_without_torch() -> None:
     assert [name for name in present(COORDINATOR) if "torch" in reached(name)] == []
 
 
+def test_a_probe_runs_without_torch() -> None:
+    assert "torch" not in reached("ps.probe")
+
+
 @pytest.mark.parametrize("name", present(PROGRAMS))
 def test_help_comes_without_torch(name: str) -> None:
     assert "torch" not in reached(name, at_start=True)
