@@ -76,8 +76,8 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
 
 
 def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--shards", "2")
-    worker, _ = holding(cluster, address, tmp_path)
+    server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
+    worker, go = holding(cluster, address, tmp_path)
     with grpc.insecure_channel(address) as channel:
         data, ready = watch(channel, "hubring.v1.Data"), watch(channel, "ready")
         until(data, SERVING)
@@ -87,7 +87,8 @@ def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path
         refused = probed(cluster, address, "hubring.v1.Data").done(69)["error"]
         assert "the job has failed: a shard process" in refused
         assert "was killed by signal 9" in refused
-    worker.process.kill()
+    go.touch()
+    worker.done(69)
     server.done(69)
 
 
