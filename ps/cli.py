@@ -77,6 +77,17 @@ def status(server: Address) -> None:
 
 
 @app.command()
+def health(
+    server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard as its status names it")],
+    service: Annotated[
+        str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [the process]")
+    ] = "",
+) -> None:
+    """End with 0 if a hub or one of its services is serving, else with 69: for a container's health check."""
+    _run(lambda: (0, _health(server, service)))
+
+
+@app.command()
 def checkpoint(server: Address) -> None:
     """Make a hub write a checkpoint now."""
     _run(lambda: (0, _checkpoint(server)))
@@ -118,6 +129,13 @@ def _status(server: str) -> dict[str, Any]:
         _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
     return report
+
+
+def _health(server: str, service: str) -> dict[str, Any]:
+    from ps.probe import probe
+
+    probe(server, service)
+    return {"address": server, "service": service, "serving": True}
 
 
 def _checkpoint(server: str) -> dict[str, Any]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from protos import control_pb2 as pb
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
 from ps.config import ServerConfig
@@ -21,6 +20,7 @@ from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
+from ps.health import CONTROL, HubHealth
 from ps.page.site import Site
 from ps.status import ends
 from ps.shard_command import Settings, command, ending
@@ -34,8 +34,6 @@ GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end."""
 STOP_SECONDS = 15.0
 """How long shards get to stop by themselves; a busy machine takes its time."""
-
-CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
 
 
 class End(NamedTuple):
@@ -101,6 +99,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._health = HubHealth()
         self._signals = 0
         self._signal: signal.Signals | None = None
         self._hurry = asyncio.Event()
@@ -137,6 +136,7 @@ class Server:
             result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
+            await self._health.tell(coordinator.troubles())
             await shards.stop()
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
             if site is not None:
@@ -147,8 +147,7 @@ class Server:
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_ControlServicer_to_server(Control(coordinator), server)
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         where = f"{bracketed(numeric(self._config.host))}:{self._config.port}"
         try:
@@ -158,9 +157,8 @@ class Server:
                 f"cannot listen on {where}: the port is taken, or the host is not this machine's;"
                 " try --port 0 for a free one, or another --host"
             ) from error
+        await self._health.tell(coordinator.troubles())
         await server.start()
-        for service in ("", CONTROL):
-            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return server, port
 
     def _heed_signals(self, coordinator: Coordinator) -> None:
@@ -207,6 +205,7 @@ class Server:
                 if died.done():
                     coordinator.shard_lost(died.result().text)
                 await coordinator.tick()
+                await self._health.tell(coordinator.troubles())
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (died, *ends):
