@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,6 +41,8 @@ class Shard:
     heard: float
     worker: int = 0
     """Incarnation of the worker that brought it; 0 where nobody did."""
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it has heard that it should end."""
 
     def __str__(self) -> str:
         whose = f"rank {self.index}'s, " if self.worker else ""  # a shard that was brought bears its rank
