@@ -77,9 +77,9 @@ def test_training_goes_on_without_a_worker_and_a_second_start_resumes_from_the_v
 
     killed = next(one for one in demo.containers("worker") if one["Id"] != extra["Id"])
     demo.kill(killed)
-    demo.until(lambda: len(demo.status()["workers"]) == 3, "news of the worker's loss")
-    before = demo.status()["step"]
-    demo.until(lambda: demo.status()["step"] > before, "a step without it")
+    demo.until(lambda: len(demo.status().get("workers", [])) == 3, "news of the worker's loss")
+    before = demo.status().get("step", 0)
+    demo.until(lambda: demo.status().get("step", 0) > before, "a step without it")
 
     demo.run("stop")
     (server,) = demo.containers("server")
@@ -119,9 +119,8 @@ def test_a_container_is_as_closed_as_the_recipe_says(fleet: Fleets) -> None:
     assert (int(said["CapEff"], 16), said["NoNewPrivs"]) == (0, "1")
     refused = demo.ask("exec", "-T", "server", "touch", "/opt/hubring/written")
     assert "Read-only file system" in refused.stderr
-    shard = demo.containers("shard")[0]
-    (network,) = shard["NetworkSettings"]["Networks"].values()
-    assert network["Gateway"] == "" or network["NetworkID"]
+    routes = demo.run("exec", "-T", "shard", "cat", "/proc/net/route").splitlines()[1:]
+    assert "00000000" not in [route.split()[1] for route in routes], "a way out of the private network"
 
 
 def test_the_image_has_no_compiler_no_pip_and_no_cache(yard: Yard) -> None:
@@ -132,5 +131,5 @@ def test_the_image_has_no_compiler_no_pip_and_no_cache(yard: Yard) -> None:
     words = ["run", "--rm", "--network", "none", "--read-only", "hubring:test", "sh", "-c", script]
     assert yard.engine.run(*words).strip() == "10001"
     (found,) = json.loads(yard.engine.run("image", "inspect", "hubring:test"))
-    assert found["Config"]["Entrypoint"] is None
+    assert not found["Config"]["Entrypoint"]
     assert found["Config"]["Labels"]["org.opencontainers.image.title"] == "Hubring"
