@@ -37,6 +37,9 @@ def start(
         Path | None, typer.Option(help="file with the token for the page's buttons [one is drawn]")
     ] = None,
     shards: Annotated[int | None, typer.Option(help="shard processes on this host [1]")] = None,
+    await_shards: Annotated[
+        int | None, typer.Option(help="shards of other hosts that a job waits for, see --join [0]")
+    ] = None,
     colocate: Annotated[
         bool | None, typer.Option("--colocate", help="no shards here: each worker brings one")
     ] = None,

@@ -51,8 +51,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Serve neither page nor metrics."""
     token_file: Path | None = None
     """File that holds the token for the page's buttons; None: drawn at the start, and the banner shows it."""
-    shards: Count = 1
-    """Shard processes to start on this host."""
+    shards: Whole = 1
+    """Shard processes to start on this host; 0 where others bring all of them."""
+    await_shards: Whole = 0
+    """Shards of other hosts (`join`) that a job waits for, besides this host's own."""
     colocate: bool = False
     """Start none: each worker brings one, on its own host."""
     workers: Whole = 0
@@ -92,16 +94,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self._check_mode()
         self._check_page()
-        if self.colocate and self.device != "cpu":
-            raise ConfigError(
-                f"--device {self.device} is for the shards of this host, and under --colocate each worker"
-                " brings one to its own, which keeps its part on the CPU: drop one of the two"
-            )
-        if self.colocate and self.shards != 1 and self.join is None:
-            raise ConfigError(
-                f"--shards {self.shards} starts shards on this host, and under --colocate each worker brings"
-                " one to its own: drop one of the two"
-            )
+        self._check_shards()
         if not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
                 f"--host {self.host} is reachable from other machines, and workers are not asked for "
@@ -136,6 +129,32 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--page-port {self.page_port} is the control port: give another, or drop it for the one"
                 " after"
+            )
+
+    def _check_shards(self) -> None:
+        if self.colocate and self.device != "cpu":
+            raise ConfigError(
+                f"--device {self.device} is for the shards of this host, and under --colocate each worker"
+                " brings one to its own, which keeps its part on the CPU: drop one of the two"
+            )
+        if self.colocate and self.shards != 1 and self.join is None:
+            raise ConfigError(
+                f"--shards {self.shards} starts shards on this host, and under --colocate each worker brings"
+                " one to its own: drop one of the two"
+            )
+        if self.colocate and self.await_shards:
+            raise ConfigError(
+                f"--await-shards {self.await_shards} waits for shards of other hosts, and under --colocate the"
+                " workers bring all there are: drop one of the two"
+            )
+        if self.shards == 0 and self.join is not None:
+            raise ConfigError(
+                f"--shards 0 brings nothing to the hub at {self.join}: give --shards 1 or more, or drop --join"
+            )
+        if self.shards == 0 and not self.await_shards:
+            raise ConfigError(
+                "--shards 0 leaves nobody to hold the parameters: give --shards 1 or more,"
+                " or --await-shards N for those that other hosts bring with --join"
             )
 
     def _check_join(self, coordinator: str) -> None:

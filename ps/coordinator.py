@@ -11,8 +11,9 @@ being new.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -84,7 +85,9 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
-        self._supply: Supply = WorkersShards() if config.colocate else OwnShards(config.shards)
+        self._supply: Supply = (
+            WorkersShards() if config.colocate else OwnShards(config.shards + config.await_shards)
+        )
         self.keeper = Keeper(
             self.fleet,
             config.checkpoint_dir,
@@ -257,7 +260,22 @@ class Coordinator:
 
     def beat_shard(self, token: str) -> bool:
         """Renews a shard's lease; False where it should end."""
-        return self.fleet.beat(token, self._clock.now()) and not self.done.is_set()
+        stays = self.fleet.beat(token, self._clock.now()) and not self.done.is_set()
+        shard = self.fleet.find(token)
+        if shard is not None and not stays:
+            shard.dismissed.set()
+        return stays
+
+    async def see_off(self, shards: Sequence[Shard], seconds: float) -> None:
+        """Waits until these shards have heard of the server's end, with their next heartbeat.
+
+        Not for those that are silent, and `seconds` at most: without the word a shard ends too, but has
+        to take the server for lost.
+        """
+        heard_since = self._clock.now() - self.config.lease
+        hear = [shard.dismissed.wait() for shard in shards if shard.heard >= heard_since]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*hear), seconds)
 
     # What the server's process asks for.
 
@@ -406,7 +424,9 @@ class Coordinator:
         """Who is missing, as a sentence; under --colocate the workers, who bring the shards."""
         missing = self._wanted - len(self.fleet.shards)
         if missing > 0 and (self.job.started or not self.config.colocate):
-            return f"waiting for {missing} of {self._wanted} shards"
+            others = self.config.await_shards
+            hint = f" ({others} from other hosts: ps-server start --join ADDR)" if others else ""
+            return f"waiting for {missing} of {self._wanted} shards{hint}"
         return self.job.waiting_for()
 
     def _incarnation_after(self) -> int:

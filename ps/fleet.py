@@ -45,6 +45,8 @@ class Shard:
     """Incarnation of the worker that brought it; 0 where nobody did."""
     told: pb.ShardStats = field(default_factory=pb.ShardStats)
     """Its counters, as of the last look at it."""
+    dismissed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once it has heard that it should end."""
 
     def __str__(self) -> str:
         whose = f"rank {self.index}'s, " if self.worker else ""  # a shard that was brought bears its rank

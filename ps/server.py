@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
+from ps.fleet import Shard
 from ps.health import CONTROL, HubHealth
 from ps.page.site import Site
 from ps.status import ends
@@ -62,6 +64,11 @@ class ShardProcesses:
                 process_group=0,  # a Ctrl-C in the terminal is ours to handle
             )
             self._processes.append(process)
+
+    @property
+    def started(self) -> set[tuple[str, int]]:
+        """Host and process id of each, as shards tell them to the coordinator."""
+        return {(socket.gethostname(), process.pid) for process in self._processes}
 
     async def first_end(self) -> End:
         """Waits until one of them ends; for ever where there are none."""
@@ -138,6 +145,7 @@ class Server:
             coordinator.done.set()
             await self._health.tell(coordinator.troubles())
             await shards.stop()
+            await coordinator.see_off(self._guests(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
             if site is not None:
                 await site.close()
@@ -184,7 +192,9 @@ class Server:
         config = self._config
         if config.address_file:
             _write_address(config.address_file, address)
-        shards = "one beside each worker" if config.colocate else config.shards
+        shards = "one beside each worker" if config.colocate else str(config.shards)
+        if config.await_shards:
+            shards += f", and {config.await_shards} of other hosts"
         lines = [
             f"ps-server on {address}  mode {config.mode}  shards {shards}",
             f"  workers   ps-worker --server {address}",
@@ -211,6 +221,16 @@ class Server:
             for task in (died, *ends):
                 task.cancel()
 
+    @staticmethod
+    def _guests(coordinator: Coordinator, shards: ShardProcesses) -> list[Shard]:
+        """Shards of other hosts, which nobody but the coordinator tells of the end."""
+        own = shards.started
+        return [
+            shard
+            for shard in coordinator.fleet.shards
+            if not shard.worker and (shard.host, shard.pid) not in own
+        ]
+
     def _result(self, coordinator: Coordinator, address: str, site: Site | None) -> dict[str, Any]:
         outcome = coordinator.outcome or coordinator.job.outcome
         return {
@@ -229,7 +249,8 @@ class Server:
         if coordinator.failure is not None:
             return coordinator.failure.exit_code
         if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:
-            return 75
+            # 75 asks to be started again, and what is done need not be.
+            return 0 if self._config.once and coordinator.outcome and coordinator.outcome.ok else 75
         if self._signal is not None:
             return 128 + self._signal
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:

@@ -45,6 +45,8 @@ class Registration:
     def __init__(
         self, settings: Settings, host_id: str, addresses: dict[str, str], orphaned: threading.Event
     ) -> None:
+        self.failure: HubringError | None = None
+        """Why the shard ends, where nobody told it to."""
         self._orphaned = orphaned
         self._control = settings.control
         self._stub = ControlStub(open_channel(settings.control))
@@ -63,7 +65,7 @@ class Registration:
         self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        heard = time.monotonic()
+        heard, told = time.monotonic(), False
         while not self._orphaned.wait(0.2):
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
@@ -73,6 +75,9 @@ class Registration:
                         f"no hub answers at {self._control} ({error.code().name}: {error.details()});"
                         " check the address, or start it first"
                     ) from error
+                if not told:
+                    log.info("no hub at %s yet; looking for %g s", self._control, CONNECT_SECONDS)
+                told = True
                 continue
             if reply.refused:
                 raise ConfigError(reply.refused)
@@ -112,8 +117,13 @@ class Registration:
                 heard = time.monotonic()
             except grpc.RpcError as error:
                 log.debug("the coordinator does not answer: %s", error.code().name)
-            if self._orphaned.wait(lease / 5):
+            if self._orphaned.wait(min(1.0, lease / 5)):
                 break
+        else:
+            self.failure = ServerUnreachable(
+                f"the hub at {self._control} has not answered for {lease:g} s: it was killed, stopped or cut"
+                " off. Start it again with the same --checkpoint-dir, then its shards and the workers"
+            )
         lost()
 
 
@@ -145,6 +155,8 @@ def main(argument: str) -> None:
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()
+    if registration.failure is not None:
+        raise registration.failure
 
 
 def _watch_parent(parent: int, orphaned: threading.Event) -> None:

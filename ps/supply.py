@@ -1,4 +1,4 @@
-"""Supply: where a job's shards come from. The server starts them, or each worker brings one.
+"""Supply: where a job's shards come from: the server, hosts that join it, or each worker brings one.
 
 Law: a job begins when as many shards are there as it needs, and their numbers
 are 0, 1, 2, ... from then on. No I/O.
@@ -34,7 +34,11 @@ class Supply(Protocol):
 
 
 class OwnShards:
-    """The server's: so many on its host, and those of other hosts that join it (`--shards`, `--join`)."""
+    """The server's: those on its own host, and those of other hosts that join it (`--shards`, `--join`).
+
+    Args:
+        count: How many a job waits for, of both kinds; whoever comes beyond that is welcome until it begins.
+    """
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.deploy import image
+from tests.deploy.engine import Engine
+from tests.deploy.fleet import Fleet
+
+REQUIRED = "HUBRING_DOCKER"
+"""Set to `required`, a machine without an engine fails the tests rather than skips them."""
+
+
+class Yard(NamedTuple):
+    """An engine that has the image, and the folder it was built from."""
+
+    engine: Engine
+    source: Path
+
+
+@pytest.fixture(scope="session")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Yard]:
+    missing = Engine.missing()
+    if missing:
+        text = f"no Docker here: {', '.join(missing)} missing; apt-get install docker.io debootstrap"
+        if os.environ.get(REQUIRED) == "required":
+            pytest.fail(text)
+        pytest.skip(text)
+    engine = Engine(tmp_path_factory.mktemp("docker"))
+    try:
+        engine.start()
+        yield Yard(engine, image.build(engine))
+    finally:
+        engine.stop()
+        shutil.rmtree(engine.folder)
+
+
+@pytest.fixture
+def fleet(yard: Yard) -> Iterator[Callable[..., Fleet]]:
+    """Makes fleets; `fleet(WORKERS="4")` has that in its environment."""
+    made: list[Fleet] = []
+
+    def make(**variables: str) -> Fleet:
+        made.append(Fleet(yard.engine, yard.source, f"test{len(made)}", **variables))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.down()

@@ -1,0 +1,135 @@
+"""The Compose recipe on a real engine: hub and ring train to their end, workers die, a second start resumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.deploy.conftest import Yard
+from tests.deploy.fleet import Container, Fleet
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+Fleets = Callable[..., Fleet]
+
+STEPS = 22
+"""Of an epoch: 1437 images in batches of 64."""
+FOUR = [0, 1, 2, 3]
+
+
+def results(output: str) -> list[dict[str, Any]]:
+    """The results among what containers printed, behind their names."""
+    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"exit_code"' in line]
+
+
+def code(container: Container) -> int:
+    found: int = container["State"]["ExitCode"]
+    return found
+
+
+def test_four_workers_train_through_the_hub_and_all_ends_with_the_result_on_standard_output(
+    fleet: Fleets,
+) -> None:
+    demo = fleet(WORKERS="4")
+    ended = demo.ask("up", "--no-color", "--exit-code-from", "server")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (server,) = demo.containers("server")
+    summary = demo.result(server)
+    assert summary in results(ended.stdout)
+    assert (summary["finished"], summary["lost"], summary["failed"]) == (FOUR, {}, {})
+    assert (summary["steps"], summary["exit_code"]) == (20 * STEPS, 0)
+    assert summary["checkpoint"].startswith("/checkpoints/")
+    assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
+    told = [demo.result(worker) for worker in demo.containers("worker")]
+    assert sorted(one["rank"] for one in told) == FOUR
+    (first,) = [one for one in told if one["rank"] == 0]
+    assert first["metrics"]["test_accuracy"] > 0.9
+    assert [code(one) for name in ("shard", "worker") for one in demo.containers(name)] == [0] * 6
+
+
+def test_four_workers_train_around_the_ring(fleet: Fleets) -> None:
+    demo = fleet(WORKERS="4")
+    ended = demo.ask("--profile", "ring", "up", "--no-color", "--exit-code-from", "ring-server", "ring")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (server,) = demo.containers("ring-server")
+    summary = demo.result(server)
+    assert summary in results(ended.stdout)
+    assert (summary["finished"], summary["steps"]) == (FOUR, 20 * STEPS)
+    told = [demo.result(worker) for worker in demo.containers("ring")]
+    assert {one["topology"] for one in told} == {"ring"}
+    (first,) = [one for one in told if one["rank"] == 0]
+    assert first["metrics"]["test_accuracy"] > 0.9
+    assert demo.containers("worker") == []
+
+
+def test_training_goes_on_without_a_worker_and_a_second_start_resumes_from_the_volume(fleet: Fleets) -> None:
+    demo = fleet(WORKERS="4", EPOCHS="60")
+    demo.run("up", "--no-color", "--detach", "--scale", "worker=5")
+    demo.until(lambda: demo.status().get("step", 0) >= 10, "ten steps")
+
+    demo.until(lambda: _ended(demo, "worker"), "end of the worker that was too many")
+    (extra,) = _ended(demo, "worker")
+    assert code(extra) == 78
+    assert "all 4 places are taken" in demo.result(extra)["error"]
+
+    killed = next(one for one in demo.containers("worker") if one["Id"] != extra["Id"])
+    demo.kill(killed)
+    demo.until(lambda: len(demo.status().get("workers", [])) == 3, "news of the worker's loss")
+    before = demo.status().get("step", 0)
+    demo.until(lambda: demo.status().get("step", 0) > before, "a step without it")
+
+    demo.run("stop")
+    (server,) = demo.containers("server")
+    stopped = demo.result(server)
+    assert (stopped["exit_code"], code(server)) == (75, 75), demo.said("server")
+    assert (len(stopped["preempted"]), len(stopped["lost"])) == (3, 1)
+    assert before < stopped["steps"] < 60 * STEPS
+    assert stopped["checkpoint"].endswith(f"-step-{stopped['steps']}")
+    assert [code(shard) for shard in demo.containers("shard")] == [0, 0]
+
+    ended = demo.ask("up", "--no-color", "--exit-code-from", "server")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"resumes   step {stopped['steps']} of job" in ended.stdout + ended.stderr
+    (server,) = demo.containers("server")
+    summary = demo.result(server)
+    assert (summary["finished"], summary["steps"]) == (FOUR, 60 * STEPS)
+
+
+def _ended(demo: Fleet, service: str) -> list[Container]:
+    return [one for one in demo.containers(service) if one["State"]["Status"] == "exited"]
+
+
+def test_a_container_is_as_closed_as_the_recipe_says(fleet: Fleets) -> None:
+    demo = fleet(WORKERS="2")
+    demo.run("up", "--no-color", "--detach", "server")  # which trains nothing while nobody comes
+    demo.until(lambda: bool(demo.status()), "server")
+    (server,) = demo.containers("server")
+    assert server["Config"]["User"] == "10001:10001"
+    host = server["HostConfig"]
+    assert (host["ReadonlyRootfs"], host["CapDrop"]) == (True, ["ALL"])
+    assert host["SecurityOpt"] == ["no-new-privileges:true"]
+    assert (host["Memory"], host["ShmSize"]) == (512 << 20, 64 << 20)
+    assert demo.run("port", "server", "5556").strip() == "127.0.0.1:5556"
+    status = demo.run("exec", "-T", "server", "cat", "/proc/self/status")
+    said = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert said["Uid"].split() == ["10001"] * 4
+    assert (int(said["CapEff"], 16), said["NoNewPrivs"]) == (0, "1")
+    refused = demo.ask("exec", "-T", "server", "touch", "/opt/hubring/written")
+    assert "Read-only file system" in refused.stderr
+    routes = demo.run("exec", "-T", "shard", "cat", "/proc/net/route").splitlines()[1:]
+    assert "00000000" not in [route.split()[1] for route in routes], "a way out of the private network"
+
+
+def test_the_image_has_no_compiler_no_pip_and_no_cache(yard: Yard) -> None:
+    script = (
+        "for tool in gcc cc g++ make pip pip3; do ! command -v $tool || exit 1; done;"
+        " test -z \"$(find /root /opt /var/cache -name '*.whl' -o -name 'http*' -path '*pip*')\" && id -u"
+    )
+    words = ["run", "--rm", "--network", "none", "--read-only", "hubring:test", "sh", "-c", script]
+    assert yard.engine.run(*words).strip() == "10001"
+    (found,) = json.loads(yard.engine.run("image", "inspect", "hubring:test"))
+    assert not found["Config"]["Entrypoint"]
+    assert found["Config"]["Labels"]["org.opencontainers.image.title"] == "Hubring"

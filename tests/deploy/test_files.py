@@ -1,0 +1,214 @@
+"""What can be seen of image and fleet without an engine: they are closed to strangers, and name what exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from typing import Any
+
+import pytest
+import typer
+
+from ps import cli as server_cli
+from ps.config import load_server, load_worker
+from tests.deploy.recipe import DEPLOY, ROOT, instructions, recipe, services, variables
+from workers import cli as worker_cli
+
+SERVICES = services()
+OURS = [name for name, service in SERVICES.items() if service["image"].startswith("hubring:")]
+SERVERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-server")]
+WORKERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-worker")]
+CUDA = DEPLOY / "compose.cuda.yaml"
+USER = "10001:10001"
+
+
+def test_there_is_a_coordinator_two_shard_hosts_and_workers() -> None:
+    always = {name for name, service in SERVICES.items() if "profiles" not in service}
+    assert always == {"server", "shard", "worker"}
+    assert int(SERVICES["shard"]["deploy"]["replicas"]) == 2
+    assert {SERVICES["worker"]["deploy"]["replicas"], SERVICES["ring"]["deploy"]["replicas"]} == {"2"}
+
+
+def test_profiles_add_a_ring_and_monitoring() -> None:
+    found = {name: service["profiles"] for name, service in SERVICES.items() if "profiles" in service}
+    assert found == {
+        "ring-server": ["ring"],
+        "ring": ["ring"],
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
+    }
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_may_do_nothing_that_it_need_not(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert int(service["user"].partition(":")[0]) > 0
+    assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
+    assert re.fullmatch(r"\d+[mg]", service["shm_size"])
+    assert service["pids_limit"] > 0
+    assert not {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode"} & set(service)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_ports_are_published_on_loopback_alone(name: str) -> None:
+    assert all(port.startswith("127.0.0.1:") for port in SERVICES[name].get("ports", []))
+
+
+def test_gradients_travel_on_a_network_without_a_way_out() -> None:
+    assert recipe()["networks"]["training"] == {"internal": True}
+    inside = {name: SERVICES[name]["networks"] for name in [*WORKERS, "shard"]}
+    assert all(networks == ["training"] for networks in inside.values())
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_workers_wait_until_their_server_is_healthy(name: str) -> None:
+    ((server, condition),) = SERVICES[name]["depends_on"].items()
+    assert condition == {"condition": "service_healthy"}
+    assert SERVICES[server]["healthcheck"]["test"] == ["CMD", "ps-server", "health", "127.0.0.1:5555"]
+    assert f"--server {server}:5555 " in SERVICES[name]["command"]
+
+
+def test_a_server_is_stopped_before_its_shards() -> None:
+    assert "shard" in SERVICES["server"]["depends_on"]
+    assert "depends_on" not in SERVICES["shard"]
+    assert SERVICES["shard"]["volumes"] == SERVICES["server"]["volumes"]
+
+
+def test_hub_and_ring_train_the_same_job() -> None:
+    jobs = [SERVICES[name]["command"].partition(" -- ")[2] for name in WORKERS]
+    assert jobs == ["--epochs 20"] * 2
+
+
+def options(app: typer.Typer, name: str, words: list[str]) -> dict[str, Any]:
+    """What a program's command line says, by the program's own reading."""
+    command: Any = typer.main.get_command(app)
+    if words[0] in getattr(command, "commands", ()):
+        command, words = command.commands[words[0]], words[1:]
+    said = dict(command.make_context(name, words).params)
+    said.pop("config")
+    said.pop("command", None)
+    return said
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_servers_are_told_what_they_know(name: str) -> None:
+    config = load_server(
+        options(server_cli.app, "ps-server", shlex.split(SERVICES[name]["command"])[1:]), environment={}
+    )
+    assert config.insecure
+    assert config.once or config.join
+    assert (config.shards, config.await_shards, config.workers) == {
+        "server": (0, 2, 2),
+        "shard": (1, 0, 0),
+        "ring-server": (1, 0, 2),
+    }[name]
+    assert config.colocate is (name == "ring-server")  # no shard process that nobody asks for anything
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_workers_are_told_what_they_know(name: str) -> None:
+    words = shlex.split(SERVICES[name]["command"])[1:]
+    config = load_worker(options(worker_cli.app, "ps-worker", words), environment={})
+    assert config.topology == {"worker": "hub", "ring": "ring"}[name]
+    assert config.on_preempt == "all"
+
+
+def test_a_variable_has_one_default_wherever_it_stands() -> None:
+    assert {name: found for name, found in variables().items() if len(found) > 1} == {}
+
+
+def test_the_readme_tells_of_every_variable() -> None:
+    readme = (DEPLOY / "README.md").read_text()
+    assert [name for name in variables() if f"`{name}`" not in readme] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_files_that_are_mounted_exist_and_are_not_written_to(name: str) -> None:
+    mounts = [volume for volume in SERVICES[name].get("volumes", []) if volume.startswith(".")]
+    assert all(mount.endswith(":ro") for mount in mounts)
+    assert [mount for mount in mounts if not (DEPLOY / mount.partition(":")[0]).exists()] == []
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_volumes_are_declared(name: str) -> None:
+    named = {volume.partition(":")[0] for volume in SERVICES[name].get("volumes", []) if volume[0] != "."}
+    assert named <= set(recipe()["volumes"])
+
+
+def test_gpus_change_the_image_of_all_and_the_devices_of_workers() -> None:
+    changed = services(CUDA)
+    assert set(changed) == set(OURS)
+    index = {service["build"]["args"]["TORCH_INDEX"] for service in changed.values()}
+    assert index == {"https://download.pytorch.org/whl/cu130"}
+    assert {name for name, service in changed.items() if "deploy" in service} == set(WORKERS)
+
+
+def test_compose_builds_the_dockerfile_that_lies_here() -> None:
+    for name in OURS:
+        build = SERVICES[name]["build"]
+        assert (DEPLOY / build["context"]).resolve() == ROOT
+        assert (ROOT / build["dockerfile"]).is_file()
+        assert set(build["args"]) <= {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
+
+
+def test_every_stage_stands_on_the_base_that_is_asked_for() -> None:
+    bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
+    assert bases == ["scratch", "${BASE_IMAGE}", "${BASE_IMAGE}"]
+    assert instructions()[0] == ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm")
+
+
+def last_stage() -> list[tuple[str, str]]:
+    found = instructions()
+    return found[max(index for index, (word, _) in enumerate(found) if word == "FROM") :]
+
+
+def test_packages_are_pinned_by_the_constraints() -> None:
+    installs = [rest for word, rest in instructions() if word == "RUN" and " install " in rest]
+    pip = [rest for rest in installs if "/pip/bin/pip" in rest]
+    assert len(pip) == 2
+    assert all("--mount=type=bind,from=wheels,target=/wheels" in rest for rest in pip)
+    environment = " ".join(rest for word, rest in instructions() if word == "ENV")
+    assert "PIP_CONSTRAINT=/wheels/constraints.txt" in environment
+    assert ("COPY", "constraints.txt wheel[s] /") in instructions()
+
+
+def test_the_image_runs_as_nobody_special_and_has_no_tools() -> None:
+    stage = last_stage()
+    assert ("USER", USER) in stage
+    assert {SERVICES[name]["user"] for name in OURS} == {USER}
+    runs = " ".join(rest for word, rest in stage if word == "RUN")
+    assert not re.search(r"\b(apt|apt-get|apk|pip|gcc|make|curl|wget)\b", runs)
+    assert [rest for word, rest in stage if word == "COPY"] == ["--from=builder /opt/hubring /opt/hubring"]
+
+
+def test_the_programs_are_the_commands_of_the_image() -> None:
+    stage = dict(last_stage())
+    assert (stage["ENTRYPOINT"], stage["HEALTHCHECK"]) == ("[]", "NONE")
+    assert stage["CMD"] == '["ps-server", "--help"]'
+
+
+def test_the_image_says_what_it_is() -> None:
+    (labels,) = [rest for word, rest in last_stage() if word == "LABEL"]
+    said = dict(word.split("=", 1) for word in shlex.split(labels))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert said["org.opencontainers.image.licenses"] == project["license"]
+    assert said["org.opencontainers.image.description"] == project["description"]
+    assert ("ARG", f"VERSION={project['version']}") in last_stage()
+
+
+def test_nothing_but_the_programs_goes_to_the_builder() -> None:
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    sent = {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert "*" in ignored
+    copied = {
+        source
+        for word, rest in instructions()
+        if word == "COPY" and not rest.startswith("--from")
+        for source in rest.split()[:-1]
+    }
+    assert copied == (sent - {"wheels"}) | {"wheel[s]"}
+    assert all((ROOT / source).exists() for source in copied - {"wheel[s]"})

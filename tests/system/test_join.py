@@ -1,0 +1,61 @@
+"""`ps-server start --join`: shards of other hosts, which a job waits for and which end with the server."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+
+def joined(cluster: Cluster, address: str, name: str = "joined") -> Program:
+    return cluster.run(name, "ps.cli", "start", "--join", address)
+
+
+def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(cluster: Cluster) -> None:
+    # The lease is long, so that who is not told of the end would still be there when the test looks.
+    flags = ["--shards", "0", "--await-shards", "2", "--workers", "1", "--once", "--lease", "60"]
+    server, address = cluster.server(*flags, "--slice-bytes", "64")
+    worker = cluster.worker(address, SMALL, "20")
+    worker.until_said("waiting for 2 of 2 shards (2 from other hosts: ps-server start --join ADDR)")
+    hosts = [joined(cluster, address, f"host{number}") for number in range(2)]
+    assert worker.done()["steps"] == 20
+    summary = server.done()
+    assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
+    assert [host.done(timeout=20)["exit_code"] for host in hosts] == [0, 0]
+    assert "shards 0, and 2 of other hosts" in server.said()
+
+
+def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    host = joined(cluster, f"127.0.0.1:{port}")
+    host.until_said(f"no hub at 127.0.0.1:{port} yet")
+    flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]
+    server = cluster.run("server", "ps.cli", "start", "--port", port, *flags)
+    cluster.worker(f"127.0.0.1:{port}", SMALL, "5").done()
+    server.done()
+    host.done()
+
+
+def test_shards_without_a_server_end_with_a_sentence(cluster: Cluster) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        host = joined(cluster, address)
+        host.until_said(f"no hub at {address} yet")  # the seconds count from here
+        host.done(69, timeout=15)
+    assert f"no hub answers at {address}" in host.said()
+
+
+def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster) -> None:
+    server, address = cluster.server("--shards", "0", "--await-shards", "1", "--lease", "2")
+    host = joined(cluster, address)
+    server.until_said("shard 0 (")
+    server.process.kill()
+    host.done(69, timeout=15)
+    assert f"the hub at {address} has not answered for 2 s" in host.said()

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ps.config import ServerConfig
+from ps.job import Outcome
+from ps.server import Server
+from tests.test_coordinator import Hub, run
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [(Outcome(finished=[0, 1]), 0), (Outcome(preempted=[0, 1]), 75), (Outcome(finished=[0], broke=True), 75)],
+)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_server_that_is_stopped_asks_to_be_started_again_unless_its_only_job_is_done(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, outcome: Outcome, code: int
+) -> None:
+    async def story() -> None:
+        server, coordinator = Server(ServerConfig(once=True)), Hub(monkeypatch, once=True).coordinator
+        coordinator.outcome = outcome
+        server._on_signal(number, coordinator)
+        assert server._exit_code(coordinator) == code
+
+    run(story())
