@@ -1,4 +1,4 @@
-"""`ps-server`: start a hub, ask it how it goes, make it save.
+"""`ps-server`: start a hub, ask it how it goes, make it save, and find out why it does not run.
 
 Only typer is imported here, so that `--help` answers at once.
 """
@@ -96,6 +96,24 @@ def checkpoint(server: Address) -> None:
     _run(lambda: (0, _checkpoint(server)))
 
 
+@app.command()
+def doctor(
+    server: Annotated[
+        str | None, typer.Argument(help="HOST:PORT of a running server: look at the way to it too")
+    ] = None,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="where a server here would save")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="seconds that the checks may take")] = 12.0,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
+) -> None:
+    """Look for what would keep a job from running here, and name each mend.
+
+    Ends with 0 if nothing failed, with 69 if only the server is missing, with 78 if this machine fails.
+    """
+    terminal.unwind_on_sigterm()
+    flags: dict[str, object] = {"checkpoint_dir": checkpoint_dir}
+    raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
+
+
 def main() -> None:
     """Console entry of `ps-server`."""
     terminal.run(app, "ps-server")
@@ -151,6 +169,26 @@ def _checkpoint(server: str) -> dict[str, Any]:
     return {"checkpoint": reply.path, "step": reply.step}
 
 
+def _doctor(
+    server: str | None, flags: dict[str, object], config_file: Path | None, seconds: float
+) -> dict[str, Any]:
+    from ps.config import address, environment
+    from ps.doctor.checks import checks
+    from ps.doctor.isolation import examine
+    from ps.doctor.screen import announce, show
+    from ps.doctor.subject import Subject, settled
+    from ps.doctor.verdict import result
+
+    if server is not None:
+        address(server)
+    variables = environment()
+    config = settled(flags, config_file, variables)
+    announce(server, seconds)
+    findings = examine(checks(Subject(config, config_file, server, variables, seconds)), seconds)
+    show(findings)
+    return result(server, findings)
+
+
 def _ask(server: str, call: Any) -> Any:
     import grpc
 
@@ -166,7 +204,7 @@ def _ask(server: str, call: Any) -> Any:
         except grpc.RpcError as error:
             raise ServerUnreachable(
                 f"no server answers at {server} ({error.code().name}: {error.details()});"
-                " check the address, or start one: ps-server start"
+                f" check the address, or start one: ps-server start; ps-server doctor {server} tells more"
             ) from error
 
 

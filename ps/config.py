@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from ps import codecs
+from ps import codecs, settings
 from ps.errors import ConfigError
 from ps.settings import flag, origins, settle
 
@@ -338,6 +338,11 @@ def worker_origins(
 ) -> dict[str, str]:
     """Where each of a worker's settings comes from that is no default; arguments and errors as above."""
     return origins("worker", _TABLES, flags, config_file, _given(environment))
+
+
+def faults(variables: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with each variable of ours by itself, by its name: unknown, empty, or of a bad value."""
+    return settings.faults(_TABLES, variables)
 
 
 def environment() -> dict[str, str]:

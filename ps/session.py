@@ -195,7 +195,8 @@ class Session:
                 if time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
                         f"no server answers at {self.address} ({_sentence(error)}); check the address, or"
-                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]}"
+                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]};"
+                        f" ps-server doctor {self.address} looks for the cause"
                     ) from error
                 if not told:
                     log.info("no server at %s yet; looking for %g s", self.address, CONNECT_SECONDS)

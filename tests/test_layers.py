@@ -31,8 +31,8 @@ FLOORS = {
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle
-        ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.interface
+        ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
         ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
