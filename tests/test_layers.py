@@ -78,7 +78,7 @@ FLOORS = {
         workers.horovod workers.horovod.build workers.horovod.alias
         workers.horovod.call workers.horovod.several
         workers.launcher.cli
-        workers.api workers workers.examples* workers.run workers.crew workers.explain
+        workers.api workers workers.examples* workers.run workers.crew workers.on_ray workers.explain
         workers.compare* workers.bench* workers.cli
     """,
 }
