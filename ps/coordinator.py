@@ -326,8 +326,7 @@ class Coordinator:
         return await self.keeper.save()
 
     async def end(self, why: str) -> None:
-        """Ends the job for everyone without waiting for a step or a checkpoint; the server goes on as after
-        any job that failed.
+        """Ends the job for everyone, at once and without a checkpoint; the server goes on as after a failure.
 
         Raises:
             ConfigError: There is none to end.

@@ -24,8 +24,8 @@ from ps.errors import ConfigError, HubringError
 from ps.fleet import Shard
 from ps.health import CONTROL, HubHealth
 from ps.page.site import Site
-from ps.status import ends
 from ps.shard_command import Settings, command, ending
+from ps.status import ends
 from ps.timing import SystemTime
 from ps.transport.host import bracketed, local, numeric, reachable
 

@@ -60,9 +60,7 @@ def scope(method: str, address: str, headers: Mapping[str, str]) -> dict[str, An
     }
 
 
-async def ask(
-    app: ASGIApp, address: str, method: str = "GET", body: bytes = b"", **headers: str
-) -> Answer:
+async def ask(app: ASGIApp, address: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
     """The whole answer to one request."""
     exchange, answer = Exchange(body), Answer()
     await app(scope(method, address, headers), exchange.receive, exchange.send)

@@ -74,10 +74,17 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "lease_seconds": 5.0,
         "step": 40,
         "workers": [worker(rank) for rank in range(count)],
+        "shards_wanted": 2,
         "slowest": "",
         "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
+        "totals": {
+            "jobs": {"finished": 0, "preempted": 0, "failed": 0},
+            "workers": {"finished": 0, "preempted": 0, "failed": 0, "lost": 0},
+        },
         "checkpoint": "",
         "checkpoints": 0,
+        "checkpoint_age": None,
+        "checkpoint_every": None,
     }
     return told | changes
 

@@ -179,17 +179,3 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
         await reader.close()
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
-
-
-def test_why_shards_do_not_tell_stands_beside_what_they_told() -> None:
-    async def story() -> None:
-        hub = PagedHub()
-        reader = Reader(hub)
-        known = (await reader.read())["shards"]
-        hub.rows = [{"error": "shard 0 does not answer"}]
-        assert (await reader.read())["shards"] == [*known, {"error": "shard 0 does not answer"}]
-        assert (await reader.read())["shards"] == [*known, {"error": "shard 0 does not answer"}]
-        hub.rows = []
-        assert (await reader.read())["shards"] == []
-
-    asyncio.run(asyncio.wait_for(story(), 20.0))

@@ -28,7 +28,9 @@ def page(painting: Painting, *, tables: bool = False, still: bool = False) -> Ht
         element("p", id="news", role="status", class_="heard"),
         class_="tables" if tables else None,
     )
-    return Html("<!doctype html>\n" + element("html", _head(headline(painting.moment), still), body, lang="en"))
+    return Html(
+        "<!doctype html>\n" + element("html", _head(headline(painting.moment), still), body, lang="en")
+    )
 
 
 def answer(heading: str, sentence: str) -> Html:

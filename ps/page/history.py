@@ -15,8 +15,8 @@ MOST = 240
 EVERY_SECONDS = 1.0
 """Between two samples, at first."""
 
-EARLY = 0.9
-"""Whoever samples comes a little early at times: this share of the distance is enough."""
+EARLY_SECONDS = 0.1
+"""Whoever samples comes a little early at times."""
 
 
 class Sample(NamedTuple):
@@ -65,7 +65,7 @@ class History:
                 self._every *= 2
 
     def _due(self, now: float) -> bool:
-        return not self._samples or now - self._samples[-1].seconds >= EARLY * self._every
+        return not self._samples or now - self._samples[-1].seconds >= self._every - EARLY_SECONDS
 
 
 def sample(report: Mapping[str, Any]) -> Sample:

@@ -48,8 +48,7 @@ class HttpListener:
 
 
 class _Server(uvicorn.Server):
-    """One that heeds no signals, which are the hub's to handle, and does not look ten times a second
-    whether it is to end."""
+    """Heeds no signals, which are the hub's to handle, and is told of its end rather than looks for it."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

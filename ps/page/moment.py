@@ -17,9 +17,7 @@ LATE_SECONDS = 0.4
 """How late a heartbeat may be until its sender counts as silent: with the page's own delay, whoever stops is
 seen to be silent within 2 seconds."""
 
-State = Literal[
-    "training", "held up", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"
-]
+State = Literal["training", "held up", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -129,12 +127,12 @@ class Moment:
     ) -> Moment:
         """Works it out; `rates` has seen the reports before."""
         rates.at(report["seconds_up"])
-        shards = [row for row in report["shards"] if "shard" in row]
+        shards = report["shards"]
         return Moment(
             report=report,
             workers=tuple(_workers(report, _held(shards), rates)),
             shards=tuple(_shard(row, report["lease_seconds"], rates) for row in shards),
-            troubles=tuple(row["error"] for row in report["shards"] if "error" in row),
+            troubles=tuple(row["error"] for row in shards if "error" in row),
             samples=tuple(samples),
             entries=tuple(entries),
         )
@@ -164,7 +162,7 @@ class Moment:
         """How many pushes were applied at each staleness, on all shards together."""
         found: Counter[int] = Counter()
         for row in self.report["shards"]:
-            found.update({int(steps): count for steps, count in row.get("staleness", {}).items()})
+            found.update({int(steps): count for steps, count in row["staleness"].items()})
         return dict(sorted(found.items()))
 
 
@@ -225,7 +223,7 @@ def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, Worker]]:
 
 
 def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
-    since: float = row.get("seconds_since_heartbeat", 0.0)
+    since: float = row["seconds_since_heartbeat"]
     every = lease / 5  # a shard's heartbeat has no upper bound of a second
     return Shard(
         index=row["shard"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,7 +43,7 @@ class Reader:
         asking = self._asking
         await asyncio.wait([asking], timeout=SHARD_SECONDS)
         if asking.done():
-            self._known = merged(self._known, asking.result())
+            self._known = asking.result()
             if self._asking is asking:
                 self._asking = None
         return self._hub.report(self._known)
@@ -58,10 +57,3 @@ class Reader:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
-
-
-def merged(known: Sequence[dict[str, Any]], told: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was told, after what is known where it tells only why nobody answers."""
-    if any("shard" in row for row in told) or not any("error" in row for row in told):
-        return told
-    return [*(row for row in known if "shard" in row), *told]

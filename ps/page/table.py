@@ -34,7 +34,9 @@ def table(name: str, caption: str, heads: Sequence[str], rows: Iterable[Html] = 
     return element("div", inner, id=name, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 
-def row(first: Child, *cells: Child | Iterable[Child], name: str | None = None, kind: str | None = None) -> Html:
+def row(
+    first: Child, *cells: Child | Iterable[Child], name: str | None = None, kind: str | None = None
+) -> Html:
     """One row: what it is about, then its cells."""
     about = element("th", first, scope="row")
     return element("tr", about, *(element("td", cell) for cell in cells), id=name, class_=kind)

@@ -55,7 +55,9 @@ class SimulatedWorker:
         self._slices = self.session.plan([bucket], 4 * NUMEL // shards).plan.slices
 
     def init(self) -> None:
-        self._each("beginning", lambda piece, part, work: self._client.init(piece.shard, piece.key, part, work))
+        self._each(
+            "beginning", lambda piece, part, work: self._client.init(piece.shard, piece.key, part, work)
+        )
 
     def pull(self) -> None:
         self._each("a pull", lambda piece, part, work: self._client.pull(piece.shard, piece.key, part, work))
@@ -123,7 +125,9 @@ class Watched:
 
 def processor_seconds(pid: int) -> float:
     """Of all threads of a process; see proc(5), /proc/pid/schedstat."""
-    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    return (
+        sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    )
 
 
 @contextlib.contextmanager

@@ -39,9 +39,7 @@ def _made(samples: tuple[Sample, ...]) -> Html:
     return headed("course", title, drawn, element("div", _numbers(samples), class_="numbers"))
 
 
-def _figure(
-    name: str, title: str, points: list[tuple[float, float]], write: Callable[[float], str]
-) -> Html:
+def _figure(name: str, title: str, points: list[tuple[float, float]], write: Callable[[float], str]) -> Html:
     if not points:
         words = "No worker has reported one; workers.report(loss=...) in the script does."
         return element("figure", element("figcaption", title), element("p", words, class_="soft"))
@@ -55,4 +53,6 @@ def _numbers(samples: tuple[Sample, ...]) -> Html:
         row(duration(each.seconds), f"{each.step:,}", loss(each.loss), number(each.rate))
         for each in samples[::-1][::apart]
     ]
-    return table("course-table", "The job's course, the newest first; time since the server began", HEADS, rows)
+    return table(
+        "course-table", "The job's course, the newest first; time since the server began", HEADS, rows
+    )

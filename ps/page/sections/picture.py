@@ -22,8 +22,8 @@ SIGNS: Mapping[State, str] = {
     "missing": "",
     "finished": "✓",
     "stopped": "■",
-    "failed": "×",
-    "lost": "×",
+    "failed": "✗",
+    "lost": "✗",
 }
 """Beside a worker, so that no state is told by its colour alone."""
 
@@ -167,7 +167,9 @@ def _shard(index: int, where: str, traffic: tuple[str, str], silent: bool, spot:
             rx=6,
         ),
         *(
-            element("text", line, x=spot.x, y=first + 15 * at, dy="0.35em", class_="name" if at == 0 else None)
+            element(
+                "text", line, x=spot.x, y=first + 15 * at, dy="0.35em", class_="name" if at == 0 else None
+            )
             for at, line in enumerate(lines)
         ),
         id=f"box-{index}",

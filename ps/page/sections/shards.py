@@ -16,7 +16,9 @@ HEADS = ("Shard", "In", "Out", "A second", "Share of all bytes", "Pushes", "Too 
 def shards(moment: Moment, memo: Memo) -> Section:
     """One row a shard; a ring has none."""
     if moment.on_ring:
-        words = "Around the ring workers exchange with each other, and nobody counts what goes over their links."
+        words = (
+            "Around the ring workers exchange with each other, and nobody counts what goes over their links."
+        )
         return Section(headed("shards", "Bytes per shard", element("p", words, class_="soft")))
     if not moment.shards:
         words = "No shard has told of itself yet."

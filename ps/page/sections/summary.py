@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ps.markup import Html, element
+from ps.markup import element
 from ps.page.figures import NOTHING, duration, loss, number
 from ps.page.history import sample
 from ps.page.memo import Memo
@@ -14,9 +14,7 @@ from ps.page.section import Section
 
 def summary(moment: Moment, memo: Memo) -> Section:
     """The page's first section."""
-    figures = [
-        element("div", element("dt", name), element("dd", value)) for name, value in _figures(moment)
-    ]
+    figures = [element("div", element("dt", name), element("dd", value)) for name, value in _figures(moment)]
     return Section(
         element(
             "section",
@@ -77,7 +75,8 @@ def _figures(moment: Moment) -> Iterator[tuple[str, str]]:
     yield "Steps/s a worker", number(now.rate / len(present)) if present else NOTHING
     yield "Steps/s in all", number(now.rate) if present else NOTHING
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
-    yield "Shards", NOTHING if moment.on_ring else str(len(moment.shards))
+    yield "Shards", NOTHING if moment.on_ring else f"{len(moment.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])
-    yield "Checkpoints", str(report["checkpoints"])
+    age = report["checkpoint_age"]
+    yield "Unsaved for", NOTHING if age is None else duration(age)
     yield "Up", duration(report["seconds_up"])

@@ -23,9 +23,7 @@ def waits(moment: Moment, memo: Memo) -> Section:
     """One row a worker that takes part."""
     present = moment.present
     longest = max((each.holding for each in present), default=0.0)
-    rows = {
-        f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest)) for each in present
-    }
+    rows = {f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest)) for each in present}
     words = element("p", _ON_RING if moment.on_ring else _ON_HUB, class_="soft")
     inner = table("waits-table", "Waiting by rank", HEADS) if rows else None
     return Section(headed("waits", "Who waits for whom", element("p", _who(moment)), words, inner), rows)
