@@ -25,7 +25,7 @@ class Action(NamedTuple):
 
 
 ACTIONS = (
-    Action("/checkpoint", "Write a checkpoint", "of the next step that all shards reach. Training goes on."),
+    Action("/checkpoint", "Write a checkpoint", "Of the next step that all shards reach; training goes on."),
     Action(
         "/drain",
         "Drain",
@@ -35,7 +35,7 @@ ACTIONS = (
     Action(
         "/end",
         "End the job",
-        "for everyone and at once, without a checkpoint. The server waits for the next job.",
+        "For everyone and at once, without a checkpoint; the server waits for the next job.",
         "End the job for everyone, at once and without a checkpoint?",
     ),
 )

@@ -34,7 +34,7 @@ def on_circle(index: float, count: int, radius: float) -> Point:
 
 def worker_radius(count: int) -> float:
     """So that so many workers fit onto the circle."""
-    return max(SMALLEST, min(LARGEST, 0.4 * 2 * math.pi * RIM / count))
+    return max(SMALLEST, min(LARGEST, 0.35 * 2 * math.pi * RIM / count))
 
 
 class Box(NamedTuple):

@@ -70,7 +70,7 @@ class StagedPage:
 def staged(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[StagedPage]:
     """A page that is open for as long as the test looks."""
     hub = PagedHub(count, shards)
-    hub.told |= changes
+    hub.told |= {"shards_wanted": shards, **changes}
     hub.rows = [
         shard(index, bytes_in=48_300_000 + 9_000_000 * index, held_seconds=held(len(hub.told["workers"])))
         for index in range(shards)

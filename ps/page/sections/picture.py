@@ -45,6 +45,9 @@ ROOM_FOR_WORDS = 11.0
 MOST_LABELS = 32
 """Ranks that are written around the circle where there is no room within."""
 
+MANY_LINKS = 64
+"""From so many on they are drawn thin."""
+
 
 def picture(moment: Moment, memo: Memo) -> Section:
     """One element a worker with its links, and one a shard."""
@@ -57,7 +60,9 @@ def picture(moment: Moment, memo: Memo) -> Section:
         ROWS,
         _middle(moment),
         viewBox=f"0 0 {SIDE} {SIDE}",
-        class_="topology",
+        class_="topology many"
+        if len(moment.workers) * max(1, len(moment.shards)) > MANY_LINKS
+        else "topology",
         role="img",
         aria_labelledby="picture-name",
         aria_describedby="picture-said",
@@ -142,7 +147,7 @@ def _beside(rank: int, state: State, index: int, count: int, within: bool) -> Ht
     words = f"{number}{SIGNS[state]}"
     if not words:
         return None
-    spot = on_circle(index, count, RIM + worker_radius(count) + 11)
+    spot = on_circle(index, count, RIM + worker_radius(count) + 13)
     return element("text", words, x=spot.x, y=spot.y, dy="0.35em", class_="sign")
 
 

@@ -10,7 +10,8 @@ from ps.page.moment import Moment, Worker
 from ps.page.section import Section
 from ps.page.table import headed, row, table
 
-HEADS = ("Rank", "Answers held back lately", "Held back so far", "Held up now")
+HEADS = ("Rank", "Held up now", "Answers held back lately", "Held back so far")
+HEADS_ON_RING = HEADS[:2]
 
 _ON_HUB = (
     "A shard holds an answer back until the mode lets its worker go on: when the slowest have come. So"
@@ -23,9 +24,13 @@ def waits(moment: Moment, memo: Memo) -> Section:
     """One row a worker that takes part."""
     present = moment.present
     longest = max((each.holding for each in present), default=0.0)
-    rows = {f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest)) for each in present}
+    rows = {
+        f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest), moment.on_ring)
+        for each in present
+    }
     words = element("p", _ON_RING if moment.on_ring else _ON_HUB, class_="soft")
-    inner = table("waits-table", "Waiting by rank", HEADS) if rows else None
+    heads = HEADS_ON_RING if moment.on_ring else HEADS
+    inner = table("waits-table", "Waiting by rank", heads) if rows else None
     return Section(headed("waits", "Who waits for whom", element("p", _who(moment)), words, inner), rows)
 
 
@@ -43,9 +48,10 @@ def _who(moment: Moment) -> str:
 def _shown(worker: Worker, longest: float) -> tuple[int, float, float, float]:
     """Rounded to what can be seen, so that a row is made anew only where that changes."""
     share = worker.holding / longest if longest else 0.0
-    return worker.rank, round(share, 2), round(worker.held, 1), round(worker.waiting, 1)
+    return worker.rank, round(worker.waiting, 1), round(share, 2), round(worker.held, 1)
 
 
-def _row(rank: int, share: float, held: float, waiting: float) -> Html:
+def _row(rank: int, waiting: float, share: float, held: float, on_ring: bool) -> Html:
     now = f"{waiting:.1f} s" if waiting else NOTHING
-    return row(str(rank), bar(share, "held"), f"{number(held)} s", now, name=f"wait-{rank}")
+    told = () if on_ring else (bar(share, "held"), f"{number(held)} s")
+    return row(str(rank), now, *told, name=f"wait-{rank}")
