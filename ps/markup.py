@@ -55,18 +55,26 @@ def _child(child: Child | Iterable[Child]) -> str:
     if isinstance(child, Html):
         return str(child)
     if isinstance(child, str | int | float):
-        return escape(_UNIT.sub("\\1\u00a0\\2", str(child)), quote=False)
+        return _text(child) if isinstance(child, str) else str(child)
     return together(*child)
+
+
+def _text(text: str) -> str:
+    if " " in text:  # most have none, and looking for units takes longer than looking for that
+        text = _UNIT.sub("\\1\u00a0\\2", text)
+    return escape(text, quote=False)
 
 
 def _attribute(key: str, value: Value) -> str:
     name = key.rstrip("_").replace("_", "-")
     if value is None or value is False:
         return ""
-    return f" {name}" if value is True else f' {name}="{escape(_number(value))}"'
+    if value is True:
+        return f" {name}"
+    return f' {name}="{escape(value) if isinstance(value, str) else _number(value)}"'
 
 
-def _number(value: str | int | float) -> str:
+def _number(value: int | float) -> str:
     """Coordinates to a hundredth: no eye sees more, and the page stays small."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec
+from typing import TypeVarTuple, Unpack
 
 from ps.markup import Html
 
-P = ParamSpec("P")
+Shown = TypeVarTuple("Shown")
 
 
 class Memo:
@@ -26,12 +26,11 @@ class Memo:
         """The page is made once more."""
         self._before, self._now = self._now, {}
 
-    def __call__(self, name: str, make: Callable[P, Html], *shown: P.args, **more: P.kwargs) -> Html:
+    def __call__(self, name: str, make: Callable[[Unpack[Shown]], Html], *shown: *Shown) -> Html:
         """The piece `name`: `make` of what it shows."""
-        subject = (shown, more)
         known = self._before.get(name)
-        if known is None or known[0] != subject:
+        if known is None or known[0] != shown:
             self.made += 1
-            known = (subject, make(*shown, **more))
+            known = (shown, make(*shown))
         self._now[name] = known
         return known[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from ps.job import HELD_UP
 from ps.journal import Entry
@@ -20,9 +20,15 @@ seen to be silent within 2 seconds."""
 State = Literal["training", "held up", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
 
+_SAID: Mapping[State, str] = {
+    "joined": "waits for the start",
+    "missing": "not there",
+    "stopped": "stopped, as asked",
+}
+"""Those whose name does not say it all."""
 
-@dataclass(frozen=True, slots=True)
-class Worker:
+
+class Worker(NamedTuple):
     """One place in the job, and who holds it or held it last.
 
     Attributes:
@@ -63,13 +69,8 @@ class Worker:
             return f"silent for {int(self.silent)} s"
         if self.state == "held up":
             return f"held up for {int(self.waiting)} s"
-        return {
-            "joined": "waits for the start",
-            "missing": "not there",
-            "stopped": "stopped, as asked",
-            "failed": f"failed: {self.why}",
-            "lost": f"lost: {self.why}",
-        }.get(self.state, self.state)
+        said = _SAID.get(self.state, self.state)
+        return f"{said}: {self.why}" if self.why else said
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ class Rates:
 
     def of(self, name: str, count: int) -> float:
         """A second; 0 until there is something to tell."""
-        pace = self._paces.setdefault(name, Pace())
+        pace = self._paces.get(name)
+        if pace is None:
+            pace = self._paces[name] = Pace()
         pace.note(count, self._now)
         return pace.rate

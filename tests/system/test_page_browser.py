@@ -228,12 +228,12 @@ def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
     with staged(**EVERY_STATE) as stage:
         seen = visit(stage.address, java_script_enabled=False)
         page = seen.page
-        seen.shoot("no-script")
         expect(page.locator("#worker-2 .state")).to_have_text("silent for 3 s")
         assert not page.get_by_label("Token").is_visible()
         stage.hub.told["step"] = 500
         expect(page.locator("#summary dl")).to_contain_text("500")  # it loads itself again
         page.get_by_role("link", name="Hold this page still").click()
+        seen.shoot("no-script")
         token = stage.link.partition("#token=")[2]
         page.get_by_label("Token").fill("a token that is not the one")
         page.get_by_role("button", name="Drain").click()

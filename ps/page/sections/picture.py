@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ps.markup import Html, element, together
 from ps.page.figures import size
 from ps.page.memo import Memo
-from ps.page.moment import Moment, Shard, State, Worker
+from ps.page.moment import Moment, Shard, State
 from ps.page.place import MIDDLE, RIM, SIDE, Box, Point, on_circle, shard_box, worker_radius
 from ps.page.section import ROWS, Section
 from ps.page.sections.workers import kind
@@ -38,6 +38,8 @@ MEANINGS: Mapping[State, str] = {
     "failed": "failed",
     "lost": "lost",
 }
+
+_ALIVE = ("training", "held up")
 
 ROOM_FOR_WORDS = 11.0
 """Radius from which on a worker's rank stands within it."""
@@ -94,7 +96,7 @@ def _rows(moment: Moment, memo: Memo) -> Iterator[tuple[str, Html]]:
     for index, worker in enumerate(workers):
         name = f"node-{worker.rank}"
         other = workers[(index + 1) % count] if moment.on_ring else worker
-        link, ends = _kind_of_link(worker, other), None if moment.on_ring else spots
+        link, ends = _kind_of_link(worker.state, other.state), None if moment.on_ring else spots
         told = (worker.rank, worker.state, worker.where, worker.why)
         yield name, memo(name, _worker, told, index, count, link, ends)
     for shard, spot in zip(moment.shards, spots, strict=True):
@@ -102,12 +104,11 @@ def _rows(moment: Moment, memo: Memo) -> Iterator[tuple[str, Html]]:
         yield name, memo(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, spot, box)
 
 
-def _kind_of_link(one: Worker, other: Worker) -> str:
+def _kind_of_link(one: State, other: State) -> str:
     """What goes between the two, as a class."""
-    states = {one.state, other.state}
-    if states <= {"training"}:
+    if one == other == "training":
         return "flowing"
-    return "waiting" if states <= {"training", "held up"} else "idle"
+    return "waiting" if one in _ALIVE and other in _ALIVE else "idle"
 
 
 def _worker(
