@@ -40,8 +40,7 @@ class Worker(NamedTuple):
         rate: Steps a second, lately.
         waiting: Seconds for which it has been held up.
         silent: Seconds since its last heartbeat.
-        held: Seconds for which shards held answers to it back, so far.
-        holding: The same, in seconds a second, lately.
+        holding: Seconds a second, lately, for which shards held answers to it back; there may be several.
         why: How it came to its end, where that was no good one.
     """
 
@@ -53,7 +52,6 @@ class Worker(NamedTuple):
     rate: float = 0.0
     waiting: float = 0.0
     silent: float = 0.0
-    held: float = 0.0
     holding: float = 0.0
     why: str = ""
 
@@ -187,7 +185,6 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
     for rank in sorted({*range(report["world_size"] or 0), *present, *gone}):
         if rank in present:
             row = present[rank]
-            waited = held.get(rank, 0.0)
             yield Worker(
                 rank=rank,
                 state=_state(row, report),
@@ -197,8 +194,7 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
                 rate=row["steps_per_second"],
                 waiting=row["seconds_waiting"],
                 silent=row["seconds_since_heartbeat"],
-                held=waited,
-                holding=rates.of(f"held {rank}", int(1000 * waited)) / 1000,
+                holding=rates.of(f"held {rank}", int(1000 * held.get(rank, 0.0))) / 1000,
             )
         else:
             yield gone.get(rank, Worker(rank, "missing"))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from ps.markup import Html, element
 from ps.page.chart import bar
-from ps.page.figures import NOTHING, number
+from ps.page.figures import NOTHING
 from ps.page.memo import Memo
 from ps.page.moment import Moment, Worker
 from ps.page.section import Section
 from ps.page.table import headed, row, table
 
-HEADS = ("Rank", "Held up now", "Answers held back lately", "Held back so far")
+HEADS = ("Rank", "Held up now", "Answers held back, lately", "Seconds a second")
 HEADS_ON_RING = HEADS[:2]
 
 _ON_HUB = (
@@ -45,13 +45,13 @@ def _who(moment: Moment) -> str:
     return f"Held up: rank {ranks}. The slowest: {moment.report['slowest'] or 'nobody; all wait'}."
 
 
-def _shown(worker: Worker, longest: float) -> tuple[int, float, float, float]:
-    """Rounded to what can be seen, so that a row is made anew only where that changes."""
+def _shown(worker: Worker, longest: float) -> tuple[int, int, float, str]:
+    """In steps that can be seen, so that a row is made anew only where that changes."""
     share = worker.holding / longest if longest else 0.0
-    return worker.rank, round(worker.waiting, 1), round(share, 2), round(worker.held, 1)
+    return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"
 
 
-def _row(rank: int, waiting: float, share: float, held: float, on_ring: bool) -> Html:
-    now = f"{waiting:.1f} s" if waiting else NOTHING
-    told = () if on_ring else (bar(share, "held"), f"{number(held)} s")
+def _row(rank: int, waiting: int, share: float, holding: str, on_ring: bool) -> Html:
+    now = f"{waiting} s" if waiting else NOTHING
+    told = () if on_ring else (bar(share, "held"), holding)
     return row(str(rank), now, *told, name=f"wait-{rank}")
