@@ -29,7 +29,8 @@ def listed() -> dict[str, Listed]:
     rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `ps_")]
     cells = [[cell.strip() for cell in row] for row in rows]
     return {
-        name.strip("`"): Listed(kind, frozenset(labels.split(", ")) - {""}) for name, kind, labels, *_ in cells
+        name.strip("`"): Listed(kind, frozenset(labels.split(", ")) - {""})
+        for name, kind, labels, *_ in cells
     }
 
 
@@ -46,7 +47,9 @@ def exported(text: str) -> dict[str, Listed]:
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 def test_a_live_job_exports_what_the_page_lists(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     saved = ["--checkpoint-dir", str(tmp_path / "saved")] if topology == "hub" else []
-    server, address = cluster.server("--workers", "2", "--shards", "2", "--slice-bytes", "256", "--once", *saved)
+    server, address = cluster.server(
+        "--workers", "2", "--shards", "2", "--slice-bytes", "256", "--once", *saved
+    )
     go = tmp_path / "go"
     script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
     pair = [cluster.worker(address, "--topology", topology, *script) for _ in range(2)]

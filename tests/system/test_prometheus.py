@@ -93,7 +93,9 @@ class Prometheus:
 
 def test_prometheus_scrapes_a_live_job(cluster: Cluster, tmp_path: Path) -> None:
     saved = str(tmp_path / "saved")
-    server, address = cluster.server("--workers", "2", "--page-port", "0", "--once", "--checkpoint-dir", saved)
+    server, address = cluster.server(
+        "--workers", "2", "--page-port", "0", "--once", "--checkpoint-dir", saved
+    )
     go = tmp_path / "go"
     pair = [cluster.worker(address, SMALL, "30", "16", "hold", str(go), str(STEPS_DONE)) for _ in range(2)]
     for worker in pair:
