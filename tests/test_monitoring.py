@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ TARGET_LABELS = {"job", "instance"}
 WORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan"}
 
 
+@cache
 def read(name: str) -> Any:
     return yaml.safe_load((MONITORING / name).read_text())
 
