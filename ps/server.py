@@ -23,8 +23,8 @@ from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
 from ps.fleet import Shard
-from ps.status import ends
 from ps.shard_command import Settings, command, ending
+from ps.status import ends
 from ps.timing import SystemTime
 from ps.transport.host import bracketed, local, numeric, reachable
 

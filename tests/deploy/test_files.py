@@ -1,4 +1,4 @@
-"""What can be seen of image and fleet without an engine: they are closed to strangers, and name what exists."""
+"""What is seen of image and fleet without an engine: they are closed to strangers, and name what exists."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ SERVICES = services()
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("hubring:")]
 SERVERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-server")]
 WORKERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-worker")]
+OPENINGS = {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode", "volumes_from"}
 CUDA = DEPLOY / "compose.cuda.yaml"
 USER = "10001:10001"
 
@@ -50,7 +51,7 @@ def test_a_service_may_do_nothing_that_it_need_not(name: str) -> None:
     assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
     assert re.fullmatch(r"\d+[mg]", service["shm_size"])
     assert service["pids_limit"] > 0
-    assert not {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode"} & set(service)
+    assert not OPENINGS & set(service)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -148,11 +149,12 @@ def test_gpus_change_the_image_of_all_and_the_devices_of_workers() -> None:
 
 
 def test_compose_builds_the_dockerfile_that_lies_here() -> None:
+    arguments = {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
     for name in OURS:
         build = SERVICES[name]["build"]
         assert (DEPLOY / build["context"]).resolve() == ROOT
         assert (ROOT / build["dockerfile"]).is_file()
-        assert set(build["args"]) <= {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
+        assert set(build["args"]) <= arguments
 
 
 def test_every_stage_stands_on_the_base_that_is_asked_for() -> None:
