@@ -1,4 +1,4 @@
-"""`ps-server`: start a hub, ask it how it goes, make it save.
+"""`ps-server`: start a hub, ask it how it goes, make it save, hand a job to an engine, find out what is wrong.
 
 Only typer is imported here, so that `--help` answers at once.
 """
@@ -80,9 +80,104 @@ def status(server: Address) -> None:
 
 
 @app.command()
+def health(
+    server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard as its status names it")],
+    service: Annotated[
+        str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [the process]")
+    ] = "",
+) -> None:
+    """End with 0 if a hub or one of its services is serving, else with 69: for a container's health check."""
+    _run(lambda: (0, _health(server, service)))
+
+
+@app.command()
 def checkpoint(server: Address) -> None:
     """Make a hub write a checkpoint now."""
     _run(lambda: (0, _checkpoint(server)))
+
+
+@app.command()
+def doctor(
+    server: Annotated[
+        str | None, typer.Argument(help="HOST:PORT of a running server: look at the way to it too")
+    ] = None,
+    checkpoint_dir: Annotated[Path | None, typer.Option(help="where a server here would save")] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="seconds that the checks may take")] = 12.0,
+    config: Annotated[Path | None, typer.Option(help="TOML file with a [server] table")] = None,
+) -> None:
+    """Look for what would keep a job from running here, and name each mend.
+
+    Ends with 0 if nothing failed, with 69 if only the server is missing, with 78 if this machine fails.
+    """
+    terminal.unwind_on_sigterm()
+    flags: dict[str, object] = {"checkpoint_dir": checkpoint_dir}
+    raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def submit(
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- SCRIPT ARGS...]", help="your script and its arguments; none: --job"),
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="slurm, kubernetes or compose")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print what the engine would read, and nothing else")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="workers in all [one a GPU]")] = None,
+    nodes: Annotated[int | None, typer.Option(help="hosts, or pods, that share them evenly")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs of each node, one worker each [none]")] = None,
+    cpus: Annotated[int | None, typer.Option(help="cores of each worker [2 in a container]")] = None,
+    memory: Annotated[int | None, typer.Option(help="GiB of each worker [4 in a container]")] = None,
+    job_name: Annotated[str | None, typer.Option(help="what the engine calls the job [hubring]")] = None,
+    image: Annotated[str | None, typer.Option(help="kubernetes, compose: the image with your script")] = None,
+    kind: Annotated[str | None, typer.Option(help="kubernetes: jobset or trainjob [jobset]")] = None,
+    time: Annotated[str | None, typer.Option(help="at most so long: [DAYS-]HH:MM:SS")] = None,
+    partition: Annotated[str | None, typer.Option(help="slurm: partitions, one of which takes it")] = None,
+    requeue: Annotated[
+        bool | None, typer.Option("--requeue", help="pre-empted (75): start again and go on")
+    ] = None,
+    engine_option: Annotated[
+        list[str] | None, typer.Option(help="slurm: one more line, as in '#SBATCH --account=a'; repeatable")
+    ] = None,
+    shards: Annotated[int | None, typer.Option(help="shard processes beside the server [1]")] = None,
+    colocate: Annotated[
+        bool | None, typer.Option("--colocate", help="no shards there: each worker brings one")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
+    staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
+    backup: Annotated[int | None, typer.Option(help="backup: workers not waited for")] = None,
+    checkpoint_dir: Annotated[
+        Path | None, typer.Option(help="save there and resume from there; in a container, a volume")
+    ] = None,
+    checkpoint_every: Annotated[float | None, typer.Option(help="seconds between checkpoints [60]")] = None,
+    on_loss: Annotated[str | None, typer.Option(help="a worker is lost: drop it, or wait [drop]")] = None,
+    lease: Annotated[
+        float | None, typer.Option(help="seconds of silence until it counts as lost [5]")
+    ] = None,
+    topology: Annotated[str | None, typer.Option(help="hub or ring [hub]")] = None,
+    backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
+    aggregate: Annotated[
+        bool | None, typer.Option("--aggregate", help="the hub averages, each worker's optimizer steps")
+    ] = None,
+    compress: Annotated[
+        str | None, typer.Option(help="gradients: bf16, fp16, int8, sign, topk:0.01 or powersgd:4")
+    ] = None,
+    transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
+    job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
+    save_parameters: Annotated[Path | None, typer.Option(help="rank 0 writes the last ones here")] = None,
+    log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file: [submit], [server] and [worker]")] = None,
+) -> None:
+    """Hand a job to SLURM, Kubernetes or Compose: the server, its workers, and how they find each other.
+
+    What is not a flag here may stand in the TOML file's tables, or in PS_* of the environment.
+    """
+    flags = dict(locals())
+    script = flags.pop("command") or []
+    config_file, dry = flags.pop("config"), flags.pop("dry_run")
+    flags["engine_option"] = engine_option or None
+    _run(lambda: _submit(flags, script, config_file, dry))
 
 
 def main() -> None:
@@ -114,6 +209,14 @@ async def _serve(server: Any) -> tuple[int, dict[str, Any]]:
     return code, {**result, "exit_code": code}
 
 
+def _submit(
+    flags: dict[str, object], script: list[str], config_file: Path | None, dry_run: bool
+) -> tuple[int, dict[str, Any] | None]:
+    from ps.submit.engines import submit
+
+    return submit(flags, script, config_file, dry_run=dry_run)
+
+
 def _status(server: str) -> dict[str, Any]:
     from protos import control_pb2 as pb
 
@@ -121,6 +224,13 @@ def _status(server: str) -> dict[str, Any]:
         _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
     )
     return report
+
+
+def _health(server: str, service: str) -> dict[str, Any]:
+    from ps.probe import probe
+
+    probe(server, service)
+    return {"address": server, "service": service, "serving": True}
 
 
 def _checkpoint(server: str) -> dict[str, Any]:
@@ -131,6 +241,26 @@ def _checkpoint(server: str) -> dict[str, Any]:
     if reply.refused:
         raise ConfigError(reply.refused)
     return {"checkpoint": reply.path, "step": reply.step}
+
+
+def _doctor(
+    server: str | None, flags: dict[str, object], config_file: Path | None, seconds: float
+) -> dict[str, Any]:
+    from ps.config import address, environment
+    from ps.doctor.checks import checks
+    from ps.doctor.isolation import examine
+    from ps.doctor.screen import announce, show
+    from ps.doctor.subject import Subject, settled
+    from ps.doctor.verdict import result
+
+    if server is not None:
+        address(server)
+    variables = environment()
+    config = settled(flags, config_file, variables)
+    announce(server, seconds)
+    findings = examine(checks(Subject(config, config_file, server, variables, seconds)), seconds)
+    show(findings)
+    return result(server, findings)
 
 
 def _ask(server: str, call: Any) -> Any:
@@ -148,12 +278,12 @@ def _ask(server: str, call: Any) -> Any:
         except grpc.RpcError as error:
             raise ServerUnreachable(
                 f"no server answers at {server} ({error.code().name}: {error.details()});"
-                " check the address, or start one: ps-server start"
+                f" check the address, or start one: ps-server start; ps-server doctor {server} tells more"
             ) from error
 
 
 def _run(action: Any) -> None:
-    """Ends the program with the action's code, or its error's; the last line is the result."""
+    """Ends the program with the action's code, or its error's; the last line is the result, if it has one."""
     from ps.errors import HubringError
 
     try:
@@ -161,7 +291,8 @@ def _run(action: Any) -> None:
     except HubringError as error:
         print(f"ps-server: {error}", file=sys.stderr)
         code, result = error.exit_code, {"error": str(error), "exit_code": error.exit_code}
-    terminal.last_line(result)
+    if result is not None:
+        terminal.last_line(result)
     raise SystemExit(code)
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import fields
 
-from ps import codecs
+from ps import codecs, settings
 from ps.errors import ConfigError
 from ps.settings import flag, origins, settle
 
@@ -31,6 +31,30 @@ Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
 Seconds = Annotated[float, Meta(gt=0, le=1e7, description="seconds, above 0 and at most 1e7")]
 LogFormat = Literal["text", "json"]
 DeviceName = Annotated[str, Meta(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$", description="cpu, cuda or cuda:N")]
+JobName = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?\Z",
+        description="at most 40 lower-case letters, digits and -, beginning with a letter",
+    ),
+]
+Image = Annotated[
+    str,
+    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z", description="an image, as in registry.example/hubring:1"),
+]
+Partition = Annotated[
+    str, Meta(pattern=r"^[A-Za-z0-9_.,-]+\Z", description="names of partitions, with commas between them")
+]
+Duration = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?![-0:]+\Z)([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]\Z",
+        description="[DAYS-]HOURS:MINUTES:SECONDS, as in 1-12:00:00",
+    ),
+]
+DirectiveLine = Annotated[
+    str, Meta(pattern=r"^#SBATCH --[^\r\n]+\Z", description="one line that begins with #SBATCH --")
+]
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -93,6 +117,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_mode()
+        self._check_page()
         self._check_shards()
         if not is_loopback(self.host) and not self.insecure:
             raise ConfigError(
@@ -114,6 +139,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--backup {self.backup} of --workers {self.workers} leaves no gradient to wait for: "
                 f"at most {self.workers - 1}"
+            )
+
+    def _check_page(self) -> None:
+        for name in ("page_port", "token_file"):
+            given = getattr(self, name)
+            if self.no_page and given is not None:
+                raise ConfigError(
+                    f"{flag(name)} {given} is for the status page, and --no-page serves none: drop one of"
+                    " the two"
+                )
+        if self.port and self.page_port == self.port:
+            raise ConfigError(
+                f"--page-port {self.page_port} is the control port: give another, or drop it for the one"
+                " after"
             )
 
     def _check_shards(self) -> None:
@@ -290,6 +329,90 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             raise _only_with(f"--transport {self.transport}", "--topology hub", "--topology ring")
 
 
+class SubmitConfig(Struct, frozen=True, kw_only=True):
+    """What `ps-server submit` is told for itself; what is the server's or the workers' it passes on to them.
+
+    Raises:
+        ConfigError: Two settings contradict each other; says which and how to mend it.
+    """
+
+    engine: Literal["slurm", "kubernetes", "compose"] | None = None
+    """Who runs the job."""
+    kind: Literal["jobset", "trainjob"] = "jobset"
+    """On Kubernetes: JobSet's object, or Kubeflow Trainer's."""
+    workers: Whole = 0
+    """Workers of the job; 0: one a GPU, on `nodes` (else one) with `gpus` each."""
+    nodes: Count | None = None
+    """Hosts (on Kubernetes: pods) that share the workers evenly; None: as the engine places them."""
+    gpus: Whole = 0
+    """GPUs of each node, one for each of its workers; 0: workers on the CPU."""
+    cpus: Count | None = None
+    """Cores of each worker; None: SLURM's default, and 2 in a container."""
+    memory: Count | None = None
+    """GiB of memory of each worker, and of the server in its container; None: SLURM's default, and 4 there."""
+    job_name: JobName = "hubring"
+    """What the engine calls the job."""
+    image: Image | None = None
+    """Container image that holds this package and the script."""
+    time: Duration | None = None
+    """When the engine ends the job at the latest."""
+    partition: Partition | None = None
+    """SLURM's partitions, one of which takes the job."""
+    requeue: bool = False
+    """A job that was pre-empted (75) is started again, as often as that happens."""
+    engine_option: tuple[DirectiveLine, ...] = ()
+    """More `#SBATCH` lines, behind those that say the rest."""
+
+    def __post_init__(self) -> None:
+        if self.engine is None:
+            raise ConfigError("--engine is missing: it is slurm, kubernetes or compose")
+        for name, engines in _OF_ENGINES.items():
+            value = getattr(self, name)
+            if self.engine not in engines and value != _default(type(self), name):
+                given = flag(name) if value is True else f"{flag(name)} {value}"
+                raise _only_with(given, f"--engine {' or '.join(engines)}", f"--engine {self.engine}")
+        if self.image is None and self.engine != "slurm":
+            raise ConfigError(
+                f"--engine {self.engine} needs --image NAME: an image that holds this package and the script"
+            )
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        if not self.workers and not self.gpus:
+            raise ConfigError("--workers N is missing: how many, unless --gpus (and --nodes) say it")
+        if self.nodes and self.workers % self.nodes:
+            raise ConfigError(
+                f"--workers {self.workers} cannot be shared evenly by --nodes {self.nodes}: change one of the two"
+            )
+        if self.gpus and self.nodes and self.workers not in (0, self.nodes * self.gpus):
+            raise ConfigError(
+                f"--nodes {self.nodes} with --gpus {self.gpus} make {self.nodes * self.gpus} workers, one a GPU,"
+                f" and --workers says {self.workers}: drop one of the three"
+            )
+        if self.gpus and self.workers % self.gpus:
+            raise ConfigError(
+                f"--workers {self.workers} do not fill nodes of --gpus {self.gpus}, one worker a GPU:"
+                " change one of the two"
+            )
+        if self.engine == "compose" and self.gpus and self.workers not in (0, self.gpus):
+            raise ConfigError(
+                f"--engine compose has one machine: --gpus {self.gpus} there take as many workers, and --workers"
+                f" says {self.workers}"
+            )
+
+
+_OF_ENGINES = {
+    "kind": ("kubernetes",),
+    "nodes": ("slurm", "kubernetes"),
+    "image": ("kubernetes", "compose"),
+    "time": ("slurm", "kubernetes"),
+    "partition": ("slurm",),
+    "requeue": ("slurm", "kubernetes"),
+    "engine_option": ("slurm",),
+}
+"""Which engines have what not all of them have."""
+
+
 def load_server(
     flags: Mapping[str, object],
     config_file: Path | None = None,
@@ -317,6 +440,24 @@ def load_worker(
     return WorkerConfig(**settle("worker", _TABLES, flags, config_file, _given(environment)))
 
 
+def load_submit(
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> SubmitConfig:
+    """Settles what `submit` is told for itself; arguments and errors as of `load_server`."""
+    return SubmitConfig(**settle("submit", _TABLES, flags, config_file, _given(environment)))
+
+
+def server_origins(
+    flags: Mapping[str, object],
+    config_file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Where each of the server's settings comes from that is no default; arguments and errors as above."""
+    return origins("server", _TABLES, flags, config_file, _given(environment))
+
+
 def worker_origins(
     flags: Mapping[str, object],
     config_file: Path | None = None,
@@ -324,6 +465,11 @@ def worker_origins(
 ) -> dict[str, str]:
     """Where each of a worker's settings comes from that is no default; arguments and errors as above."""
     return origins("worker", _TABLES, flags, config_file, _given(environment))
+
+
+def faults(variables: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with each variable of ours by itself, by its name: unknown, empty, or of a bad value."""
+    return settings.faults(_TABLES, variables)
 
 
 def environment() -> dict[str, str]:
@@ -367,7 +513,11 @@ def address(text: str) -> tuple[str, int]:
 
 
 _ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?P<port>[0-9]{1,5})")
-_TABLES: Mapping[str, type[ServerConfig | WorkerConfig]] = {"server": ServerConfig, "worker": WorkerConfig}
+_TABLES: Mapping[str, type[ServerConfig | WorkerConfig | SubmitConfig]] = {
+    "server": ServerConfig,
+    "worker": WorkerConfig,
+    "submit": SubmitConfig,
+}
 
 
 def _given(variables: Mapping[str, str] | None) -> Mapping[str, str]:
@@ -380,6 +530,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _default(kind: type[Struct], name: str) -> object:
+    return next(field.default for field in fields(kind) if field.name == name)
 
 
 def _only_with(given: str, needed: str, present: str) -> ConfigError:

@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
+STATUS_SECONDS = 5.0
+"""How long a status waits for a shard that does not answer; who asks has twice the patience."""
+
 
 class Control(ControlServicer):
     """Serves `Control` for one coordinator."""
@@ -129,11 +132,11 @@ class Control(ControlServicer):
     # People.
 
     async def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusReply:
-        return pb.StatusReply(json=json.dumps(await self._coordinator.status()))
+        return pb.StatusReply(json=json.dumps(await self._coordinator.status(STATUS_SECONDS)))
 
     async def Checkpoint(self, request: pb.CheckpointRequest, context: Context) -> pb.CheckpointReply:
         try:
-            path, step = await self._coordinator.keeper.save()
+            path, step = await self._coordinator.save()
         except HubringError as error:
             return pb.CheckpointReply(refused=str(error))
         return pb.CheckpointReply(path=str(path), step=step)

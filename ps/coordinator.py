@@ -25,13 +25,15 @@ from ps.config import ServerConfig
 from ps.consistency import Consistency
 from ps.ending import Ending
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed
-from ps.fleet import Fleet, Shard
+from ps.fleet import LOOK_SECONDS, Fleet, Shard
+from ps.health import CONTROL, DATA, PROCESS, READY
 from ps.job import Job, Joiner, Outcome, Reason
 from ps.keeper import Keeper
 from ps.manifest import Manifest
 from ps.saver import Held
 from ps.sharding import SLICE_BYTES
 from ps.supply import OwnShards, Supply, WorkersShards
+from ps.tally import Tally
 from ps.timing import TimeSource
 from ps.types import PROTOCOL, Member, Sender, ShardPlan
 
@@ -79,6 +81,7 @@ class Coordinator:
     ) -> None:
         self.config = config
         self._began = clock.now()
+        self._version = version("hubring")
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
@@ -101,6 +104,7 @@ class Coordinator:
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
+        self._tally = Tally()
         self._changed = asyncio.Condition()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
@@ -317,6 +321,10 @@ class Coordinator:
         else:
             await self._ending.drain()
 
+    async def save(self) -> tuple[Path, int]:
+        """Writes a checkpoint now; returns its folder and its step. Raises as `Keeper.save`."""
+        return await self.keeper.save()
+
     async def end(self, why: str) -> None:
         """Ends the job for everyone without waiting for a step or a checkpoint; the server goes on as after
         any job that failed.
@@ -324,7 +332,7 @@ class Coordinator:
         Raises:
             ConfigError: There is none to end.
         """
-        if self.job.membership is None:
+        if self.job.membership is None or self.job.over:
             raise ConfigError("no job is running: there is none to end")
         self.job.fail(JobFailed(why))
         await self._ending.tell_failure()
@@ -336,42 +344,71 @@ class Coordinator:
             log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
             await self._ending.drain()
 
-    async def status(self) -> dict[str, Any]:
-        """The server as one JSON object: job, workers, shards, who waits for whom."""
+    async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
+        """The server as one JSON object: job, workers, shards, who waits for whom. Waits as `shards`."""
+        return self.report(await self.shards(patience))
+
+    async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
+        """What every shard counts, with an `error` where one does not tell.
+
+        Args:
+            patience: Seconds for which one that does not answer is waited for.
+        """
+        return await status.shards_now(self.fleet, patience)
+
+    def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
+        """The status, with the shards as they were last heard of."""
+        now = self._clock.now()
         return {
-            "version": version("hubring"),
+            "version": self._version,
             "protocol": PROTOCOL,
-            "seconds_up": round(self._clock.now() - self._began, 3),
+            "seconds_up": round(now - self._began, 3),
             "job": self.job.name,
             "topology": self.job.topology,
             "mode": self.config.mode,
             "state": self._state(),
+            "started": self._complete,
             "epoch": self._published,
             "draining": self.stopping or self.job.draining,
             "failure": str(self.failure or self.job.failure or ""),
             "world_size": self.job.world_size or self.config.workers,
             "lease_seconds": self.config.lease,
             "step": self.job.step,
-            "workers": status.workers(self.job, self._clock.now()),
-            "shards": await self._shards(),
+            "workers": status.workers(self.job, now),
+            "shards": status.heard(shards, self.fleet, now),
+            "shards_wanted": self._wanted,
             "slowest": self.job.slowest(),
             "ended": status.ends(self.job.outcome),
+            "totals": self._tally.counts(self.job.outcome),
             "checkpoint": str(self.keeper.last or ""),
             "checkpoints": self.keeper.written,
+            "checkpoint_age": self.keeper.age(now) if self._trains else None,
+            "checkpoint_every": self.config.checkpoint_every if self.config.checkpoint_dir else None,
+        }
+
+    def troubles(self) -> dict[str, str]:
+        """For each service by its name in grpc.health.v1, why it cannot be used; empty where it can."""
+        ended = "the server is ending" if self.done.is_set() else ""
+        failure = self.failure or self.job.failure
+        failed = f"the job has failed: {failure}" if failure else ""
+        silent = self.fleet.silent(self._clock.now())
+        unheard = f"{silent} sends no heartbeat" if silent else ""
+        missing = self._wanted - len(self.fleet.shards)
+        incomplete = f"waiting for {missing} of {self._wanted} shards" if missing > 0 else ""
+        stopping = "the server is being stopped" if self.stopping else ""
+        return {
+            PROCESS: ended,
+            CONTROL: ended,
+            DATA: ended or failed or unheard or incomplete,
+            READY: ended or stopping or failed,
         }
 
     # Inside.
 
-    async def _shards(self) -> list[dict[str, Any]]:
-        try:
-            return await status.shards(self.fleet)
-        except JobFailed as error:
-            return [{"error": str(error)}]
-
     def _state(self) -> str:
         if self.job.failure is not None:
             return f"failed: {self.job.failure}"
-        return "running" if self.job.started else self.waiting_for()
+        return "running" if self._complete else self.waiting_for()
 
     @property
     def _complete(self) -> bool:
@@ -458,11 +495,13 @@ class Coordinator:
         if not self.job.started and not self.stopping and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
+            self._tally.leave(self.job.outcome)
             self._begin(self.blueprint.restored)
             return
         self.outcome = self.job.outcome
         self.last_stats = await self._ending.settle(save=self.blueprint.on_the_hub)
         self.last_job, self.last_step = self.job.name, self.job.step
+        self._tally.close(self.outcome)
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
@@ -476,8 +515,12 @@ class Coordinator:
         log.info("ready for the next job")
 
     def _due(self, now: float) -> bool:
-        trains = self.job.started and self.job.failure is None and self.blueprint.on_the_hub
-        return trains and self.keeper.due(now)
+        return self._trains and self.keeper.due(now)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether a job runs whose parameters are the hub's to keep."""
+        return self.job.started and self.job.failure is None and self.blueprint.on_the_hub
 
     def _held(self) -> Held:
         """What there is to save.

@@ -6,6 +6,7 @@
     ├── ServerUnreachable    69   no server, or it went away
     │   ├── ConnectionLost        one data connection broke; the client retries
     │   └── JobFailed             the server is there, the job is beyond help
+    ├── EngineMissing        69   the program that hands jobs to an engine is not there
     ├── Fenced               75   this worker lost its place; safe to start again
     ├── RingBroken            1   a member of the ring is gone, so no result can be had
     ├── DeadlineExceeded      1   an answer did not come in time
@@ -48,6 +49,12 @@ class ConnectionLost(ServerUnreachable):
 
 class JobFailed(ServerUnreachable):
     """The server lives but cannot finish the job, a shard having died for example."""
+
+
+class EngineMissing(HubringError):
+    """The program that would take a job to its engine is not on this machine."""
+
+    exit_code = 69
 
 
 class Fenced(HubringError):

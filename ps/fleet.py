@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""How long a page or a scrape waits for a shard: what the others tell would be old meanwhile."""
 SAVE_SECONDS = 600.0
 """How long a shard may take to reach the step that is saved, and to write or read its file."""
 
@@ -41,6 +43,8 @@ class Shard:
     heard: float
     worker: int = 0
     """Incarnation of the worker that brought it; 0 where nobody did."""
+    told: pb.ShardStats = field(default_factory=pb.ShardStats)
+    """Its counters, as of the last look at it."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once it has heard that it should end."""
 
@@ -135,6 +139,10 @@ class Fleet:
         """Every shard's counters."""
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
 
+    async def look(self, patience: float) -> list[str]:
+        """Renews what each shard has told; returns why it does not in `patience` seconds, empty if it does."""
+        return list(await asyncio.gather(*(self._look(shard, patience) for shard in self.shards)))
+
     async def dismiss(self, shards: Sequence[Shard]) -> None:
         """Parts with these shards; each is told to end when it is next heard."""
         self.shards = [shard for shard in self.shards if shard not in shards]
@@ -142,6 +150,14 @@ class Fleet:
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))
+
+    async def _look(self, shard: Shard, patience: float) -> str:
+        request = pb.StatsRequest()
+        try:
+            shard.told = await self._one(shard, lambda stub: stub.Stats(request, timeout=patience))
+        except JobFailed as error:
+            return str(error)
+        return ""
 
     async def _one(self, shard: Shard, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> _T:
         try:

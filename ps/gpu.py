@@ -40,7 +40,9 @@ def find(name: str) -> torch.device:
     index = int(name.partition(":")[2] or 0)
     if count == 0:
         built = "" if torch.version.cuda else ", which was installed without CUDA"
-        raise ConfigError(f"--device {name}: torch{built} finds no GPU here; take --device cpu")
+        raise ConfigError(
+            f"--device {name}: torch{built} finds no GPU here; take --device cpu, or ask ps-server doctor why"
+        )
     if index >= count:
         last = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0"
         raise ConfigError(f"--device {name}: torch finds {count} GPU(s) here, {last}; take one of these")

@@ -131,7 +131,10 @@ class Job:
             world_size = self._workers or joiner.world_size or 1
             self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
             self.name, self.topology = joiner.job, joiner.topology
+        known = self.membership.holds(joiner.token)
         member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now)
+        if not known:
+            log.info("%s joined", member)
         self.progress.setdefault(member.rank, Progress()).heard = now
         return member
 
@@ -243,10 +246,13 @@ class Job:
         self.progress[member.rank].step = step
         if reason is Reason.FINISHED:
             self.outcome.finished.append(member.rank)
+            log.info("%s finished after step %d", member, step)
         elif reason is Reason.PREEMPTED:
             self.outcome.preempted.append(member.rank)
             if not self.draining and self.membership.members:
                 self._gone(member, "was asked to stop")
+            else:
+                log.info("%s stopped after step %d, as asked", member, step)
         else:
             self.outcome.failed[member.rank] = text
             self._gone(member, f"failed: {text}")

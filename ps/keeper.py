@@ -52,12 +52,16 @@ class Keeper:
 
     def begin(self) -> None:
         """A job begins, and with it the time until its first checkpoint."""
-        self._saved_at = self._clock.now()
+        self._tried_at = self._saved_at = self._clock.now()
 
     def due(self, now: float) -> bool:
         """Whether it is time for the next one."""
-        waited = now - self._saved_at >= self._every
+        waited = now - self._tried_at >= self._every
         return self._saver is not None and waited and not self._saving.locked()
+
+    def age(self, now: float) -> float | None:
+        """Seconds since the last one, or since the job began that has none; None where there will be none."""
+        return None if self._saver is None else now - self._saved_at
 
     def newest(self) -> tuple[Path, Manifest] | None:
         """From where a job that broke off goes on."""
@@ -97,4 +101,4 @@ class Keeper:
             await self.save()
         except HubringError as error:
             log.error("no checkpoint: %s", error)
-            self.begin()
+            self._tried_at = self._clock.now()

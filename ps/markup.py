@@ -12,8 +12,8 @@ from html import escape
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
 """A number and its unit, which stay on one line."""
 
-VOID = frozenset({"meta"})
-"""Elements of the page that hold nothing and are not closed."""
+VOID = frozenset({"meta", "link", "input"})
+"""Elements of our pages that hold nothing and are not closed."""
 
 
 class Html(str):

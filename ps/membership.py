@@ -19,6 +19,11 @@ from ps.errors import ConfigError, Fenced
 from ps.types import Member, Sender, View
 
 
+def heartbeat_seconds(lease_seconds: float) -> float:
+    """How often a holder beats: several times a lease, so that one beat may be late."""
+    return min(1.0, lease_seconds / 5)
+
+
 @dataclass(slots=True)
 class _Place:
     member: Member

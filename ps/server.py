@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from protos import control_pb2 as pb
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
 from ps.config import ServerConfig
@@ -23,6 +22,8 @@ from ps.control import Control
 from ps.coordinator import Coordinator
 from ps.errors import ConfigError, HubringError
 from ps.fleet import Shard
+from ps.health import CONTROL, HubHealth
+from ps.page.site import Site
 from ps.shard_command import Settings, command, ending
 from ps.status import ends
 from ps.timing import SystemTime
@@ -35,8 +36,6 @@ GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end."""
 STOP_SECONDS = 15.0
 """How long shards get to stop by themselves; a busy machine takes its time."""
-
-CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
 
 
 class End(NamedTuple):
@@ -107,6 +106,7 @@ class Server:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
+        self._health = HubHealth()
         self._signals = 0
         self._signal: signal.Signals | None = None
         self._hurry = asyncio.Event()
@@ -132,24 +132,30 @@ class Server:
         count = 0 if config.colocate else config.shards
         shards = ShardProcesses(count, control, config)
         self._heed_signals(coordinator)
+        site: Site | None = None
         try:
+            site = None if config.no_page else Site(config)
             await shards.start()
-            self._banner(address, restored)
+            self._banner(address, restored, site)
+            if site is not None:
+                await site.serve(coordinator)
             await self._supervise(coordinator, shards)
-            result = self._result(coordinator, address)
+            result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
+            await self._health.tell(coordinator.troubles())
             await shards.stop()
             await coordinator.see_off(self._guests(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
+            if site is not None:
+                await site.close()
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)
         return self._exit_code(coordinator), result
 
     async def _listen(self, coordinator: Coordinator) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         add_ControlServicer_to_server(Control(coordinator), server)
-        servicer = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         where = f"{bracketed(numeric(self._config.host))}:{self._config.port}"
         try:
@@ -159,9 +165,8 @@ class Server:
                 f"cannot listen on {where}: the port is taken, or the host is not this machine's;"
                 " try --port 0 for a free one, or another --host"
             ) from error
+        await self._health.tell(coordinator.troubles())
         await server.start()
-        for service in ("", CONTROL):
-            await servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
         return server, port
 
     def _heed_signals(self, coordinator: Coordinator) -> None:
@@ -181,7 +186,9 @@ class Server:
             log.warning("%s: workers finish their step, then a checkpoint; once more quits", number.name)
             self._draining = asyncio.create_task(coordinator.drain())
 
-    def _banner(self, address: str, restored: tuple[Path, checkpoints.Manifest] | None) -> None:
+    def _banner(
+        self, address: str, restored: tuple[Path, checkpoints.Manifest] | None, site: Site | None
+    ) -> None:
         config = self._config
         if config.address_file:
             _write_address(config.address_file, address)
@@ -193,6 +200,7 @@ class Server:
             f"  workers   ps-worker --server {address}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",
+            *(site.banner() if site is not None else ()),
         ]
         if restored:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
@@ -207,6 +215,7 @@ class Server:
                 if died.done():
                     coordinator.shard_lost(died.result().text)
                 await coordinator.tick()
+                await self._health.tell(coordinator.troubles())
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (died, *ends):
@@ -222,10 +231,11 @@ class Server:
             if not shard.worker and (shard.host, shard.pid) not in own
         ]
 
-    def _result(self, coordinator: Coordinator, address: str) -> dict[str, Any]:
+    def _result(self, coordinator: Coordinator, address: str, site: Site | None) -> dict[str, Any]:
         outcome = coordinator.outcome or coordinator.job.outcome
         return {
             "address": address,
+            "page": site.address if site is not None else "",
             "job": coordinator.last_job,
             "mode": self._config.mode,
             "steps": coordinator.last_step,

@@ -33,6 +33,7 @@ from ps.errors import (
     ServerUnreachable,
 )
 from ps.job import Reason
+from ps.membership import heartbeat_seconds
 from ps.offset import Offset, measure
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.channel import open_channel
@@ -194,7 +195,8 @@ class Session:
                 if time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
                         f"no server answers at {self.address} ({_sentence(error)}); check the address, or"
-                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]}"
+                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]};"
+                        f" ps-server doctor {self.address} looks for the cause"
                     ) from error
                 if not told:
                     log.info("no server at %s yet; looking for %g s", self.address, CONNECT_SECONDS)
@@ -244,7 +246,7 @@ class Session:
                 raise self.failure
 
     def _keep_alive(self) -> None:
-        interval = min(1.0, self._lease / 5)
+        interval = heartbeat_seconds(self._lease)
         heard = time.monotonic()
         # Some wait while all agree on their end.
         while not self._left.wait(HURRY_SECONDS if self.stop_after or self.stopping else interval):

@@ -72,6 +72,18 @@ def _weakest_first(
     )
 
 
+def faults(tables: Tables, variables: Mapping[str, str]) -> dict[str, str]:
+    """What is wrong with a variable by itself, by its name; of those that are right there is nothing."""
+    found = {}
+    for name, value in variables.items():
+        try:
+            for table in tables:
+                settle(table, tables, {}, None, {name: value})
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
 def flag(name: str) -> str:
     """The flag that sets this field."""
     return "--" + name.replace("_", "-")

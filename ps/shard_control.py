@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from protos import control_pb2 as pb
-from protos import data_pb2
 from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from ps import checkpoint
 from ps.errors import HubringError
+from ps.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from ps.plans import bucket_from_proto, slice_from_proto
 from ps.shard import ShardLoop
 from ps.store import Snapshot
@@ -28,11 +28,6 @@ from ps.types import Member, View
 from ps.usage import usage
 
 _T = TypeVar("_T")
-
-SERVICES = (
-    data_pb2.DESCRIPTOR.services_by_name["Data"].full_name,
-    pb.DESCRIPTOR.services_by_name["ShardControl"].full_name,
-)
 
 
 class ShardControl(ShardControlServicer):
@@ -45,21 +40,23 @@ class ShardControl(ShardControlServicer):
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._saving = threading.Lock()
-        self._health = health.HealthServicer()
+        self._health = ShardHealth()
+        early = "it has no place at its hub yet"
+        self._health.tell({PROCESS: "", SHARD_CONTROL: early, DATA: early})
 
     def add_to(self, server: grpc.Server) -> None:
         """Registers the services on a server that has not started yet."""
         add_ShardControlServicer_to_server(self, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflection.enable_server_reflection((*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+        self._health.add_to(server)
+        names = (DATA, SHARD_CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
 
     def serve(self, loop: ShardLoop, index: int) -> None:
         """Begins to answer: the shard is number `index` and `loop` is about to run."""
         self._loop = loop
         self._index = index
         self._ready.set()
-        for service in ("", *SERVICES):
-            self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell({SHARD_CONTROL: "", DATA: ""})
 
     def SetView(self, request: pb.View, context: grpc.ServicerContext) -> pb.Ack:
         members = tuple(Member(member.rank, member.incarnation) for member in request.members)
@@ -90,10 +87,12 @@ class ShardControl(ShardControlServicer):
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
         self._in_loop(lambda loop: loop.send(loop.store.fail(request.text)))
+        self._health.tell({DATA: f"the job has failed: {request.text}"})
         return pb.Ack()
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
         self._in_loop(lambda loop: loop.reset())
+        self._health.tell({DATA: ""})
         return pb.Ack()
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:

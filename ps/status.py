@@ -40,6 +40,28 @@ async def shards(fleet: Fleet) -> list[dict[str, Any]]:
     return [shard(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
 
 
+async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
+    """Every shard, as `shard` tells of one.
+
+    Of one that does not answer within `patience` seconds: what it told last, and under `error` why.
+    """
+    asked = fleet.shards
+    rows = []
+    for each, why in zip(asked, await fleet.look(patience), strict=True):
+        row = {**shard(each, each.told), "address": each.addresses.get("grpc", "")}
+        rows.append({**row, "error": why} if why else row)
+    return rows
+
+
+def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
+    """The same shards, each with the seconds since its last heartbeat; a row that tells of none stays."""
+    since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
+    return [
+        {**row, "seconds_since_heartbeat": since[row["shard"]]} if row.get("shard") in since else row
+        for row in shards
+    ]
+
+
 def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
     """Where one shard is, and what it has counted since its job began."""
     return {
@@ -64,6 +86,15 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
             for run in stats.partial
         ],
     }
+
+
+def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
+    """The same shards, each with the seconds since its last heartbeat; a row that tells of none stays."""
+    since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
+    return [
+        {**row, "seconds_since_heartbeat": since[row["shard"]]} if row.get("shard") in since else row
+        for row in shards
+    ]
 
 
 def ends(outcome: Outcome) -> dict[str, Any]:

@@ -77,6 +77,9 @@ class FakeFleet(Fleet):
             raise JobFailed("shard 0 does not answer")
         return [pb.ShardStats() for _ in self.shards]
 
+    async def look(self, patience: float) -> list[str]:
+        return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
+
 
 class Refused(Exception):
     """What `abort` raises."""
@@ -415,8 +418,12 @@ def test_a_late_rank_0_gives_its_parameters_lest_nobody_has(monkeypatch: pytest.
 def test_a_status_is_given_though_a_shard_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         hub = Hub(monkeypatch)
+        await hub.shard()
+        hub.fleet.shards[0].told = pb.ShardStats(pushes=7)
         hub.fleet.silent_ones = True
-        assert (await hub.coordinator.status())["shards"] == [{"error": "shard 0 does not answer"}]
+        (row,) = (await hub.coordinator.status())["shards"]
+        assert row["error"] == "shard 0 (here pid 1) does not answer"
+        assert row["pushes"] == 7, "what it told last"
 
     run(story())
 

@@ -31,8 +31,8 @@ FLOORS = {
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,
     "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.bundle
-        ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
+        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.interface
+        ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
         ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
@@ -40,12 +40,12 @@ FLOORS = {
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout
+        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.health
         ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.ending ps.blueprint
+        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.tally ps.ending ps.blueprint
         ps.coordinator ps.control ps.metrics ps.page* ps.server
-        ps.doctor* ps.submit* ps.cli
+        ps.doctor* ps.submit* ps.probe ps.cli
     """,
     "training": """
         workers.accelerator workers.courier workers.pinning workers.staging
@@ -78,7 +78,7 @@ FLOORS = {
         workers.horovod workers.horovod.build workers.horovod.alias
         workers.horovod.call workers.horovod.several
         workers.launcher.cli
-        workers.api workers workers.examples* workers.run workers.crew workers.explain
+        workers.api workers workers.examples* workers.run workers.crew workers.on_ray workers.explain
         workers.compare* workers.bench* workers.cli
     """,
 }
@@ -92,10 +92,13 @@ COORDINATOR = {
     "ps.blueprint",
     "ps.ending",
     "ps.fleet",
+    "ps.health",
     "ps.keeper",
+    "ps.metrics",
     "ps.supply",
     "ps.saver",
     "ps.status",
+    "ps.tally",
 }
 SERVER = COORDINATOR | {"ps.shard", "ps.shard_control", "ps.shard_process"}
 TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
@@ -216,6 +219,10 @@ def test_only_the_context_names_a_topology() -> None:
 
 def test_coordinator_runs_without_torch() -> None:
     assert [name for name in present(COORDINATOR) if "torch" in reached(name)] == []
+
+
+def test_a_probe_runs_without_torch() -> None:
+    assert "torch" not in reached("ps.probe")
 
 
 @pytest.mark.parametrize("name", present(PROGRAMS))

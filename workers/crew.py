@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-_PARENT = "HUBRING_PARENT"
+PARENT = "HUBRING_PARENT"
+"""Variable: the process with which a worker is to end."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,7 +44,7 @@ def wanted(config: WorkerConfig) -> bool:
 
 def follow() -> None:
     """Ends this worker, as by SIGTERM, when the command that started it ends; others are left alone."""
-    parent = int(environment().get(_PARENT, 0))
+    parent = int(environment().get(PARENT, 0))
     if os.getppid() == parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     # It may have ended before it could be followed. A script's own process has the variable too.
@@ -95,7 +96,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), "--", *words]
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
-    given[_PARENT] = str(os.getpid())
+    given[PARENT] = str(os.getpid())
     crew: list[_Member] = []
     _pass_on_signals(crew)
     for place in variables:

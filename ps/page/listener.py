@@ -6,38 +6,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import uvicorn
-
-from ps.errors import ConfigError
-from ps.transport.host import bracketed, numeric
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
+from starlette.types import ASGIApp
 
 GOODBYE_SECONDS = 1
-"""How long whoever watches gets to hear of the end."""
+"""How long whoever is being answered may take to read the end of it."""
 
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
-
-    Raises:
-        ConfigError: The port is taken, or the host is not this machine's.
-    """
-    family = socket.AF_INET6 if ":" in numeric(host) else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((numeric(host), port))
-    except OSError as error:
-        listening.close()
-        raise ConfigError(
-            f"the status page cannot listen on {bracketed(host)}:{port} ({error.strerror}):"
-            " try --page-port 0 for a free one, or --no-page"
-        ) from error
-    return listening
+DATE_SECONDS = 1.0
+"""How often the date is written anew that goes with every answer."""
 
 
 class HttpListener:
@@ -45,29 +22,48 @@ class HttpListener:
 
     Args:
         app: What answers.
-        listening: From `bind`; closed with the listener.
+        listening: From `ps.page.port.take`; closed with the listener.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         config = uvicorn.Config(
             app,
+            http="h11",
+            ws="none",
             lifespan="off",
             log_config=None,
+            log_level="warning",
             access_log=False,
+            proxy_headers=False,
+            server_header=False,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
         )
-        self._server = _Quiet(config)
+        self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def close(self) -> None:
-        """Ends it; whoever watches is cut off after a moment."""
-        self._server.should_exit = True
+        """Ends it; who has not read its answer by then is cut off."""
+        self._server.end()
         await self._serving
 
 
-class _Quiet(uvicorn.Server):
-    """Signals are the hub's to handle."""
+class _Server(uvicorn.Server):
+    """One that heeds no signals, which are the hub's to handle, and does not look ten times a second
+    whether it is to end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._told = asyncio.Event()
+
+    def end(self) -> None:
+        self.should_exit = True
+        self._told.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._told.wait(), DATE_SECONDS)

@@ -1,0 +1,22 @@
+"""A check: what looks at one part of the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from ps.doctor.finding import Finding
+
+
+class Check(NamedTuple):
+    """One of them; runs in a process of its own, where it may crash or hang.
+
+    Attributes:
+        name: Of its only finding, or of the first.
+        examine: Looks, and tells finding by finding, so that what it told before it crashed is known.
+        mend: What to try where it crashes or hangs, as a command.
+    """
+
+    name: str
+    examine: Callable[[], Iterable[Finding]]
+    mend: str

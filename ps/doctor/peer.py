@@ -1,0 +1,183 @@
+"""The server at an address: reachable, one of ours, of our version, and by the same clock."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ps import offset
+from ps.config import address
+from ps.doctor.finding import Finding, failure, ok, skipped, warning
+from ps.doctor.packages import OURS
+from ps.errors import ServerUnreachable
+from ps.offset import Offset
+from ps.types import PROTOCOL
+
+if TYPE_CHECKING:
+    import grpc
+
+SERVER = "server"
+VERSIONS = "versions"
+CLOCKS = "clocks"
+
+SKEW_SECONDS = 1.0
+"""Far more than NTP leaves. Leases run on each machine's own time; logs of several are read side by side."""
+
+SHARE, MOST_SECONDS = 0.3, 10.0
+"""What a connection and an answer may take each: of a check's seconds, so that the sentence comes in time."""
+
+_BANNER = "the banner of ps-server start names the address to give: the control port's, and not the page's"
+
+
+class End(NamedTuple):
+    """What runs at one end; None where it does not tell, as servers before protocol 4 did not."""
+
+    version: str | None
+    protocol: int | None
+
+
+def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
+    """Why no connection to the server came about."""
+    host, port = address(server)
+    code = ServerUnreachable.exit_code
+    if isinstance(error, socket.gaierror):
+        found = f"{host} is the name of no host ({error.strerror})"
+        return failure(SERVER, found, "give the server's address in place of its name", code)
+    if isinstance(error, ConnectionRefusedError):
+        return failure(
+            SERVER,
+            f"nothing listens at {server}: the connection was refused",
+            f"on that machine: ps-server start --host {host} --port {port} (beyond loopback also --insecure)."
+            f" If one runs there, {_BANNER}",
+            code,
+        )
+    if isinstance(error, TimeoutError):
+        return failure(
+            SERVER,
+            f"{server} did not answer within {seconds:.1f} s: the machine is off, or a firewall drops what comes",
+            f"open TCP port {port} there, and among the job's machines all, since shards take free ones;"
+            f" ping {host} tells the two apart",
+            code,
+        )
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
+        found = f"no network leads to {server}: {error.strerror}"
+        return failure(SERVER, found, f"ip route get {host}", code)
+    found = f"{server} broke the connection off: {error.strerror or error}"
+    return failure(SERVER, found, f"ping {host}; {_BANNER}", code)
+
+
+def judge_refusal(server: str, status: str, details: str, seconds: float) -> Finding:
+    """What answers is no server of ours.
+
+    Args:
+        server: Its address.
+        status: gRPC's name for how the call ended.
+        details: What it says beside.
+        seconds: That the call was given.
+    """
+    code = ServerUnreachable.exit_code
+    if status == "UNIMPLEMENTED":
+        return failure(SERVER, f"what answers at {server} speaks gRPC, but is no ps-server", _BANNER, code)
+    if status == "DEADLINE_EXCEEDED":
+        return failure(
+            SERVER,
+            f"what listens at {server} takes connections, but said nothing within {seconds:.1f} s: it is"
+            " stopped, held up, or no ps-server",
+            f"on that machine ss -ltnp shows the process: kill -CONT it if its state is T (ps -o stat); else"
+            f" {_BANNER}",
+            code,
+        )
+    found = f"what listens at {server} does not speak as a ps-server does ({status}: {details})"
+    return failure(SERVER, found, _BANNER, code)
+
+
+def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
+    """How the server is doing."""
+    job = f"job {report['job']!r}: " if report.get("job") else ""
+    return ok(SERVER, f"a ps-server answers at {server}; {job}{report.get('state', 'its state is unknown')}")
+
+
+def judge_versions(here: End, there: End, server: str) -> Finding:
+    """Whether both ends understand each other."""
+    ours = f"{OURS} {here.version} (protocol {here.protocol}) here"
+    theirs = f"{there.version or 'one of unknown version'} (protocol {there.protocol or 'unknown'}) at {server}"
+    if there.protocol != here.protocol:
+        return failure(
+            VERSIONS,
+            f"{ours}, {theirs}: it refuses workers of another protocol",
+            f"install the same version on both: here pip install '{OURS}=={there.version or 'VERSION'}', or"
+            f" there '{OURS}=={here.version}'",
+        )
+    if there.version != here.version:
+        return warning(
+            VERSIONS,
+            f"{ours}, {theirs}: they understand each other, but were not tested together",
+            f"pip install '{OURS}=={there.version}' here, or '{OURS}=={here.version}' there",
+        )
+    return ok(VERSIONS, f"{ours}, the same at {server}")
+
+
+def judge_clocks(measured: Offset, server: str) -> Finding:
+    """Whether the two machines agree on the time."""
+    ahead, error = measured.ahead / 1e9, measured.round_trip / 2e9
+    way = f"round trip {measured.round_trip / 1e6:.3g} ms"
+    if abs(ahead) - error > SKEW_SECONDS:
+        side = "ahead of" if ahead > 0 else "behind"
+        return warning(
+            CLOCKS,
+            f"the clock of {server} is {abs(ahead):.1f} s {side} this machine's ({way}): times in their logs"
+            " do not go together",
+            "on both machines: timedatectl set-ntp true, or chronyc makestep",
+        )
+    return ok(CLOCKS, f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}")
+
+
+def examine(server: str, seconds: float) -> Iterator[Finding]:
+    """Connects, asks the server how it is doing, then for the time."""
+    patience = min(SHARE * seconds, MOST_SECONDS)
+    try:
+        socket.create_connection(address(server), patience).close()
+    except OSError as error:
+        yield judge_connection(server, error, patience)
+        yield from _left_out(server)
+        return
+    yield from _ask(server, patience)
+
+
+def _ask(server: str, seconds: float) -> Iterator[Finding]:
+    import grpc
+
+    from protos import control_pb2 as pb
+    from protos.control_pb2_grpc import ControlStub
+    from ps.transport.channel import open_channel
+
+    with open_channel(server) as channel:
+        stub = ControlStub(channel)
+        try:
+            report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)
+        except grpc.RpcError as error:
+            yield _refusal(server, error, seconds)
+            yield from _left_out(server)
+            return
+        yield judge_report(server, report)
+        here = End(metadata.version(OURS), PROTOCOL)
+        yield judge_versions(here, End(report.get("version"), report.get("protocol")), server)
+        try:
+            measured = offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
+        except grpc.RpcError as error:
+            yield skipped(CLOCKS, f"{server} does not tell its time ({error.code().name}): it is of another version")
+        else:
+            yield judge_clocks(measured, server)
+
+
+def _refusal(server: str, error: grpc.RpcError, seconds: float) -> Finding:
+    return judge_refusal(server, error.code().name, error.details() or "no details", seconds)
+
+
+def _left_out(server: str) -> Iterator[Finding]:
+    for name in (VERSIONS, CLOCKS):
+        yield skipped(name, f"no ps-server answers at {server}")

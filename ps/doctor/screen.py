@@ -1,0 +1,63 @@
+"""What a person sees: a table on a terminal, else a line a finding; all of it on standard error."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ps.doctor.finding import Finding
+
+STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
+
+
+def announce(server: str | None, seconds: float) -> None:
+    """Says what is going on before there is anything to see."""
+    way = f" and the way to {server}" if server else ""
+    Console(stderr=True, highlight=False).print(
+        f"looking at this machine{way}; at most {seconds:g} s", markup=False, soft_wrap=True
+    )
+
+
+def show(findings: Sequence[Finding]) -> None:
+    """Prints them, and how many there are of each kind."""
+    console = Console(stderr=True, highlight=False)
+    if console.is_terminal:
+        console.print(_table(findings))
+    else:
+        for line in lines(findings):
+            console.print(line, markup=False, soft_wrap=True)
+    console.print(summary(findings), markup=False)
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """A line a finding, and below it a line for its mend."""
+    width = max(len(finding.name) for finding in findings)
+    told = []
+    for finding in findings:
+        told.append(f"{finding.state:<7}  {finding.name:<{width}}  {finding.found}")
+        if finding.mend:
+            told.append(f"{'':<7}  {'':<{width}}  mend: {finding.mend}")
+    return told
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """How many there are of each kind, the worst first."""
+    counts = Counter(finding.state for finding in findings)
+    failures, warnings = counts["failure"], counts["warning"]
+    return (
+        f"{failures} failure{'s' * (failures != 1)}, {warnings} warning{'s' * (warnings != 1)};"
+        f" {counts['ok']} ok, {counts['skipped']} skipped"
+    )
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    table = Table("", "what", "found", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for finding in findings:
+        style = STYLES[finding.state]
+        mend = f"\n[bold]mend:[/] {escape(finding.mend)}" if finding.mend else ""
+        table.add_row(f"[{style}]{finding.state}[/]", escape(finding.name), escape(finding.found) + mend)
+    return table

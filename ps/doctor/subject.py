@@ -1,0 +1,67 @@
+"""What is examined: this machine as it would run our programs, and the way to one server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ps.config import ServerConfig, address, is_loopback, load_server
+from ps.errors import ConfigError
+from ps.transport.host import reachable, towards
+
+LOOPBACK = "127.0.0.1"
+
+
+class Subject(NamedTuple):
+    """A machine, and what is to run there.
+
+    Attributes:
+        config: A server's settings as `ps-server start` would find them.
+        config_file: The TOML file that was named for it, if any.
+        server: `HOST:PORT` of a running server, if one is to be looked at.
+        variables: The environment.
+        seconds: That a check may take.
+    """
+
+    config: ServerConfig
+    config_file: Path | None
+    server: str | None
+    variables: Mapping[str, str]
+    seconds: float
+
+    @property
+    def server_host(self) -> str:
+        """The server's host; where none was named this one, on which a server listens by default."""
+        return address(self.server)[0] if self.server else LOOPBACK
+
+    @property
+    def ring_address(self) -> str:
+        """This machine's address as a ring's other members dial it.
+
+        Raises:
+            ConfigError: There is no way to the server.
+        """
+        host = self.server_host
+        return host if is_loopback(host) else towards(host)
+
+
+def settled(
+    flags: Mapping[str, object], config_file: Path | None, variables: Mapping[str, str]
+) -> ServerConfig:
+    """The server's settings; of the flags alone where another place is at fault, which a check tells.
+
+    Raises:
+        ConfigError: A flag is.
+    """
+    try:
+        return load_server(flags, config_file, variables)
+    except ConfigError:
+        return load_server(flags, None, {})
+
+
+def outside() -> str:
+    """The address from which this machine talks to others; the loopback one where no way leads out."""
+    found = reachable("")
+    return LOOPBACK if found == socket.gethostname() else found

@@ -1,0 +1,64 @@
+"""torch: loads, is new enough, computes, and starts no more threads than it may run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ps.doctor.cgroup import Cgroup
+from ps.doctor.finding import Finding, failure, ok, warning
+from ps.doctor.packages import TORCH, Requirement, needs
+from ps.doctor.processors import allowed
+
+SIDE = 64
+
+
+class Build(NamedTuple):
+    """What torch tells of itself.
+
+    Attributes:
+        version: As it spells it.
+        instructions: The best of the processor's that it uses, AVX512 say.
+        right: Whether a product of two matrices came out right.
+    """
+
+    version: str
+    instructions: str
+    right: bool
+
+
+def judge(build: Build, needed: Requirement) -> Finding:
+    """Whether it can compute our jobs."""
+    if not needed.met_by(build.version):
+        found = f"torch {build.version}, at least {needed.least} is needed"
+        return failure(TORCH, found, f"pip install '{needed}'")
+    if not build.right:
+        return failure(
+            TORCH,
+            f"torch {build.version} multiplies two matrices of ones wrongly",
+            "pip install --force-reinstall torch; if it stays, ATEN_CPU_CAPABILITY=default, or another machine",
+        )
+    return ok(TORCH, f"{build.version}, computes with {build.instructions}")
+
+
+def judge_threads(threads: int, cores: float) -> Finding:
+    """Whether so many threads find so many cores."""
+    name = "torch threads"
+    if threads > max(1.0, cores):
+        return warning(
+            name,
+            f"torch starts {threads} threads where {cores:.3g} core(s) may be used: they wait for each other",
+            f"export OMP_NUM_THREADS={max(1, int(cores))} (divided by the workers on this machine)",
+        )
+    return ok(name, f"{threads} on {cores:.3g} core(s)")
+
+
+def examine() -> Iterator[Finding]:
+    """Imports torch and multiplies."""
+    import torch
+
+    ones = torch.ones(SIDE, SIDE)
+    right = bool((ones @ ones == SIDE).all())
+    build = Build(str(torch.__version__), torch.backends.cpu.get_cpu_capability(), right)
+    yield judge(build, next(each for each in needs() if each.name == TORCH))
+    yield judge_threads(torch.get_num_threads(), allowed(Cgroup()))

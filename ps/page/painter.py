@@ -1,0 +1,86 @@
+"""Painter: the page's sections, made at most once for all who look at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ps.journal import Journal
+from ps.page.history import History
+from ps.page.memo import Memo
+from ps.page.moment import Moment
+from ps.page.rates import Rates
+from ps.page.reader import Reader
+from ps.page.section import Section
+from ps.page.sections.course import course
+from ps.page.sections.log import log
+from ps.page.sections.picture import picture
+from ps.page.sections.shards import shards
+from ps.page.sections.staleness import staleness
+from ps.page.sections.summary import summary
+from ps.page.sections.waits import waits
+from ps.page.sections.workers import workers
+from ps.timing import TimeSource
+
+TICK_SECONDS = 0.4
+"""From one painting to the next while somebody watches."""
+
+SECTIONS: Mapping[str, Callable[[Moment, Memo], Section]] = {
+    "summary": summary,
+    "picture": picture,
+    "workers": workers,
+    "course": course,
+    "waits": waits,
+    "staleness": staleness,
+    "shards": shards,
+    "log": log,
+}
+"""In the order of the page, by their ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Painting:
+    """The page as of one moment."""
+
+    moment: Moment
+    sections: Mapping[str, Section]
+
+
+class Painter:
+    """Paints one hub.
+
+    Args:
+        reader: Reads it.
+        history: The course of its job.
+        journal: Its log.
+        clock: Where the time comes from.
+
+    Attributes:
+        paintings: How many were made so far.
+        memo: What of them is kept.
+    """
+
+    def __init__(self, reader: Reader, history: History, journal: Journal, clock: TimeSource) -> None:
+        self.paintings = 0
+        self.memo = Memo()
+        self._reader, self._history, self._journal, self._clock = reader, history, journal, clock
+        self._rates = Rates()
+        self._busy = asyncio.Lock()
+        self._last: Painting | None = None
+        self._painted = 0.0
+
+    async def latest(self) -> Painting:
+        """A painting that is no older than a quarter of a tick."""
+        async with self._busy:
+            if self._last is None or self._clock.now() - self._painted >= TICK_SECONDS / 4:
+                self._last = await self._paint()
+                self._painted = self._clock.now()
+            return self._last
+
+    async def _paint(self) -> Painting:
+        report = await self._reader.read()
+        moment = Moment.of(report, self._rates, self._history.samples, self._journal.entries())
+        self.memo.turn()
+        self.paintings += 1
+        return Painting(moment, {name: make(moment, self.memo) for name, make in SECTIONS.items()})

@@ -1,0 +1,196 @@
+"""What answers to which address. Nothing that is only looked at changes anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ps import metrics
+from ps.errors import ConfigError, HubringError
+from ps.page import token as tokens
+from ps.page.broadcast import Broadcast
+from ps.page.document import answer, page
+from ps.page.painter import Painter
+from ps.page.reader import Hub, Reader
+
+log = logging.getLogger(__name__)
+
+FORM_BYTES = 4096
+"""More than any form of ours is long."""
+
+FILES = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+"""What the page needs besides itself, and what it is."""
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""With every answer: nothing of ours runs elsewhere, and nothing from elsewhere here."""
+
+BANNER = "the banner of ps-server start shows it after #token=, or the file of --token-file holds it"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def app(hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token: str) -> ASGIApp:
+    """What the listener serves.
+
+    Args:
+        hub: What buttons act on.
+        reader: Where numbers come from.
+        painter: Where the page comes from.
+        broadcast: Where its changes come from.
+        token: What a button must come with.
+    """
+    looks = _Looks(reader, painter, broadcast)
+    guard = _Guard(token)
+    actions = _Actions(hub)
+    return _Headed(
+        Starlette(
+            routes=[
+                Route("/", looks.page),
+                Route("/events", looks.events),
+                Route("/status.json", looks.status),
+                Route("/metrics", looks.metrics),
+                *(Route(f"/{name}", _shipped(name, kind)) for name, kind in FILES.items()),
+                Route("/checkpoint", guard.before(actions.checkpoint), methods=["POST"]),
+                Route("/drain", guard.before(actions.drain), methods=["POST"]),
+                Route("/end", guard.before(actions.end), methods=["POST"]),
+            ]
+        )
+    )
+
+
+class _Headed:
+    """Adds `HEADERS` to every answer of an app."""
+
+    def __init__(self, inner: ASGIApp) -> None:
+        self._inner = inner
+        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_headed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._headers]}
+            await send(message)
+
+        await self._inner(scope, receive, send_headed)
+
+
+class _Looks:
+    """What changes nothing."""
+
+    def __init__(self, reader: Reader, painter: Painter, broadcast: Broadcast) -> None:
+        self._reader, self._painter, self._broadcast = reader, painter, broadcast
+
+    async def page(self, request: Request) -> Response:
+        asked = request.query_params
+        painting = await self._painter.latest()
+        return HTMLResponse(page(painting, tables=asked.get("view") == "tables", still="still" in asked))
+
+    async def events(self, request: Request) -> Response:
+        return _Events(self._broadcast.watch())
+
+    async def status(self, request: Request) -> Response:
+        return JSONResponse(await self._reader.read())
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(metrics.exposition(await self._reader.read()), media_type=metrics.CONTENT_TYPE)
+
+
+class _Events(StreamingResponse):
+    """A stream that is closed with its request, rather than when somebody collects the garbage."""
+
+    def __init__(self, watch: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(watch, media_type="text/event-stream")
+        self._watch = watch
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._watch):
+            await super().stream_response(send)
+
+
+def _shipped(name: str, kind: str) -> Endpoint:
+    content = files("ps.page").joinpath(name).read_bytes()
+
+    async def endpoint(request: Request) -> Response:
+        return Response(content, media_type=kind)
+
+    return endpoint
+
+
+class _Actions:
+    """What the buttons do; each returns what came of it, in a sentence."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def checkpoint(self) -> str:
+        path, step = await self._hub.save()
+        return f"Step {step} is saved in {path}."
+
+    async def drain(self) -> str:
+        log.warning("asked on the status page to drain")
+        await self._hub.drain()
+        return "Every worker finishes its step and leaves; then the server ends."
+
+    async def end(self) -> str:
+        await self._hub.end("somebody ended it on the status page")
+        return "The job ends now, for everyone and without a checkpoint."
+
+
+class _Guard:
+    """Lets through who knows the token, in a header or in a form's field."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def before(self, action: Callable[[], Awaitable[str]]) -> Endpoint:
+        async def endpoint(request: Request) -> Response:
+            given, by_form = await _token(request)
+            status, sentence = await self._answer(given, action)
+            if not by_form:
+                return PlainTextResponse(sentence, status)
+            return HTMLResponse(answer("Done" if status == 200 else "Not done", sentence), status)
+
+        return endpoint
+
+    async def _answer(self, given: str, action: Callable[[], Awaitable[str]]) -> tuple[int, str]:
+        if not given:
+            return 403, f"This needs the token: {BANNER}."
+        if not tokens.same(given, self._token):
+            return 403, f"This is not the token: {BANNER}."
+        try:
+            return 200, await action()
+        except ConfigError as error:
+            return 409, f"Not done: {error}."
+        except HubringError as error:
+            return 503, f"Not done: {error}."
+
+
+async def _token(request: Request) -> tuple[str, bool]:
+    """What the request was given to prove itself, and whether by a form; empty where nothing was."""
+    kind, _, given = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return given.strip(), False
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES:
+            return "", True
+    return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip(), True

@@ -1,0 +1,1 @@
+"""What stands under each heading of the page."""

@@ -1,0 +1,83 @@
+"""How the job goes, in a sentence and a few figures, and whatever somebody should look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ps.markup import Html, element
+from ps.page.figures import NOTHING, duration, loss, number
+from ps.page.history import sample
+from ps.page.memo import Memo
+from ps.page.moment import Moment
+from ps.page.section import Section
+
+
+def summary(moment: Moment, memo: Memo) -> Section:
+    """The page's first section."""
+    figures = [
+        element("div", element("dt", name), element("dd", value)) for name, value in _figures(moment)
+    ]
+    return Section(
+        element(
+            "section",
+            element("h1", headline(moment)),
+            *(element("p", words, class_="alarm") for words in alarms(moment)),
+            element("dl", *figures, class_="figures"),
+            id="summary",
+            aria_label="Summary",
+        )
+    )
+
+
+def headline(moment: Moment) -> str:
+    """What is going on."""
+    report, count = moment.report, len(moment.present)
+    if not report["job"]:
+        return "No job yet: waiting for the first worker"
+    if report["failure"]:
+        return f"{report['job']} has failed"
+    if not report["started"]:
+        return f"{report['job']}: {report['state']}"
+    if not count:
+        return f"{report['job']} is over"
+    who = f"{report['job']}: {count} worker{'s' if count > 1 else ''}"
+    if report["draining"]:
+        return f"{who} finish{'es' if count == 1 else ''} the step and leave"
+    way = "around the ring" if moment.on_ring else f"through the hub ({report['mode']})"
+    return f"{who} train{'s' if count == 1 else ''} {way}"
+
+
+def alarms(moment: Moment) -> Iterator[str]:
+    """What somebody should look at, one sentence each."""
+    report = moment.report
+    if report["failure"]:
+        yield report["failure"]
+    yield from moment.troubles
+    for worker in moment.silent:
+        yield (
+            f"Rank {worker.rank} ({worker.where}) has been {worker.doing}: after"
+            f" {report['lease_seconds']:g} s it counts as lost."
+        )
+    for shard in moment.shards:
+        if shard.silent:
+            yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
+    held = [worker for worker in moment.workers if worker.state == "held up"]
+    if held:
+        longest = int(max(worker.waiting for worker in held))
+        who = f"the slowest is {report['slowest']}" if report["slowest"] else "nobody else is behind"
+        number_of = "1 worker has" if len(held) == 1 else f"{len(held)} workers have"
+        yield f"{number_of} been held up for {longest} s: {who}."
+
+
+def _figures(moment: Moment) -> Iterator[tuple[str, str]]:
+    report, present = moment.report, moment.present
+    now = sample(report)
+    yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
+    yield "Loss", loss(now.loss)
+    yield "Steps/s a worker", number(now.rate / len(present)) if present else NOTHING
+    yield "Steps/s in all", number(now.rate) if present else NOTHING
+    yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
+    yield "Shards", NOTHING if moment.on_ring else str(len(moment.shards))
+    yield "Epoch", str(report["epoch"])
+    yield "Checkpoints", str(report["checkpoints"])
+    yield "Up", duration(report["seconds_up"])

@@ -1,0 +1,53 @@
+"""Who waits for whom, and how long."""
+
+from __future__ import annotations
+
+from ps.markup import Html, element
+from ps.page.chart import bar
+from ps.page.figures import NOTHING, number
+from ps.page.memo import Memo
+from ps.page.moment import Moment, Worker
+from ps.page.section import Section
+from ps.page.table import headed, row, table
+
+HEADS = ("Rank", "Answers held back lately", "Held back so far", "Held up now")
+
+_ON_HUB = (
+    "A shard holds an answer back until the mode lets its worker go on: when the slowest have come. So"
+    " those with long bars wait, and those with the shortest are waited for."
+)
+_ON_RING = "Around the ring nobody holds answers: each worker tells for how long it has been held up."
+
+
+def waits(moment: Moment, memo: Memo) -> Section:
+    """One row a worker that takes part."""
+    present = moment.present
+    longest = max((each.holding for each in present), default=0.0)
+    rows = {
+        f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest)) for each in present
+    }
+    words = element("p", _ON_RING if moment.on_ring else _ON_HUB, class_="soft")
+    inner = table("waits-table", "Waiting by rank", HEADS) if rows else None
+    return Section(headed("waits", "Who waits for whom", element("p", _who(moment)), words, inner), rows)
+
+
+def _who(moment: Moment) -> str:
+    waiting = [each for each in moment.present if each.state == "held up"]
+    if moment.silent:
+        silent = ", ".join(str(each.rank) for each in moment.silent)
+        return f"Silent, so that others may wait for it: rank {silent}."
+    if not waiting:
+        return "Nobody has been held up for long."
+    ranks = ", ".join(str(each.rank) for each in waiting)
+    return f"Held up: rank {ranks}. The slowest: {moment.report['slowest'] or 'nobody; all wait'}."
+
+
+def _shown(worker: Worker, longest: float) -> tuple[int, float, float, float]:
+    """Rounded to what can be seen, so that a row is made anew only where that changes."""
+    share = worker.holding / longest if longest else 0.0
+    return worker.rank, round(share, 2), round(worker.held, 1), round(worker.waiting, 1)
+
+
+def _row(rank: int, share: float, held: float, waiting: float) -> Html:
+    now = f"{waiting:.1f} s" if waiting else NOTHING
+    return row(str(rank), bar(share, "held"), f"{number(held)} s", now, name=f"wait-{rank}")

@@ -1,0 +1,48 @@
+"""Every worker, in numbers."""
+
+from __future__ import annotations
+
+from ps.markup import Html, element
+from ps.page.figures import NOTHING, loss, number
+from ps.page.memo import Memo
+from ps.page.moment import Moment, State, Worker
+from ps.page.section import Section
+from ps.page.table import headed, row, table
+
+HEADS = ("Rank", "State", "Step", "Steps/s", "Loss", "Host and process")
+
+
+def workers(moment: Moment, memo: Memo) -> Section:
+    """One row a place."""
+    rows = {f"worker-{each.rank}": _row(each, memo) for each in moment.workers}
+    inner = table("workers-table", "Workers by rank", HEADS)
+    return Section(headed("workers", "Workers", inner if rows else _none()), rows)
+
+
+def _none() -> Html:
+    return element("p", "Nobody has come yet, nor said how many there will be.", class_="soft")
+
+
+def _row(worker: Worker, memo: Memo) -> Html:
+    told = (worker.step, worker.rate, worker.loss) if worker.present else None
+    return memo(f"worker-{worker.rank}", _made, worker.rank, worker.state, worker.doing, worker.where, told)
+
+
+def _made(
+    rank: int, state: State, doing: str, where: str, told: tuple[int, float, float | None] | None
+) -> Html:
+    step, rate, lost = told or (None, None, None)
+    return row(
+        str(rank),
+        element("span", doing, class_=f"state {kind(state)}"),
+        NOTHING if step is None else f"{step:,}",
+        NOTHING if rate is None else number(rate),
+        loss(lost),
+        where or NOTHING,
+        name=f"worker-{rank}",
+    )
+
+
+def kind(state: State) -> str:
+    """The class that sets a state's colour."""
+    return f"is-{state.replace(' ', '-')}"

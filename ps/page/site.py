@@ -1,0 +1,94 @@
+"""Site: the status page of one server, from its port to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ps.config import ServerConfig
+from ps.journal import Journal
+from ps.page import port
+from ps.page import token as tokens
+from ps.page.broadcast import Broadcast
+from ps.page.history import EVERY_SECONDS, History
+from ps.page.painter import Painter
+from ps.page.reader import Hub, Reader
+from ps.timing import SystemTime
+from ps.transport.host import bracketed, reachable
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from ps.page.listener import HttpListener
+
+
+class Site:
+    """Holds a port from the beginning, and answers there from `serve` to `close`.
+
+    Args:
+        config: The server's settings.
+
+    Raises:
+        ConfigError: The port is taken, or the token's file cannot be used.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._token = tokens.settle(config.token_file)
+        self._listening = port.take(config.host, port.choose(config.page_port, config.port))
+        here = bracketed(reachable(config.host))
+        self.address = f"http://{here}:{self._listening.getsockname()[1]}"
+        """Without a path."""
+        self._journal = Journal()
+        logging.getLogger().addHandler(self._journal)
+        self._broadcast: Broadcast | None = None
+        self._reader: Reader | None = None
+        self._listener: HttpListener | None = None
+        self._sampling: asyncio.Task[None] | None = None
+
+    def banner(self) -> list[str]:
+        """What the server's banner says of it. The token stands where browsers keep it to themselves."""
+        page = f"{self.address}/#token={self._token}"
+        if self._config.token_file is not None:
+            page = f"{self.address}/  (its token: {self._config.token_file})"
+        return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
+
+    async def serve(self, hub: Hub) -> None:
+        """Begins to answer; what that takes is imported beside the loop, which has workers to answer."""
+        history = History()
+        self._reader = reader = Reader(hub)
+        painter = Painter(reader, history, self._journal, SystemTime())
+        self._broadcast = broadcast = Broadcast(painter)
+        await asyncio.to_thread(_load)
+        from ps.page.listener import HttpListener
+        from ps.page.routes import app
+
+        made: ASGIApp = app(hub, reader, painter, broadcast, self._token)
+        self._listener = HttpListener(made, self._listening)
+        self._sampling = asyncio.create_task(_sample(reader, history))
+
+    async def close(self) -> None:
+        """Ends every stream and gives the port back."""
+        logging.getLogger().removeHandler(self._journal)
+        if self._sampling is not None:
+            self._sampling.cancel()
+        if self._broadcast is not None:
+            self._broadcast.close()
+        if self._listener is not None:
+            await self._listener.close()
+        if self._reader is not None:
+            await self._reader.close()
+        self._listening.close()
+
+
+def _load() -> None:
+    """Imports what takes long."""
+    import ps.page.listener
+    import ps.page.routes  # noqa: F401
+
+
+async def _sample(reader: Reader, history: History) -> None:
+    while True:
+        history.note(reader.workers())
+        await asyncio.sleep(EVERY_SECONDS)

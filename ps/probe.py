@@ -1,0 +1,65 @@
+"""Probe: asks a hub or a shard by grpc.health.v1 whether it serves; what a container's health check runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from ps.config import address as split
+from ps.errors import ServerUnreachable, UsageError
+from ps.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
+from ps.transport.channel import open_channel
+
+PATIENCE = 3.0
+"""Seconds; shorter than any engine's own for a probe but Kubernetes' default of 1."""
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
+    """Returns if the service is serving.
+
+    Args:
+        address: `HOST:PORT` of a hub's control, or of a shard's gRPC.
+        service: Its name in grpc.health.v1; empty: the process.
+        timeout: Seconds.
+
+    Raises:
+        ConfigError: The address is none.
+        UsageError: There is no such service.
+        ServerUnreachable: It does not serve, and says why; or nobody answers.
+    """
+    split(address)
+    request = health_pb2.HealthCheckRequest(service=service)
+    with open_channel(address) as channel:
+        try:
+            answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=timeout)
+        except grpc.RpcError as error:
+            raise _refused(address, service, error, timeout) from error
+    if answer.status != SERVING:
+        name = service or "the process"
+        status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        raise ServerUnreachable(f"{name} at {address} is {status}: {_why(call.trailing_metadata())}")
+
+
+def _refused(address: str, service: str, error: Any, timeout: float) -> Exception:
+    code = error.code()
+    if code is grpc.StatusCode.NOT_FOUND:
+        known = f"a hub has {CONTROL}, {DATA} and {READY}, a shard {SHARD_CONTROL} and {DATA}"
+        return UsageError(f"{address} has no service {service!r}: {known}; without one the process answers")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ServerUnreachable(f"what answers at {address} is neither a hub nor a shard; check the port")
+    return ServerUnreachable(
+        f"nobody answers at {address} within {timeout:g} s ({code.name}: {error.details()});"
+        " check the address, or start a hub there: ps-server start"
+    )
+
+
+def _why(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    for key, value in metadata:
+        if key == WHY and isinstance(value, bytes):
+            return value.decode()
+    return "it does not say why"

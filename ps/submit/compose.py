@@ -1,0 +1,113 @@
+"""Docker Compose: a server and workers on one machine, in a network of their own.
+
+The workers find the server by its service's name, once it is healthy. Compose
+tells none of them its number, so the hub assigns the ranks; with GPUs one
+container has all workers, and `ps-worker` starts one a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ps.submit import container
+from ps.submit.documents import dump
+from ps.submit.job import GRACE_SECONDS, PORT, Job
+
+SERVER = "server"
+_CHECKPOINTS = "checkpoints"
+
+Service = dict[str, Any]
+
+
+class Compose:
+    """Compose, by `docker compose`; it stays in the foreground until the job has ended."""
+
+    command = ("docker", "compose", "-f", "-", "up")
+    mend = "install Docker with its plugin compose, or take to where it is what --dry-run prints"
+
+    def render(self, job: Job) -> str:
+        """The Compose file."""
+        folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
+        document = {
+            "name": job.name,
+            "services": {SERVER: _server(job), "worker": _workers(job)},
+            "networks": {"job": {}},
+            **({"volumes": {_CHECKPOINTS: {}}} if folders else {}),
+        }
+        return dump(["Made by: ps-server submit --engine compose", *container.INSECURE], [_literal(document)])
+
+
+def _server(job: Job) -> Service:
+    folders = [job.servers_folder] if job.servers_folder else []
+    page = container.page_port(job)
+    # A free port of this machine alone: `docker compose -p NAME port server PORT` tells which.
+    seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
+    return {
+        "entrypoint": container.server_command(job),
+        **_service(job, 1, folders),
+        **seen,
+        "healthcheck": {
+            "test": ["CMD", "ps-server", "health", f"127.0.0.1:{PORT}"],
+            "interval": "2s",
+            "timeout": "10s",
+            "retries": 30,
+        },
+        "deploy": {"resources": {"limits": _limits(job, 1)}},
+    }
+
+
+def _workers(job: Job) -> Service:
+    several = job.per_node > 1
+    resources: Service = {"limits": _limits(job, job.per_node)}
+    if job.config.gpus:
+        devices = {"driver": "nvidia", "count": job.config.gpus, "capabilities": ["gpu"]}
+        resources["reservations"] = {"devices": [devices]}
+    # Compose stops all containers when it stops one: then the workers had better stop after the same step.
+    together = ["--on-preempt", "all"] if job.worker.on_preempt == "auto" else []
+    return {
+        "entrypoint": container.worker_command(job, SERVER, together),
+        **_service(job, job.per_node, job.workers_folders),
+        "depends_on": {SERVER: {"condition": "service_healthy"}},
+        "deploy": {"replicas": 1 if several else job.workers, "resources": resources},
+    }
+
+
+def _service(job: Job, processes: int, folders: Sequence[Path]) -> Service:
+    """What both have: nobody is root, has a capability, or writes to the image's files."""
+    return {
+        "image": job.config.image,
+        "command": [],
+        "init": True,
+        "user": f"{container.USER}:{container.USER}",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges:true"],
+        "environment": container.variables(job),
+        "networks": ["job"],
+        "tmpfs": ["/tmp"],  # noqa: S108
+        "shm_size": f"{processes * container.memory(job) * 512}m",
+        "stop_grace_period": f"{GRACE_SECONDS}s",
+        **({"volumes": [_mount(path) for path in folders]} if folders else {}),
+    }
+
+
+def _limits(job: Job, processes: int) -> Service:
+    cpus, gib = processes * container.cpus(job), processes * container.memory(job)
+    return {"cpus": str(cpus), "memory": f"{gib}g", "pids": 1024 * processes}
+
+
+def _mount(path: Path) -> Service:
+    return {"type": "volume", "source": _CHECKPOINTS, "target": container.absolute(path)}
+
+
+def _literal(value: Any) -> Any:
+    """Compose puts variables for `$NAME` in every value, and `$` for `$$`."""
+    if isinstance(value, str):
+        return value.replace("$", "$$")
+    if isinstance(value, dict):
+        return {key: _literal(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_literal(each) for each in value]
+    return value

@@ -1,0 +1,132 @@
+"""A hub as its page sees it, which tells what a test told it to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+from ps.errors import HubringError
+from ps.journal import Entry, Journal
+from ps.page.history import Sample
+from ps.page.moment import Moment
+from ps.page.rates import Rates
+
+TOKEN = "a token that is long enough"
+
+
+def worker(rank: int, **changes: Any) -> dict[str, Any]:
+    """A worker's row of the status."""
+    row = {
+        "rank": rank,
+        "host": "node1",
+        "pid": 1000 + rank,
+        "step": 40,
+        "loss": 0.5,
+        "steps_per_second": 2.0,
+        "seconds_waiting": 0.0,
+        "seconds_since_heartbeat": 0.3,
+    }
+    return row | changes
+
+
+def shard(index: int, **changes: Any) -> dict[str, Any]:
+    """A shard's row of the status."""
+    row = {
+        "shard": index,
+        "host": "node0",
+        "pid": 2000 + index,
+        "pushes": 160,
+        "duplicates": 0,
+        "dropped": 0,
+        "bytes_in": 4_000_000,
+        "bytes_out": 5_000_000,
+        "oldest_version": 40,
+        "newest_version": 40,
+        "queued_seconds": 0.1,
+        "handled_seconds": 0.2,
+        "held_seconds": {"0": 1.0, "1": 2.0},
+        "cpu_seconds": 0.5,
+        "peak_bytes": 1 << 20,
+        "staleness": {"0": 150, "3": 10},
+        "partial_rounds": [],
+        "seconds_since_heartbeat": 0.2,
+    }
+    return row | changes
+
+
+def report(count: int = 4, **changes: Any) -> dict[str, Any]:
+    """A status without shards: a job in which so many workers train."""
+    told = {
+        "version": "0.1.0",
+        "protocol": 4,
+        "seconds_up": 100.0,
+        "job": "train.py",
+        "topology": "hub",
+        "mode": "bsp",
+        "state": "running",
+        "started": True,
+        "epoch": 1,
+        "draining": False,
+        "failure": "",
+        "world_size": count,
+        "lease_seconds": 5.0,
+        "step": 40,
+        "workers": [worker(rank) for rank in range(count)],
+        "slowest": "",
+        "ended": {"finished": [], "preempted": [], "failed": {}, "lost": {}},
+        "checkpoint": "",
+        "checkpoints": 0,
+    }
+    return told | changes
+
+
+def moment(*shards: dict[str, Any], log: tuple[Entry, ...] = (), **changes: Any) -> Moment:
+    """What there is to see of such a report."""
+    samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
+    return Moment.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
+
+
+class PagedHub:
+    """The hub; `done` says what it was asked to do."""
+
+    def __init__(self, workers: int = 4, shards: int = 2) -> None:
+        self.told = report(workers)
+        self.rows = [shard(index) for index in range(shards)]
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.asked = 0
+        self.done: list[str] = []
+        self.refusal: HubringError | None = None
+
+    def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self.told, "workers": [dict(row) for row in self.told["workers"]], "shards": shards}
+
+    async def shards(self) -> list[dict[str, Any]]:
+        self.asked += 1
+        await self.may_answer.wait()
+        return [dict(row) for row in self.rows]
+
+    async def save(self) -> tuple[Path, int]:
+        self._do("save")
+        return Path("/checkpoints/step-40"), 40
+
+    async def drain(self) -> None:
+        self._do("drain")
+
+    async def end(self, why: str) -> None:
+        self._do(f"end: {why}")
+
+    def _do(self, what: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.done.append(what)
+
+
+def journal(*texts: str, level: str = "info") -> Journal:
+    """A log in which these lines stand."""
+    made = Journal()
+    for text in texts:
+        made.handle(logging.makeLogRecord({"msg": text, "levelname": level.upper(), "levelno": 20}))
+    return made

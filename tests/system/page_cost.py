@@ -1,0 +1,207 @@
+"""What the status page costs a job of many simulated workers.
+
+    page_cost.py WORKERS SHARDS BLOCKS SECONDS
+
+The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
+lines to the shards; all push one gradient a step, in lockstep. In turns of SECONDS nobody watches, or
+somebody does: one browser's stream is read, and the metrics are asked for every five seconds, as
+Prometheus might. Prints one JSON object: of each turn the median step, and the hub process's processor time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ps.client import KVClient
+from ps.job import Reason
+from ps.session import Session
+from ps.transport.registry import choose
+from ps.types import BucketSpec, TensorSpec
+from ps.work import Work
+
+NUMEL = 4096
+SCRAPED_EVERY = 5.0
+LIMIT = 60.0
+HYPER = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
+
+
+class SimulatedWorker:
+    """A place in the job that computes nothing."""
+
+    def __init__(self, address: str, size: int) -> None:
+        self.session = Session(address, job="simulated", topology="hub", world_size=size)
+        _, dial = choose(self.session.shards)
+        self._client = KVClient(self.session.sender, len(self.session.shards), dial)
+        self._gradient, self._values = torch.ones(NUMEL), torch.zeros(NUMEL)
+
+    def agree(self, shards: int) -> None:
+        bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (NUMEL,)),))
+        self._slices = self.session.plan([bucket], 4 * NUMEL // shards).plan.slices
+
+    def init(self) -> None:
+        self._each("beginning", lambda piece, part, work: self._client.init(piece.shard, piece.key, part, work))
+
+    def pull(self) -> None:
+        self._each("a pull", lambda piece, part, work: self._client.pull(piece.shard, piece.key, part, work))
+
+    def push(self) -> Work:
+        work = Work("a push", len(self._slices), self._client.attend)
+        with self._client.corked():
+            for piece in self._slices:
+                part = slice(piece.offset, piece.offset + piece.numel)
+                self._client.push_pull(
+                    piece.shard, piece.key, self._gradient[part], self._values[part], HYPER, work
+                )
+        return work
+
+    def stepped(self, step: int) -> None:
+        self.session.step, self.session.loss = step, 1.0 / step
+
+    def leave(self) -> None:
+        self._client.close()
+        self.session.leave(Reason.FINISHED)
+        self.session.close()
+
+    def _each(self, what: str, call: Any) -> None:
+        work = Work(what, len(self._slices), self._client.attend)
+        for piece in self._slices:
+            call(piece, self._values[piece.offset : piece.offset + piece.numel], work)
+        work.wait(LIMIT)
+
+
+class Watched:
+    """Somebody watches: a stream is read, and metrics are asked for now and then."""
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+        self._over = threading.Event()
+        self.frames = self.scrapes = 0
+
+    def __enter__(self) -> Watched:
+        host, _, port = self._page.removeprefix("http://").rpartition(":")
+        self._stream = socket.create_connection((host, int(port)))
+        self._stream.sendall(b"GET /events HTTP/1.1\r\nHost: hub\r\n\r\n")
+        self._threads = [threading.Thread(target=run) for run in (self._read, self._scrape)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._stream.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._stream.close()
+
+    def _read(self) -> None:
+        while data := self._stream.recv(1 << 20):
+            self.frames += data.count(b"data: ")
+
+    def _scrape(self) -> None:
+        while not self._over.is_set():
+            with urllib.request.urlopen(f"{self._page}/metrics", timeout=LIMIT) as answer:
+                answer.read()
+            self.scrapes += 1
+            self._over.wait(SCRAPED_EVERY)
+
+
+def processor_seconds(pid: int) -> float:
+    """Of all threads of a process; see proc(5), /proc/pid/schedstat."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+@contextlib.contextmanager
+def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
+    """A server, its address and its page."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "address"
+        flags = ["--port", "0", "--once", "--workers", str(workers), "--shards", str(shards)]
+        command = [sys.executable, "-m", "ps.cli", "start", *flags, "--address-file", str(file)]
+        log = Path(folder) / "log"
+        with log.open("w") as out, subprocess.Popen(command, stderr=out, stdout=subprocess.DEVNULL) as server:
+            while "metrics   " not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.05)
+            page = re.findall(r"metrics   (\S+)/metrics", log.read_text())[0]
+            try:
+                yield server, file.read_text().strip(), page
+            finally:
+                server.terminate()
+
+
+def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float) -> list[float]:
+    """Steps in lockstep, for so long; how long each took."""
+    took: list[float] = []
+    until = time.perf_counter() + seconds
+    while (began := time.perf_counter()) < until:
+        for work in [each.push() for each in crew]:
+            work.wait(LIMIT)
+        for each in crew:
+            each.stepped(done + len(took) + 1)
+        took.append(time.perf_counter() - began)
+    return took
+
+
+def measure(workers: int, shards: int, blocks: int, seconds: float) -> dict[str, Any]:
+    turns: list[dict[str, Any]] = []
+    with hub(workers, shards) as (server, address, page), ThreadPoolExecutor(workers) as pool:
+        crew = list(pool.map(lambda _: SimulatedWorker(address, workers), range(workers)))
+        for call in (lambda each: each.agree(shards), SimulatedWorker.init, SimulatedWorker.pull):
+            list(pool.map(call, crew))
+        done = len(steps_for(crew, 0, 1.0))
+        for turn in range(2 * blocks):
+            # Now the one first, now the other, so that no drift favours either.
+            with_page = turn % 4 in (1, 2)
+            watched = Watched(page) if with_page else None
+            with watched or contextlib.nullcontext():
+                before, began = processor_seconds(server.pid), time.perf_counter()
+                took = steps_for(crew, done, seconds)
+                used = (processor_seconds(server.pid) - before) / (time.perf_counter() - began)
+            done += len(took)
+            turns.append(
+                {
+                    "watched": with_page,
+                    "steps": len(took),
+                    "step_ms": 1000 * statistics.median(took),
+                    "hub_cpu_ms_per_s": 1000 * used,
+                    "frames": watched.frames if watched else 0,
+                    "scrapes": watched.scrapes if watched else 0,
+                }
+            )
+        list(pool.map(SimulatedWorker.leave, crew))
+        server.wait(LIMIT)
+    return {"workers": workers, "shards": shards, "steps": done, "turns": turns, **summary(turns)}
+
+
+def summary(turns: list[dict[str, Any]]) -> dict[str, float]:
+    """Medians over the turns with and without a watcher, and what the page adds."""
+    found = {}
+    for what in ("step_ms", "hub_cpu_ms_per_s"):
+        plain, seen = (
+            statistics.median(turn[what] for turn in turns if turn["watched"] is with_page)
+            for with_page in (False, True)
+        )
+        found |= {f"{what}_unwatched": plain, f"{what}_watched": seen}
+    found["step_added"] = found["step_ms_watched"] / found["step_ms_unwatched"] - 1
+    found["hub_cpu_added"] = (found["hub_cpu_ms_per_s_watched"] - found["hub_cpu_ms_per_s_unwatched"]) / 1000
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*(int(argument) for argument in sys.argv[1:4]), float(sys.argv[4]))))

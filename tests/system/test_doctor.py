@@ -1,0 +1,372 @@
+"""`ps-server doctor` on machines that lack something: namespaces, lowered limits, small file systems.
+
+Checks get a minute, more than any takes on a busy machine, except where one is to hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protos import control_pb2 as pb
+from protos.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from ps.types import PROTOCOL
+from tests.system.cluster import Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+LONG = "60"
+
+
+class Report:
+    """What a doctor found, by name."""
+
+    def __init__(self, program: Program, code: int) -> None:
+        self.result: dict[str, Any] = program.done(code)
+        self.said = program.said()
+        assert len(program.out.read_text().splitlines()) == 1
+
+    def __getitem__(self, name: str) -> dict[str, str]:
+        [found] = [found for found in self.result["findings"] if found["name"] == name]
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        return [found["name"] for found in self.result["findings"] if found["state"] == "failure"]
+
+
+def start(cluster: Cluster, *arguments: str, within: Sequence[str] = ()) -> Program:
+    count = sum(program.name.startswith("doctor") for program in cluster.programs)
+    return cluster.run(f"doctor{count}", "ps.cli", "doctor", "--timeout", LONG, *arguments, within=within)
+
+
+def examine(cluster: Cluster, *arguments: str, code: int, within: Sequence[str] = ()) -> Report:
+    return Report(start(cluster, *arguments, within=within), code)
+
+
+def in_namespace(kinds: str, *commands: str) -> list[str]:
+    """Runs what follows in new namespaces, after these commands."""
+    return ["unshare", kinds, "sh", "-c", " && ".join([*commands, 'exec "$@"']), "sh"]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and mounts need root")
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> None:
+    report = examine(cluster, "--checkpoint-dir", str(tmp_path / "saved"), code=0)
+    names = [found["name"] for found in report.result["findings"]]
+    assert any(name.startswith("CUDA") for name in names)
+    assert [name for name in names if not name.startswith("CUDA")] == [
+        *("packages", "torch", "torch threads", "NCCL", "Gloo", "settings", "cores", "memory"),
+        *("shared memory", "/dev/shm", "open files", "memlock", "checkpoint dir", "clock", "own name"),
+        *("interfaces", "control port", "page's port"),
+    ]
+    assert (report.result["failures"], report.result["server"]) == (0, None)
+    assert report["Gloo"]["found"] == "2 ranks on 127.0.0.1 met and added right"
+    assert f"protocol {PROTOCOL}" in report["packages"]["found"]
+    assert not (tmp_path / "saved").exists()
+    for found in report.result["findings"]:
+        assert found["name"] in report.said
+        assert found["found"] in report.said
+        assert bool(found["mend"]) == (found["state"] in ("warning", "failure"))
+
+
+def test_a_server_of_ours_is_found_well_and_its_port_is_known_as_taken(cluster: Cluster) -> None:
+    server, address = cluster.server("--workers", "2", "--once", "--no-page")
+    port = address.rpartition(":")[2]
+    report = examine(cluster, address, code=0, within=["env", f"PS_PORT={port}"])
+    assert "waiting for" in report["server"]["found"]
+    assert report["versions"]["state"] == "ok"
+    assert report["clocks"]["state"] == "ok"
+    assert report["server's name"]["state"] == "ok"
+    assert f"a ps-server has {address}: pid {server.process.pid}" in report["control port"]["found"]
+    server.process.terminate()
+    server.wait()
+
+
+def test_an_address_at_which_nobody_listens_ends_with_69(cluster: Cluster) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        report = examine(cluster, address, code=69)
+    assert report.failures == ["server"]
+    assert f"nothing listens at {address}" in report["server"]["found"]
+    assert "ps-server start --host 127.0.0.1 --port" in report["server"]["mend"]
+    assert [report[name]["state"] for name in ("versions", "clocks")] == ["skipped"] * 2
+
+
+def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> None:
+    with contextlib.ExitStack() as stack:
+        ssh = stack.enter_context(answering(b"SSH-2.0-OpenSSH_9.2\r\n"))
+        web = stack.enter_context(answering(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"))
+        other = stack.enter_context(serving(None))
+        doctors = [start(cluster, address) for address in (ssh, web, other)]
+        reports = [Report(doctor, 69) for doctor in doctors]
+    assert [report.failures for report in reports] == [["server"]] * 3
+    for report in reports[:2]:
+        assert "does not speak as a ps-server does" in report["server"]["found"]
+    assert "speaks gRPC, but is no ps-server" in reports[2]["server"]["found"]
+
+
+def test_a_listener_that_says_nothing_is_told_as_such(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        report = examine(cluster, address, code=69)
+    assert f"what listens at {address} takes connections, but said nothing" in report["server"]["found"]
+
+
+@contextlib.contextmanager
+def answering(words: bytes) -> Iterator[str]:
+    """Somebody who says these words to whoever connects, and hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as thread:
+
+        def answer() -> None:
+            while True:
+                try:
+                    caller, _ = listening.accept()
+                except OSError:  # the listener is closed
+                    return
+                with caller, contextlib.suppress(OSError):  # who only looks hangs up first
+                    caller.sendall(words)
+
+        thread.submit(answer)
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+class OtherServer(ControlServicer):
+    def __init__(self, report: dict[str, Any], ahead: int) -> None:
+        self._report = report
+        self._ahead = ahead
+
+    def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:  # noqa: N802 - gRPC's name
+        return pb.StatusReply(json=json.dumps(self._report))
+
+    def Clock(self, request: pb.ClockRequest, context: Any) -> pb.ClockReply:  # noqa: N802 - gRPC's name
+        return pb.ClockReply(time_ns=time.time_ns() + self._ahead)
+
+
+@contextlib.contextmanager
+def serving(report: dict[str, Any] | None, ahead: int = 0) -> Iterator[str]:
+    """A gRPC server with this report, or with no service at all."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    if report is not None:
+        add_ControlServicer_to_server(OtherServer(report, ahead), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()
+
+
+def test_a_server_of_another_protocol_ends_with_78(cluster: Cluster) -> None:
+    with serving({"version": "9.9.9", "protocol": PROTOCOL + 1, "job": "", "state": "waiting"}) as address:
+        report = examine(cluster, address, code=78)
+    assert report.failures == ["versions"]
+    assert f"9.9.9 (protocol {PROTOCOL + 1}) at {address}" in report["versions"]["found"]
+    assert "hubring==9.9.9" in report["versions"]["mend"]
+
+
+def test_a_server_from_before_versions_were_told_ends_with_78(cluster: Cluster) -> None:
+    with serving({"job": "", "state": "waiting"}) as address:
+        report = examine(cluster, address, code=78)
+    assert "unknown version (protocol unknown)" in report["versions"]["found"]
+
+
+def test_a_server_whose_clock_is_off_is_a_warning(cluster: Cluster) -> None:
+    hour = 3600 * 10**9
+    with serving({"version": "9.9.9", "protocol": PROTOCOL, "job": "", "state": "waiting"}, -hour) as address:
+        report = examine(cluster, address, code=0)
+    assert (report["versions"]["state"], report["clocks"]["state"]) == ("warning", "warning")
+    assert "behind this machine's" in report["clocks"]["found"]
+
+
+def test_an_address_that_is_none_is_refused_before_anything_is_looked_at(cluster: Cluster) -> None:
+    program = cluster.run("doctor", "ps.cli", "doctor", "localhost")
+    assert "expected HOST:PORT" in program.done(78)["error"]
+
+
+def test_somebody_elses_port_is_told_with_who_it_is(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        report = examine(cluster, code=0, within=["env", f"PS_PAGE_PORT={port}"])
+    assert report["page's port"]["state"] == "warning"
+    assert f"127.0.0.1:{port} is taken by pid {os.getpid()}" in report["page's port"]["found"]
+    assert report["page's port"]["mend"] == "ps-server start --page-port 0, or stop that"
+
+
+def test_unknown_settings_in_the_environment_are_all_told(cluster: Cluster) -> None:
+    report = examine(cluster, code=78, within=["env", "PS_WORKER=2", "PS_CHECKPOINTDIR=x", "PS_MODE=asp"])
+    told = [found for found in report.result["findings"] if found["name"] == "settings"]
+    assert ["PS_WORKERS" in told[0]["found"], "PS_CHECKPOINT_DIR" in told[1]["found"]] == [True, True]
+    assert len(told) == 2
+
+
+@needs_root
+def test_a_small_shared_memory_is_a_failure_for_others_and_not_for_the_hub(cluster: Cluster) -> None:
+    report = examine(
+        cluster, code=78, within=in_namespace("-m", "mount -t tmpfs -o size=1m tmpfs /dev/shm")
+    )
+    assert report.failures == ["/dev/shm"]
+    assert "1 MiB of 1 MiB free" in report["/dev/shm"]["found"]
+    assert "--shm-size" in report["/dev/shm"]["mend"]
+    assert report["shared memory"]["state"] == "ok"
+
+
+@needs_root
+def test_a_shared_memory_that_cannot_be_written_is_a_failure(cluster: Cluster) -> None:
+    report = examine(
+        cluster, code=78, within=in_namespace("-m", "mount -t tmpfs -o size=1m,ro tmpfs /dev/shm")
+    )
+    assert report["/dev/shm"]["found"].startswith("cannot be written: Read-only file system")
+
+
+def test_a_machine_that_lets_nothing_start_says_so(cluster: Cluster) -> None:
+    program = cluster.run("doctor", "ps.cli", "doctor", within=["prlimit", "--nofile=20:20"])
+    assert "Too many open files; raise ulimit -n" in program.done(78)["error"]
+
+
+def test_lowered_limits_are_told(cluster: Cluster) -> None:
+    lowered = ["prlimit", "--nofile=100:100", "--memlock=65536:65536"]
+    report = examine(cluster, code=78, within=lowered)
+    assert report.failures == ["open files"]
+    assert "100 at most" in report["open files"]["found"]
+    assert report["memlock"]["found"].startswith("64 KiB")
+
+
+@needs_root
+def test_a_full_folder_for_checkpoints_is_a_failure(cluster: Cluster, small: Path) -> None:
+    with (small / "rest").open("wb") as rest, pytest.raises(OSError, match="No space left"):
+        while True:
+            rest.write(bytes(1 << 16))
+            rest.flush()
+    report = examine(cluster, "--checkpoint-dir", str(small / "run"), code=78)
+    assert report["checkpoint dir"]["found"].startswith(f"{small} is full")
+    assert f"df -h {small}" in report["checkpoint dir"]["mend"]
+
+
+@needs_root
+def test_a_read_only_folder_for_checkpoints_is_a_failure(cluster: Cluster, small: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(small)], check=True)
+    report = examine(cluster, "--checkpoint-dir", str(small), code=78)
+    assert report["checkpoint dir"]["found"] == f"{small} is read-only"
+
+
+@needs_root
+def test_a_folder_that_is_memory_is_a_warning(cluster: Cluster, small: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=3g", str(small)], check=True)
+    report = examine(cluster, "--checkpoint-dir", str(small), code=0)
+    assert report["checkpoint dir"]["state"] == "warning"
+    assert "gone when this machine restarts" in report["checkpoint dir"]["found"]
+    assert [*small.iterdir()] == []
+
+
+@needs_root
+def test_a_machine_whose_name_is_anothers_address_is_a_failure(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n203.0.113.9 node7\n")
+    report = examine(
+        cluster, code=78, within=in_namespace("-mu", f"mount --bind {hosts} /etc/hosts", "hostname node7")
+    )
+    assert report.failures == ["own name"]
+    assert "203.0.113.9 is no address of this machine" in report["own name"]["found"]
+
+
+@needs_root
+def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node7\n")
+    networked = ["ip link set lo up", "ip link add eth0 type veth peer name eth1", "ip addr add 10.9.0.7/24 dev eth0"]
+    networked += ["ip link set eth1 up", "ip link set eth0 up", "ip route add default via 10.9.0.1"]
+    named = [f"mount --bind {hosts} /etc/hosts", "hostname node7"]
+    report = examine(cluster, code=0, within=in_namespace("-mun", *named, *networked))
+    assert report["own name"]["state"] == "warning"
+    assert "node7 is 127.0.1.1, which only this machine reaches" in report["own name"]["found"]
+    assert "let node7 be 10.9.0.7" in report["own name"]["mend"]
+    assert "to others it is eth0 10.9.0.7" in report["interfaces"]["found"]
+
+
+@needs_root
+def test_without_a_loopback_interface_gloo_cannot_add(cluster: Cluster) -> None:
+    report = examine(cluster, code=78, within=in_namespace("-n", "true"))
+    assert "Gloo" in report.failures
+    assert "ip link set lo up" in report["Gloo"]["mend"]
+
+
+@needs_root
+def test_a_server_in_a_network_that_nothing_leads_to_ends_with_69(cluster: Cluster) -> None:
+    report = examine(cluster, "10.9.9.9:5555", code=69, within=in_namespace("-n", "ip link set lo up"))
+    assert sorted(report.failures) == ["interfaces", "server"]
+    assert "no network leads to 10.9.9.9:5555" in report["server"]["found"]
+
+
+@needs_root
+def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
+    """A name server that takes questions and never answers: the resolver waits for 5 s, twice, at the least."""
+    for name, text in {
+        "resolv.conf": "nameserver 127.0.0.53\noptions timeout:30 attempts:5\n",
+        "nsswitch.conf": "hosts: dns\n",
+        "hosts": "127.0.0.1 localhost\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    mounts = [
+        f"mount --bind {tmp_path / name} {Path('/etc', name).resolve()}"
+        for name in ("resolv.conf", "nsswitch.conf")
+    ]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
+        try:
+            mute.bind(("127.0.0.53", 53))
+        except OSError as error:
+            assert error.errno == errno.EADDRINUSE
+            pytest.skip("a name server runs here")
+        within = in_namespace("-mu", *mounts, "hostname node7")
+        program = cluster.run("doctor", "ps.cli", "doctor", "--timeout", "10", within=within)
+        report = Report(program, 78)
+    assert report["own name"]["found"].startswith("no answer within 10 s")
+    assert "/etc/resolv.conf" in report["own name"]["mend"]
+    assert report["memlock"]["state"] == "ok"
+
+
+def test_a_torch_that_does_not_load_is_a_failure_and_hides_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    broken = tmp_path / "torch"
+    broken.mkdir()
+    (broken / "__init__.py").write_text("import os, sys\nprint('illegal instruction', file=sys.stderr, flush=True)\nos.abort()\n")
+    path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
+    report = examine(cluster, code=78, within=["env", f"PYTHONPATH={path}"])
+    assert report.failures == ["torch", "CUDA", "NCCL", "Gloo"]
+    assert report["torch"]["found"] == "the check was killed by signal 6; it said last: illegal instruction"
+    assert report["memory"]["state"] != "failure"
+
+
+def test_it_stops_when_it_is_told_to_and_leaves_nothing(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        program = start(cluster, address)
+        program.until_said("looking at this machine")
+        mute.accept()[0].close()  # the first connection of the check, which is at work then
+        program.process.terminate()
+        result = program.done(143)
+    assert result == {"error": "told to stop", "exit_code": 143}

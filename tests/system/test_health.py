@@ -1,0 +1,99 @@
+"""Health of real programs: what engines probe, while a job comes and goes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.system.cluster import PATIENCE, SMALL, Cluster, Program
+
+pytestmark = pytest.mark.slow
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OF_A_HUB = ("", "hubring.v1.Control", "hubring.v1.Data", "ready")
+OF_A_SHARD = ("", "hubring.v1.ShardControl", "hubring.v1.Data")
+
+
+def watch(channel: grpc.Channel, service: str) -> Iterator[Any]:
+    request = health_pb2.HealthCheckRequest(service=service)
+    return health_pb2_grpc.HealthStub(channel).Watch(request, timeout=PATIENCE)
+
+
+def until(statuses: Iterator[Any], wanted: int) -> None:
+    """Waits until a watched service is so."""
+    assert any(answer.status == wanted for answer in statuses)
+
+
+def probed(cluster: Cluster, address: str, service: str = "") -> Program:
+    flags = ["--service", service] if service else []
+    number = len(cluster.programs)
+    return cluster.run(f"probe{number}", "ps.cli", "health", address, *flags)
+
+
+def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Path]:
+    """A worker in the middle of its job."""
+    go = tmp_path / "go"
+    worker = cluster.worker(address, SMALL, "30", "16", "hold", str(go), "20")
+    worker.until_said("holding at 20")
+    return worker, go
+
+
+def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
+    _, address = cluster.server("--shards", "2")
+    with grpc.insecure_channel(address) as channel:
+        until(watch(channel, "hubring.v1.Data"), SERVING)
+    shards = [shard["address"] for shard in cluster.status(address)["shards"]]
+    assert len(shards) == 2
+    asked = [probed(cluster, address, service) for service in OF_A_HUB]
+    asked += [probed(cluster, shard, service) for shard in shards for service in OF_A_SHARD]
+    for program in asked:
+        assert program.done()["serving"]
+    assert "no service 'data'" in probed(cluster, address, "data").done(2)["error"]
+
+
+def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server()
+    worker, go = holding(cluster, address, tmp_path)
+    with grpc.insecure_channel(address) as channel:
+        ready, data = watch(channel, "ready"), watch(channel, "hubring.v1.Data")
+        until(ready, SERVING)
+        server.process.send_signal(signal.SIGTERM)
+        until(ready, NOT_SERVING)
+        assert next(data).status == SERVING, "the job goes on to its next step"
+    refused = probed(cluster, address, "ready").done(69)["error"]
+    assert refused == f"ready at {address} is NOT_SERVING: the server is being stopped"
+    go.touch()
+    worker.done(75)
+    server.done(75)
+
+
+def test_a_killed_shard_takes_data_and_readiness_away(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--shards", "2", "--lease", "60")  # it lives until its worker has left
+    worker, go = holding(cluster, address, tmp_path)
+    with grpc.insecure_channel(address) as channel:
+        data, ready = watch(channel, "hubring.v1.Data"), watch(channel, "ready")
+        until(data, SERVING)
+        os.kill(cluster.status(address)["shards"][1]["pid"], signal.SIGKILL)
+        until(data, NOT_SERVING)
+        until(ready, NOT_SERVING)
+        refused = probed(cluster, address, "hubring.v1.Data").done(69)["error"]
+        assert "the job has failed: a shard process" in refused
+        assert "was killed by signal 9" in refused
+    go.touch()
+    worker.done(69)
+    server.done(69)
+
+
+def test_nobody_at_the_address_is_told_as_such(cluster: Cluster) -> None:
+    server, address = cluster.server()
+    server.process.send_signal(signal.SIGTERM)
+    server.done(75)
+    assert f"nobody answers at {address}" in probed(cluster, address).done(69)["error"]

@@ -1,0 +1,304 @@
+"""The status page in a real browser: live, by keyboard, without scripts, on a phone and at night."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.paged import worker
+from tests.system.cluster import SMALL, Cluster, Program
+from tests.system.staged_page import EVERY_STATE, staged
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
+SHOTS = Path(os.environ["PAGE_SHOTS"]) if "PAGE_SHOTS" in os.environ else None
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
+]
+
+PHONE, DESK = 320, 1280
+PATIENCE_MS = 90_000.0
+"""For what a busy machine takes its time for; nothing is measured by it."""
+SCRIPTS = "() => axe.run(document, {resultTypes: ['violations']})"
+FIRST_MARK = """rank => {
+    window.firstMark = null
+    new MutationObserver(() => {
+        const state = document.querySelector(`#worker-${rank} .is-silent`)
+        if (state && window.firstMark === null) window.firstMark = state.textContent
+    }).observe(document.body, {subtree: true, childList: true, characterData: true})
+}"""
+FOCUSABLE = """() => [...document.querySelectorAll('a[href], button, input, [tabindex="0"]')]
+    .filter(each => each.checkVisibility()).length"""
+FOCUSED = """() => {
+    const here = document.activeElement, box = here.getBoundingClientRect(), style = getComputedStyle(here)
+    return {tag: here.tagName, id: here.id, text: here.textContent.slice(0, 40),
+            drawn: style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2,
+            shown: box.width > 0 && box.bottom > 0 && box.top < innerHeight}
+}"""
+
+
+class Visit:
+    """A page that is open, and all that it asked for and complained of."""
+
+    def __init__(self, page: Page, address: str) -> None:
+        self.page = page
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.goto(address)
+
+    def violations(self) -> list[str]:
+        """What axe-core finds wrong with the page as it stands."""
+        self.page.evaluate(AXE.read_text())
+        found = self.page.evaluate(SCRIPTS)
+        return [f"{each['id']}: {each['nodes'][0]['failureSummary']}" for each in found["violations"]]
+
+    def shoot(self, name: str) -> None:
+        """Keeps a picture of the whole page, if somebody wants to see it."""
+        if SHOTS is not None:
+            self.page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Callable[..., Visit]:
+    def open_page(address: str, width: int = DESK, **more: Any) -> Visit:
+        return Visit(browser.new_page(viewport={"width": width, "height": 800}, **more), address)
+
+    return open_page
+
+
+def served(cluster: Cluster, *flags: str) -> tuple[Program, str, str]:
+    """A server, its address, and the address of its page with the token."""
+    server, address = cluster.server(*flags)
+    server.until_said("metrics   ")
+    return server, address, re.findall(r"page +(\S+)", server.said())[0]
+
+
+@pytest.mark.parametrize("view", ["", "?view=tables"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_the_page_fits_is_accessible_and_asks_nobody_else(
+    visit: Callable[..., Visit], width: int, scheme: str, view: str
+) -> None:
+    with staged(**EVERY_STATE) as stage:
+        seen = visit(f"{stage.address}/{view}", width, color_scheme=scheme)
+        expect(seen.page.locator("#live")).to_have_text("Live")
+        seen.shoot(f"every-state-{width}-{scheme}{'-tables' if view else ''}")
+        assert seen.page.evaluate("() => document.documentElement.scrollWidth") == width
+        assert seen.violations() == []
+        assert all(url.startswith(f"{stage.address}/") for url in seen.asked), seen.asked
+        assert seen.complaints == []
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("workers", [1, 4, 64])
+def test_few_and_many_fit_into_the_picture(visit: Callable[..., Visit], workers: int, topology: str) -> None:
+    shards = 0 if topology == "ring" else {1: 1, 4: 2, 64: 12}[workers]
+    with staged(workers, shards, topology=topology) as stage:
+        seen = visit(stage.address, PHONE if workers == 4 else DESK)
+        expect(seen.page.locator("#live")).to_have_text("Live")
+        seen.shoot(f"{topology}-{workers}")
+        drawing = seen.page.locator("svg.topology").bounding_box()
+        assert drawing is not None
+        for node in seen.page.locator("svg.topology g").all():
+            box = node.bounding_box()
+            assert box is not None
+            assert box["x"] >= drawing["x"] - 1
+            assert box["x"] + box["width"] <= drawing["x"] + drawing["width"] + 1
+        assert seen.violations() == []
+
+
+def test_workers_are_seen_to_join_and_a_stopped_one_within_two_seconds(
+    visit: Callable[..., Visit], cluster: Cluster, tmp_path: Path
+) -> None:
+    server, address, link = served(cluster, "--workers", "3", "--lease", "60", "--once")
+    seen = visit(link)
+    page, go = seen.page, tmp_path / "go"
+    expect(page.locator("h1")).to_have_text("No job yet: waiting for the first worker")
+
+    def start(rank: int) -> Program:
+        script = [SMALL, "40", "16", "hold", str(go), "20"]
+        return cluster.worker(address, "--rank", str(rank), *script)
+
+    workers = [start(0), start(1)]
+    expect(page.locator(".is-joined .rank")).to_have_text(["0", "1"])
+    expect(page.locator("h1")).to_contain_text("waiting for 1 of 3 workers (rank 2 not started yet)")
+    expect(page.locator("#node-2.is-missing")).to_have_count(1)
+    workers.append(start(2))
+    expect(page.locator("h1")).to_contain_text("3 workers train through the hub (bsp)")
+    for each in workers:
+        each.until_said("holding at 20")
+    expect(page.locator("#log")).to_contain_text("joined")
+    expect(page.locator("#worker-1 .state")).to_have_text("training")
+
+    page.evaluate(FIRST_MARK, 1)
+    workers[1].process.send_signal(signal.SIGSTOP)
+    expect(page.locator("#worker-1 .state.is-silent")).to_have_count(1)
+    # In seconds since its last heartbeat, which came before it was stopped, as the hub counts them.
+    assert page.evaluate("() => window.firstMark") == "silent for 1 s"
+    expect(page.locator("#node-1.is-silent .sign")).to_have_text("!")
+    expect(page.locator(".alarm")).to_contain_text("Rank 1")
+    expect(page.locator("#news")).to_contain_text("rank 1 is silent")
+    seen.shoot("a-stopped-worker")
+    workers[1].process.send_signal(signal.SIGCONT)
+    expect(page.locator("#worker-1 .state")).to_have_text("training")
+
+    go.touch()
+    assert [each.done()["steps"] for each in workers] == [40, 40, 40]
+    server.done()
+    expect(page.locator("#live")).to_contain_text("the server has ended")
+
+
+def test_buttons_work_with_the_token_and_not_without(
+    visit: Callable[..., Visit], cluster: Cluster, tmp_path: Path
+) -> None:
+    saved, go = tmp_path / "saved", tmp_path / "go"
+    server, address, link = served(cluster, "--workers", "1", "--checkpoint-dir", str(saved))
+    worker = cluster.worker(address, SMALL, "100000", "16", "hold", str(go), "20")
+    worker.until_said("holding at 20")
+    plain = visit(link.partition("#")[0]).page
+    plain.get_by_role("button", name="Write a checkpoint").click()
+    assert plain.evaluate("() => document.activeElement.id") == "token", "the browser asks for it"
+    plain.get_by_label("Token").fill("a token that is not the one")
+    plain.get_by_role("button", name="Write a checkpoint").click()
+    expect(plain.locator("#answer")).to_contain_text("This is not the token")
+    assert not list(saved.glob("*/manifest*"))
+
+    page = visit(link).page
+    assert page.url == link.partition("#")[0], "the token is out of sight"
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Write a checkpoint").click()
+    go.touch()  # a lockstep checkpoint is of a step to come
+    expect(page.locator("#answer")).to_contain_text("is saved in")
+    assert list(saved.glob("*/manifest*"))
+    expect(page.locator("#log")).to_contain_text("checkpoint of step")
+
+    page.reload()
+    assert page.get_by_label("Token").input_value() in link, "as typed"
+    page.get_by_role("button", name="End the job").click()
+    expect(page.locator("#answer")).to_contain_text("The job ends now")
+    assert "ended it on the status page" in worker.done(69)["error"]
+    expect(page.locator("h1")).to_contain_text("No job yet")
+    page.get_by_role("button", name="End the job").click()
+    expect(page.locator("#answer")).to_contain_text("Not done: no job is running")
+
+    second = cluster.worker(address, SMALL, "100000")
+    expect(page.locator("h1")).to_contain_text("1 worker trains")
+    page.get_by_role("button", name="Drain").click()
+    expect(page.locator("#answer")).to_contain_text("then the server ends")
+    second.done(75)
+    server.done(0)
+    expect(page.locator("#live")).to_contain_text("the server has ended")
+
+
+def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> None:
+    with staged() as stage:
+        page = visit(stage.link).page
+        page.on("dialog", lambda dialog: dialog.dismiss())
+        for name in ("Drain", "End the job"):
+            page.get_by_role("button", name=name).click()
+        page.get_by_role("button", name="Write a checkpoint").click()
+        expect(page.locator("#answer")).to_contain_text("Step 40 is saved")
+        assert stage.hub.done == ["save"]
+
+
+def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
+    with staged(**EVERY_STATE) as stage:
+        seen = visit(stage.address, java_script_enabled=False)
+        page = seen.page
+        seen.shoot("no-script")
+        expect(page.locator("#worker-2 .state")).to_have_text("silent for 3 s")
+        assert not page.get_by_label("Token").is_visible()
+        stage.hub.told["step"] = 500
+        expect(page.locator("#summary dl")).to_contain_text("500")  # it loads itself again
+        page.get_by_role("link", name="Hold this page still").click()
+        token = stage.link.partition("#token=")[2]
+        page.get_by_label("Token").fill("a token that is not the one")
+        page.get_by_role("button", name="Drain").click()
+        expect(page.locator("main")).to_contain_text("This is not the token")
+        assert stage.hub.done == []
+        page.go_back()
+        page.get_by_label("Token").fill(token)
+        page.get_by_role("button", name="Drain").click()
+        expect(page.locator("h1")).to_have_text("Done")
+        seen.shoot("no-script-answer")
+        assert stage.hub.done == ["drain"]
+        page.get_by_role("link", name="Back to the hub").click()
+        expect(page.locator("h1")).to_contain_text("train.py")
+
+
+def test_what_somebody_does_outlasts_what_changes(visit: Callable[..., Visit]) -> None:
+    with staged(**EVERY_STATE) as stage:
+        page = visit(stage.address).page
+        expect(page.locator("#live")).to_have_text("Live")
+        page.get_by_label("Token").type("half a tok")
+        box = page.locator("#workers-table")
+        box.focus()
+        stage.hub.told["workers"] = [worker(rank, step=77) for rank in range(9)]
+        expect(page.locator("#worker-5")).to_contain_text("77")  # the section was replaced as a whole
+        assert page.evaluate("() => document.activeElement.id") == "workers-table"
+        page.get_by_label("Token").focus()
+        page.keyboard.type("en")
+        stage.hub.told["workers"][5]["step"] = 78
+        expect(page.locator("#worker-5")).to_contain_text("78")  # the row alone
+        assert page.get_by_label("Token").input_value() == "half a token"
+        assert page.evaluate("() => document.activeElement.id") == "token"
+
+
+def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., Visit]) -> None:
+    with staged(**EVERY_STATE) as stage:
+        page = visit(stage.address).page
+        expect(page.locator("#live")).to_have_text("Live")
+        count, met = page.evaluate(FOCUSABLE), set()
+        assert count > 8
+        for _ in range(count):
+            page.keyboard.press("Tab")
+            here = page.evaluate(FOCUSED)
+            assert here["drawn"], here
+            assert here["shown"], here
+            met.add((here["tag"], here["id"], here["text"]))
+        assert len(met) == count
+
+
+def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Callable[..., Visit]) -> None:
+    with staged() as stage:
+        page = visit(stage.address).page
+        expect(page.locator("#live")).to_have_text("Live")
+        expect(page.locator("svg.topology")).to_be_visible()
+        expect(page.locator("#course-table")).to_be_hidden()
+        page.get_by_role("link", name="Tables instead of drawings").click()
+        expect(page.locator("svg.topology")).to_be_hidden()
+        expect(page.locator("#course-table")).to_be_visible()
+        stage.hub.told["step"] = 90
+        expect(page.locator("#summary dl")).to_contain_text("90")  # live as well
+        expect(page.locator("#course-table")).to_be_visible()
+
+
+def test_a_server_that_went_away_is_told(visit: Callable[..., Visit]) -> None:
+    with staged() as stage:
+        page = visit(stage.address).page
+        expect(page.locator("#live")).to_have_text("Live")
+        stage.close()
+        expect(page.locator("#live")).to_contain_text("the server has ended")

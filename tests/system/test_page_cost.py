@@ -1,0 +1,23 @@
+"""A job of 64 simulated workers is watched; what that costs is printed, and measured longer by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.system.cluster import Cluster
+
+pytestmark = pytest.mark.slow
+
+
+def test_sixty_four_workers_train_on_while_somebody_watches(cluster: Cluster) -> None:
+    measured = cluster.run("cost", "tests.system.page_cost", "64", "2", "1", "3").done(0)
+    plain, watched = measured["turns"]
+    assert (plain["watched"], watched["watched"]) == (False, True)
+    assert min(plain["steps"], watched["steps"]) > 0
+    assert (plain["frames"], plain["scrapes"]) == (0, 0)
+    # The first frame is the whole page; then come at most as many as there are ticks.
+    assert 2 <= watched["frames"] <= 2 + 3 / 0.4
+    assert watched["scrapes"] >= 1
+    print({name: value for name, value in measured.items() if name != "turns"}, file=sys.stderr)

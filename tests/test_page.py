@@ -1,0 +1,294 @@
+"""The page says what the hub says and nothing else, to everybody, and needs nothing from anywhere."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from ps.journal import Entry
+from ps.page.chart import curve, ticks
+from ps.page.document import answer, page
+from ps.page.figures import duration, loss, number, size
+from ps.page.memo import Memo
+from ps.page.moment import Moment
+from ps.page.painter import SECTIONS, Painting
+from ps.page.section import Section, changes
+from ps.page.sections.picture import SIGNS
+from ps.page.sections.staleness import bins
+from ps.page.sections.summary import alarms, headline
+from tests.outline import Node, outline
+from tests.paged import moment, shard, worker
+
+LOG = (Entry(1, 1.7e9, "info", "rank 0 joined"), Entry(2, 1.7e9, "error", "the job cannot go on: x"))
+ALL_STATES: dict[str, Any] = {
+    "workers": [
+        worker(0),
+        worker(1, seconds_waiting=4.0),
+        worker(2, seconds_since_heartbeat=3.0),
+    ],
+    "world_size": 8,
+    "ended": {"finished": [3], "preempted": [4], "failed": {"5": "out of memory"}, "lost": {"6": "silent"}},
+    "slowest": "rank 0 (node1 pid 1000) at step 40",
+}
+
+
+def sections(seen: Moment) -> dict[str, Section]:
+    return {name: make(seen, Memo()) for name, make in SECTIONS.items()}
+
+
+def tree(seen: Moment, **view: bool) -> Node:
+    return outline(page(Painting(seen, sections(seen)), **view))
+
+
+def by_id(node: Node, name: str) -> Node:
+    (found,) = [each for each in node.all("*") if each.attributes.get("id") == name]
+    return found
+
+
+SCENES: Mapping[str, Moment] = {
+    "training": moment(shard(0), shard(1), log=LOG),
+    "every state": moment(shard(0), **ALL_STATES),
+    "no job": moment(
+        count=0, job="", state="waiting for the first worker", started=False, world_size=0, step=0
+    ),
+    "ring": moment(topology="ring"),
+    "failed": moment({"error": "shard 0 does not answer"}, failure="shard 0 is gone", state="failed: x"),
+    "many": moment(*(shard(index) for index in range(9)), count=64),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_page_asks_for_nothing_elsewhere_and_runs_nothing_of_its_own(scene: str) -> None:
+    for node in tree(SCENES[scene]).all("*"):
+        names = [name for name in ("src", "href", "action", "formaction") if name in node.attributes]
+        assert all(re.match(r"/(?!/)|#", node.attributes[name]) for name in names), node
+        assert "style" not in node.attributes, "the policy lets no style in that is not in the file"
+        assert not any(name.startswith("on") for name in node.attributes)
+        assert node.tag != "style"
+        if node.tag == "script":
+            assert (node.attributes["src"], node.text) == ("/page.js", "")
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_id_stands_once_and_every_reference_leads_somewhere(scene: str) -> None:
+    nodes = list(tree(SCENES[scene]).all("*"))
+    ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
+    assert len(set(ids)) == len(ids)
+    for node in nodes:
+        wanted = [
+            node.attributes[name]
+            for name in ("aria-labelledby", "aria-describedby", "for")
+            if name in node.attributes
+        ]
+        wanted += [link[1:] for link in [node.attributes.get("href", "")] if link.startswith("#")]
+        assert set(wanted) <= set(ids)
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_tables_have_captions_and_drawings_are_told_or_hidden(scene: str) -> None:
+    node = tree(SCENES[scene])
+    for table in node.all("table"):
+        assert table.one("caption").text
+        assert all(head.attributes["scope"] in ("col", "row") for head in table.all("th"))
+    named = {
+        id(inner)
+        for drawing in node.all("*")
+        if drawing.attributes.get("role") == "img" or drawing.attributes.get("aria-hidden") == "true"
+        for inner in drawing.all("svg")
+    }
+    for drawing in node.all("svg"):
+        told = drawing.attributes.get("role") == "img" or drawing.attributes.get("aria-hidden") == "true"
+        assert told or id(drawing) in named
+
+
+@pytest.mark.parametrize("view", [{}, {"tables": True}, {"still": True}])
+def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
+    evil = "</section></svg><img src=x onerror=alert(1)><!-- rows -->&"
+    seen = moment(
+        shard(0, host=evil),
+        {"error": evil},
+        log=(Entry(1, 1.7e9, "error", evil),),
+        workers=[worker(0, host=evil), worker(1, host=evil, seconds_since_heartbeat=3.0)],
+        job=evil,
+        state=evil,
+        failure=evil,
+        slowest=evil,
+        mode=evil,
+        checkpoint=evil,
+        world_size=4,
+        ended={"finished": [], "preempted": [], "failed": {"2": evil}, "lost": {"3": evil}},
+    )
+    made = page(Painting(seen, sections(seen)), **view)
+    assert "<img" not in made
+    assert "<!-- rows" not in made
+    assert not list(outline(made).all("img"))
+    assert "<img" not in answer("Not done", evil)
+
+
+def test_the_page_holds_no_token_and_its_form_is_sent_by_post() -> None:
+    node = tree(SCENES["training"], still=True)
+    form = node.one("form")
+    assert form.attributes["method"] == "post"
+    assert "value" not in by_id(node, "token").attributes
+    assert [each.attributes["formaction"] for each in form.all("button")] == ["/checkpoint", "/drain", "/end"]
+
+
+def test_a_browser_without_scripts_loads_it_again_but_never_under_somebody_who_types() -> None:
+    again = [each for each in tree(SCENES["training"]).all("meta") if "http-equiv" in each.attributes]
+    assert [each.attributes["content"] for each in again] == ["2"]
+    assert "hidden" in tree(SCENES["training"]).one("form").attributes
+    assert any(each.attributes["href"] == "/?still=1#controls" for each in tree(SCENES["training"]).all("a"))
+    still = tree(SCENES["training"], still=True)
+    assert not [each for each in still.all("meta") if "http-equiv" in each.attributes]
+    assert "hidden" not in still.one("form").attributes
+
+
+def test_every_state_has_its_word_in_the_table_and_its_sign_in_the_picture() -> None:
+    node = tree(SCENES["every state"])
+    told = {rank: by_id(node, f"worker-{rank}").text for rank in range(8)}
+    words = ["training", "held up for 4 s", "silent for 3 s", "finished", "stopped, as asked"]
+    words += ["failed: out of memory", "lost: silent", "not there"]
+    assert all(word in told[rank] for rank, word in enumerate(words)), told
+    signs = {rank: by_id(node, f"node-{rank}").text for rank in range(8)}
+    for rank, state in [(1, "held up"), (2, "silent"), (3, "finished"), (4, "stopped"), (5, "failed")]:
+        assert SIGNS[state] in signs[rank]  # type: ignore[index]
+
+
+def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
+    assert list(alarms(SCENES["every state"])) == [
+        "Rank 2 (node1 pid 1002) has been silent for 3 s: after 5 s it counts as lost.",
+        "1 worker has been held up for 4 s: the slowest is rank 0 (node1 pid 1000) at step 40.",
+    ]
+    assert list(alarms(SCENES["failed"])) == ["shard 0 is gone", "shard 0 does not answer"]
+    late = moment(shard(0, seconds_since_heartbeat=1.5))
+    assert list(alarms(late)) == ["Shard 0 (node0 pid 2000) has been silent for 1 s."]
+    assert list(alarms(SCENES["training"])) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "train.py: 4 workers train through the hub (bsp)"),
+        ({"topology": "ring"}, "train.py: 4 workers train around the ring"),
+        ({"draining": True}, "train.py: 4 workers finish the step and leave"),
+        ({"failure": "x"}, "train.py has failed"),
+        ({"job": ""}, "No job yet: waiting for the first worker"),
+        ({"started": False, "state": "waiting for 1 of 4 workers"}, "train.py: waiting for 1 of 4 workers"),
+        ({"workers": []}, "train.py is over"),
+    ],
+)
+def test_the_headline_says_what_is_going_on(changes: dict[str, Any], words: str) -> None:
+    assert headline(moment(**changes)) == words
+
+
+def test_a_hubs_picture_links_every_worker_with_every_shard() -> None:
+    node = by_id(tree(SCENES["training"]), "picture")
+    links = [each.attributes["d"] for each in node.all("path")]
+    assert [link.count("L") for link in links] == [2, 2, 2, 2]
+    assert "in 4\u00a0MB" in by_id(node, "box-0").text
+    assert "out 5\u00a0MB" in by_id(node, "box-1").text
+
+
+def test_a_rings_picture_links_every_worker_with_the_next() -> None:
+    node = by_id(tree(SCENES["ring"]), "picture")
+    for rank in range(4):
+        here, there = (by_id(node, f"node-{each % 4}") for each in (rank, rank + 1))
+        begin, end = re.findall(r"^M([\d. ]+)A.* ([\d.]+ [\d.]+)$", here.one("path").attributes["d"])[0]
+        for spot, ends_at in ((begin, here), (end, there)):
+            circle = ends_at.one("circle").attributes
+            middle = float(circle["cx"]), float(circle["cy"])
+            assert math.dist(middle, [*map(float, spot.split())]) <= float(circle["r"]) + 0.1
+
+
+def test_a_link_shows_what_its_ends_are() -> None:
+    node = by_id(tree(SCENES["every state"]), "picture")
+    kinds = [by_id(node, f"node-{rank}").one("path").attributes["class"] for rank in range(4)]
+    assert kinds == ["link flowing", "link waiting", "link idle", "link idle"]
+
+
+def test_sixty_four_workers_have_places_of_their_own_and_their_numbers() -> None:
+    node = by_id(tree(SCENES["many"]), "picture")
+    circles = [by_id(node, f"node-{rank}").one("circle").attributes for rank in range(64)]
+    spots = {(each["cx"], each["cy"]) for each in circles}
+    assert len(spots) == 64
+
+
+def test_the_staleness_of_all_shards_is_added_up() -> None:
+    seen = moment(shard(0), shard(1, staleness={"0": 50, "4": 2}))
+    assert seen.staleness == {0: 200, 3: 10, 4: 2}
+    told = by_id(tree(seen), "staleness-table").text
+    assert "200" in told
+
+
+def test_staleness_has_at_most_sixteen_bins_and_loses_no_push() -> None:
+    counts = {value: value + 1 for value in range(100)}
+    found = bins(counts)
+    assert len(found) <= 16
+    assert sum(each.pushes for each in found) == sum(counts.values())
+    assert (found[0].label, bins({0: 3, 1: 1})[1].label) == ("0–6", "1")
+    assert bins({}) == ()
+
+
+def test_only_what_changed_is_sent_and_a_row_without_its_section() -> None:
+    before = sections(SCENES["training"])
+    assert changes(before, sections(SCENES["training"])) == {}
+    workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
+    after = sections(moment(shard(0), shard(1), log=LOG, workers=workers))
+    assert changes(before, after) == {"worker-1": after["workers"].rows["worker-1"]}
+
+
+def test_a_section_is_sent_whole_where_its_rows_come_or_go() -> None:
+    before = sections(moment(shard(0), workers=[worker(0)], world_size=1))
+    after = sections(moment(shard(0), workers=[worker(0), worker(1)], world_size=2))
+    changed = changes(before, after)
+    assert {"workers", "picture", "waits"} <= changed.keys()
+    assert "worker-1" not in changed
+
+
+def test_what_has_not_changed_is_not_made_again() -> None:
+    memo = Memo()
+    for make in SECTIONS.values():
+        make(SCENES["training"], memo)
+    made = memo.made
+    memo.turn()
+    workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
+    for make in SECTIONS.values():
+        make(moment(shard(0), shard(1), log=LOG, workers=workers), memo)
+    assert memo.made == made + 1
+
+
+def test_what_is_no_longer_asked_for_is_forgotten() -> None:
+    memo = Memo()
+    make = SECTIONS["log"]
+    for turn in range(3):
+        memo.turn()
+        make(moment(log=(Entry(turn, 0.0, "info", "x"),)), memo)
+    assert len(memo._before) + len(memo._now) == 2
+
+
+def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
+    for points in ([(0.0, 2.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (5.0, 1e9)]):
+        drawn = outline(curve("x", "a curve", points, number)).one("path").attributes["d"]
+        assert "nan" not in drawn
+        assert "inf" not in drawn
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (0.0, 0.0), (-2.0, 7.3), (1e-6, 2e-6)])
+def test_ticks_are_few_and_hold_all(low: float, high: float) -> None:
+    found = ticks(low, high)
+    assert found[0] <= low + 1e-12
+    assert found[-1] >= high - 1e-12
+    assert 2 <= len(found) <= 7
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [number(value) for value in (0.0, 0.12345, 12.345, 1234.5)] == ["0", "0.123", "12.3", "1,234"]
+    assert [size(value) for value in (0, 999, 1000, 4_000_000, 2e15)] == ["0 B", "999 B", "1 kB", "4 MB", "2e+03 TB"]
+    assert [duration(value) for value in (0.4, 59, 60, 3725, 90000)] == [
+        *("0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h")
+    ]
+    assert (loss(None), loss(0.123456)) == ("–", "0.1235")

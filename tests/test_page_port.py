@@ -1,0 +1,89 @@
+"""Where the page listens, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ps.config import ServerConfig, load_server
+from ps.errors import ConfigError
+from ps.page import token as tokens
+from ps.page.port import choose, take
+
+
+@pytest.mark.parametrize(
+    ("given", "control", "chosen"), [(None, 5555, 5556), (None, 0, 0), (8080, 5555, 8080), (0, 5555, 0)]
+)
+def test_without_a_port_it_is_the_one_after_the_control_port(
+    given: int | None, control: int, chosen: int
+) -> None:
+    assert choose(given, control) == chosen
+
+
+def test_after_the_last_port_there_is_none() -> None:
+    with pytest.raises(ConfigError, match="--page-port too"):
+        choose(None, 65535)
+
+
+def test_a_port_that_is_taken_is_told_with_the_mend() -> None:
+    with take("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(Address already in use\).*--no-page"):
+            take("127.0.0.1", port)
+    with take("127.0.0.1", port):
+        pass
+
+
+def test_whoever_comes_before_anything_answers_waits_rather_than_fails() -> None:
+    with take("localhost", 0) as listening, socket.create_connection(listening.getsockname()[:2]) as early:
+        early.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.recv(3) == b"GET"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"no_page": True, "page_port": 8080}, "--page-port 8080 is for the status page"),
+        ({"no_page": True, "token_file": Path("t")}, "--token-file t is for the status page"),
+        ({"port": 5555, "page_port": 5555}, "--page-port 5555 is the control port"),
+        ({"page_port": 70000}, "a port from 0 to 65535"),
+        ({"join": "127.0.0.1:5555", "page_port": 8080}, "--page-port is the coordinator's to say"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_server(flags, environment={})
+
+
+def test_both_ports_may_be_left_to_chance() -> None:
+    assert ServerConfig(port=0, page_port=0).page_port == 0
+
+
+def test_a_drawn_token_is_long_and_never_the_same() -> None:
+    drawn = {tokens.settle(None) for _ in range(20)}
+    assert len(drawn) == 20
+    assert min(map(len, drawn)) >= 24
+
+
+def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("  a token that is long enough\n")
+    assert tokens.settle(file) == "a token that is long enough"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "cannot read --token-file"), (b"short\n", "5 characters"), (b"\xff", "cannot read")],
+)
+def test_a_token_file_that_is_none_is_told_with_the_mend(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=words):
+        tokens.settle(file)

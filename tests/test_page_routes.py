@@ -1,0 +1,195 @@
+"""What answers to whom: looking is free and changes nothing, acting needs the token."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from starlette.types import ASGIApp
+
+from ps import metrics
+from ps.errors import ConfigError, JobFailed
+from ps.journal import Journal
+from ps.page.broadcast import Broadcast
+from ps.page.history import History
+from ps.page.painter import Painter
+from ps.page.reader import Reader
+from ps.page.routes import HEADERS, app
+from ps.timing import FakeTime
+from tests.asgi import Answer, ask
+from tests.outline import outline
+from tests.paged import TOKEN, PagedHub
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+ACTIONS = ("/checkpoint", "/drain", "/end")
+LOOKS = ("/", "/?view=tables", "/?still=1", "/status.json", "/metrics", "/page.css", "/page.js", "/icon.svg")
+
+
+def serve(hub: PagedHub) -> ASGIApp:
+    reader = Reader(hub)
+    painter = Painter(reader, History(), Journal(), FakeTime())
+    return app(hub, reader, painter, Broadcast(painter), TOKEN)
+
+
+def run(story: Coroutine[Any, Any, Answer]) -> Answer:
+    return asyncio.run(asyncio.wait_for(story, 20.0))
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("token", ["", "another token that is long enough", TOKEN[:-1], TOKEN + "x", "ö"])
+def test_without_the_token_nothing_happens_and_a_sentence_says_why(action: str, token: str) -> None:
+    hub = PagedHub()
+    for refused in (
+        run(ask(serve(hub), action, "POST", **bearer(token))),
+        run(ask(serve(hub), action, "POST", urlencode({"token": token}).encode(), **FORM)),
+    ):
+        assert refused.status == 403
+        assert "--token-file" in refused.text
+        assert TOKEN not in refused.text.replace(TOKEN + "x", "")
+    assert hub.done == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("body", [b"", b"token", b"\xff\xfe=\xff", b"token=" + b"x" * 100_000])
+def test_a_form_that_is_none_is_refused(action: str, body: bytes) -> None:
+    hub = PagedHub()
+    assert run(ask(serve(hub), action, "POST", body, **FORM)).status == 403
+    assert hub.done == []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
+def test_only_post_acts(action: str, method: str) -> None:
+    hub = PagedHub()
+    assert run(ask(serve(hub), action, method, **bearer(TOKEN))).status == 405
+    assert hub.done == []
+
+
+def test_looking_changes_nothing() -> None:
+    hub = PagedHub()
+    for address in LOOKS:
+        assert run(ask(serve(hub), address)).status == 200
+    assert hub.done == []
+
+
+@pytest.mark.parametrize(
+    ("action", "done", "words"),
+    [
+        ("/checkpoint", "save", "Step 40 is saved in /checkpoints/step-40."),
+        ("/drain", "drain", "then the server ends"),
+        ("/end", "end: somebody ended it on the status page", "The job ends now"),
+    ],
+)
+def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str, words: str) -> None:
+    hub = PagedHub()
+    told = run(ask(serve(hub), action, "POST", **bearer(TOKEN)))
+    assert (told.status, hub.done) == (200, [done])
+    assert words in told.text
+    assert told.headers["content-type"].startswith("text/plain")
+
+
+def test_a_form_gets_a_page_for_its_answer() -> None:
+    hub = PagedHub()
+    told = run(ask(serve(hub), "/checkpoint", "POST", urlencode({"token": f" {TOKEN} "}).encode(), **FORM))
+    assert (told.status, hub.done) == (200, ["save"])
+    page = outline(told.text)
+    assert page.one("h1").text == "Done"
+    assert "Step 40 is saved" in page.one("main").text
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status"),
+    [
+        (ConfigError("the server was started without --checkpoint-dir"), 409),
+        (JobFailed("shard 0 does not answer"), 503),
+    ],
+)
+def test_what_cannot_be_done_is_told_with_the_reason(refusal: ConfigError | JobFailed, status: int) -> None:
+    hub = PagedHub()
+    hub.refusal = refusal
+    told = run(ask(serve(hub), "/checkpoint", "POST", **bearer(TOKEN)))
+    assert (told.status, told.text) == (status, f"Not done: {refusal}.")
+
+
+def test_every_answer_forbids_what_the_page_does_not_need() -> None:
+    hub = PagedHub()
+    for address in (*LOOKS, "/nowhere", "/end"):
+        answer = run(ask(serve(hub), address))
+        assert HEADERS.items() <= answer.headers.items(), address
+    policy = HEADERS["content-security-policy"]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+
+
+def test_the_status_is_the_hubs_own() -> None:
+    hub = PagedHub()
+    told = json.loads(run(ask(serve(hub), "/status.json")).text)
+    assert told == hub.report(hub.rows)
+
+
+def test_the_metrics_are_made_of_the_same_report() -> None:
+    hub = PagedHub()
+    answer = run(ask(serve(hub), "/metrics"))
+    assert answer.headers["content-type"] == metrics.CONTENT_TYPE
+    assert answer.body == metrics.exposition(hub.report(hub.rows))
+
+
+@pytest.mark.parametrize("name", ["/page.css", "/page.js", "/icon.svg"])
+def test_what_the_page_needs_comes_with_the_package(name: str) -> None:
+    answer = run(ask(serve(PagedHub()), name))
+    kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
+    assert answer.headers["content-type"].startswith(kind)
+    assert len(answer.body) > 100
+    assert b"//" not in answer.body.replace(b"http://www.w3.org/", b"").replace(b"// ", b""), "no other host"
+
+
+def test_a_view_of_tables_is_the_same_page() -> None:
+    hub = PagedHub()
+    drawn, tables = (run(ask(serve(hub), address)).text for address in ("/", "/?view=tables"))
+    assert outline(tables).one("body").attributes["class"] == "tables"
+    assert "class" not in outline(drawn).one("body").attributes
+    assert outline(tables).one("main").text.replace("Drawings", "Tables instead of drawings") == (
+        outline(drawn).one("main").text
+    )
+
+
+def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.page.reader.SHARD_SECONDS", 0.01)
+
+    async def story() -> None:
+        hub = PagedHub()
+        reader = Reader(hub)
+        first = await reader.read()
+        hub.may_answer.clear()
+        hub.rows[0]["pushes"] = 161
+        for _ in range(2):
+            told = await reader.read()
+            assert told["shards"] == first["shards"], "as they last told"
+        assert hub.asked == 2, "it is asked once and waited for"
+        hub.may_answer.set()
+        assert (await reader.read())["shards"][0]["pushes"] == 161
+        await reader.close()
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+def test_why_shards_do_not_tell_stands_beside_what_they_told() -> None:
+    async def story() -> None:
+        hub = PagedHub()
+        reader = Reader(hub)
+        known = (await reader.read())["shards"]
+        hub.rows = [{"error": "shard 0 does not answer"}]
+        assert (await reader.read())["shards"] == [*known, {"error": "shard 0 does not answer"}]
+        assert (await reader.read())["shards"] == [*known, {"error": "shard 0 does not answer"}]
+        hub.rows = []
+        assert (await reader.read())["shards"] == []
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))

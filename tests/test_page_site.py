@@ -1,0 +1,118 @@
+"""The page behind a real port: it answers, and never keeps its server from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from ps.config import ServerConfig
+from ps.page.site import Site
+from tests.paged import TOKEN, PagedHub
+
+pytestmark = pytest.mark.slow
+
+
+def visit(story: Callable[[Site, PagedHub], Awaitable[None]], **settings: object) -> None:
+    """Serves a page for as long as the story takes."""
+
+    async def whole() -> None:
+        site, hub = Site(ServerConfig(port=0, **settings)), PagedHub()  # type: ignore[arg-type]
+        try:
+            await site.serve(hub)
+            await story(site, hub)
+        finally:
+            await site.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60.0))
+
+
+async def dial(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = site.address.removeprefix("http://").rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def ask(site: Site, request: str) -> bytes:
+    """The whole answer on a line of its own."""
+    reader, writer = await dial(site)
+    writer.write(request.replace("\n", "\r\n").encode())
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_it_answers_over_http() -> None:
+    async def story(site: Site, hub: PagedHub) -> None:
+        answer = await ask(site, "GET / HTTP/1.1\nHost: hub\nConnection: close\n\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"4 workers train through the hub" in answer
+        assert b"\r\ndate: " in answer
+        assert b"uvicorn" not in answer.lower()
+        refused = await ask(site, "POST /end HTTP/1.1\nHost: hub\nConnection: close\nContent-Length: 0\n\n")
+        assert refused.startswith(b"HTTP/1.1 403")
+        assert hub.done == []
+
+    visit(story)
+
+
+def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    async def whole() -> bytes:
+        site = Site(ServerConfig(port=0))
+        await site.serve(PagedHub())
+        reader, writer = await dial(site)
+        writer.write(b"GET /events HTTP/1.1\r\nHost: hub\r\n\r\n")
+        await reader.readuntil(b"\n\n")
+        idle_reader, idle = await dial(site)
+        await site.close()
+        rest = await reader.read()
+        assert await idle_reader.read() == b""
+        for each in (writer, idle):
+            each.close()
+        return rest
+
+    with caplog.at_level(logging.INFO):
+        assert b"event: end" in asyncio.run(asyncio.wait_for(whole(), 60.0))
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
+    async def story(site: Site, hub: PagedHub) -> None:
+        logging.getLogger("ps.job").warning("rank 3 is <gone>")
+        answer = await ask(site, "GET / HTTP/1.1\nHost: hub\nConnection: close\n\n")
+        assert b"rank 3 is &lt;gone&gt;" in answer
+
+    before = list(logging.getLogger().handlers)
+    visit(story)
+    assert logging.getLogger().handlers == before
+
+
+def test_its_port_is_free_again_once_it_is_closed() -> None:
+    async def whole() -> None:
+        site = Site(ServerConfig(port=0))
+        port = int(site.address.rpartition(":")[2])
+        await site.serve(PagedHub())
+        await site.close()
+        again = Site(ServerConfig(port=0, page_port=port))
+        await again.close()
+
+    asyncio.run(asyncio.wait_for(whole(), 60.0))
+
+
+def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
+    async def story(site: Site, hub: PagedHub) -> None:
+        page, metrics = site.banner()
+        assert f"page      {site.address}/#token=" in page
+        assert metrics.split() == ["metrics", f"{site.address}/metrics"]
+
+    visit(story)
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+
+    async def hidden(site: Site, hub: PagedHub) -> None:
+        assert TOKEN not in "".join(site.banner())
+        assert str(file) in site.banner()[0]
+
+    visit(hidden, token_file=file)

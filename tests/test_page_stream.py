@@ -1,0 +1,218 @@
+"""Whoever watches is sent what has changed; nobody else costs anything."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Message
+
+from ps.journal import Journal
+from ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
+from ps.page.history import History
+from ps.page.painter import SECTIONS, Painter
+from ps.page.reader import Reader
+from ps.page.routes import app
+from ps.timing import FakeTime
+from tests.asgi import ask, watching
+from tests.paged import TOKEN, PagedHub, journal
+
+
+class Stage:
+    """A page whose ticks come when the clock is turned."""
+
+    def __init__(self, workers: int = 4, log: Journal | None = None) -> None:
+        self.hub = PagedHub(workers)
+        self.time = FakeTime()
+        self.journal = log or journal()
+        reader = Reader(self.hub)
+        self.painter = Painter(reader, History(), self.journal, self.time)
+        self.broadcast = Broadcast(self.painter)
+        self.app: ASGIApp = app(self.hub, reader, self.painter, self.broadcast, TOKEN)
+
+    def tick(self) -> None:
+        self.time.advance(1.0)
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.page.broadcast.TICK_SECONDS", 0.0)
+
+
+def run(story: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(story, 20.0))
+
+
+async def told(messages: asyncio.Queue[Message]) -> dict[str, Any]:
+    """The next event's data."""
+    while True:
+        message = await messages.get()
+        body = message.get("body", b"").decode()
+        if body.startswith("data: "):
+            found: dict[str, Any] = json.loads(body.removeprefix("data: "))
+            return found
+
+
+def test_who_begins_to_watch_is_sent_the_whole_page() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            start = await messages.get()
+            assert (b"content-type", b"text/event-stream; charset=utf-8") in start["headers"]
+            assert (await told(messages))["elements"].keys() == SECTIONS.keys()
+
+    run(story())
+
+
+def test_afterwards_only_what_has_changed_is_sent() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            await told(messages)
+            stage.tick()
+            stage.hub.told["workers"][2]["step"] = 41
+            change = await told(messages)
+            assert change["elements"].keys() == {"worker-2"}
+            assert "41" in change["elements"]["worker-2"]
+            assert change["news"] == []
+
+    run(story())
+
+
+def test_nothing_is_painted_while_nobody_watches() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            await told(messages)
+        assert stage.broadcast.watchers == 0
+        painted, asked = stage.painter.paintings, stage.hub.asked
+        for _ in range(10):
+            stage.tick()
+            await asyncio.sleep(0)
+        assert (stage.painter.paintings, stage.hub.asked) == (painted, asked) == (1, 1)
+
+    run(story())
+
+
+def test_it_is_painted_once_for_all_who_watch() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with (
+            watching(stage.app, "/events") as first,
+            watching(stage.app, "/events") as second,
+            watching(stage.app, "/events") as third,
+        ):
+            for messages in (first, second, third):
+                await told(messages)
+            assert stage.painter.paintings == 1
+            stage.tick()
+            stage.hub.told["step"] = 41
+            changes = [await told(messages) for messages in (first, second, third)]
+            assert changes[0] == changes[1] == changes[2]
+            assert stage.painter.paintings == 2
+            assert (await ask(stage.app, "/")).status == 200
+            assert stage.painter.paintings == 2, "who loads the page sees the same painting"
+
+    run(story())
+
+
+def test_with_many_workers_a_tick_costs_what_has_changed() -> None:
+    async def story() -> None:
+        stage = Stage(workers=64)
+        async with watching(stage.app, "/events") as messages:
+            whole = len(json.dumps(await told(messages)))
+            made = stage.painter.memo.made
+            stage.tick()
+            for rank in (3, 17, 40):
+                stage.hub.told["workers"][rank]["step"] = 41
+            change = await told(messages)
+            assert change["elements"].keys() == {"worker-3", "worker-17", "worker-40"}
+            assert stage.painter.memo.made == made + 3
+            assert len(json.dumps(change)) < whole / 20
+
+    run(story())
+
+
+def test_warnings_and_silence_are_read_out_and_nothing_else() -> None:
+    async def story() -> None:
+        stage = Stage(log=journal("an old warning", level="warning"))
+        async with watching(stage.app, "/events") as messages:
+            assert (await told(messages))["news"] == []
+            stage.tick()
+            stage.journal.handle(journal_record("rank 3 joined", "INFO"))
+            assert (await told(messages))["news"] == []
+            stage.tick()
+            stage.journal.handle(journal_record("rank 3 failed: x", "WARNING"))
+            stage.hub.told["workers"][1]["seconds_since_heartbeat"] = 2.0
+            assert (await told(messages))["news"] == ["rank 3 failed: x", "rank 1 is silent"]
+            stage.tick()
+            stage.hub.told["workers"][1]["seconds_since_heartbeat"] = 3.0
+            assert (await told(messages))["news"] == [], "it was silent before"
+
+    run(story())
+
+
+def test_streams_end_with_the_server_and_say_so() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            await told(messages)
+            stage.broadcast.close()
+            rest = b""
+            while (message := await messages.get()).get("more_body", True):
+                rest += message["body"]
+            assert rest.endswith(b"event: end\ndata: {}\n\n")
+        async with watching(stage.app, "/events") as messages:
+            ends = [await messages.get() for _ in range(4)]
+            assert b"event: end" in ends[2]["body"], "who comes too late is told at once"
+
+    run(story())
+
+
+def test_a_page_that_cannot_be_made_ends_the_streams_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            await told(messages)
+            stage.tick()
+            del stage.hub.told["workers"]
+            while (message := await messages.get()).get("more_body", True):
+                assert b"event: end" not in message.get("body", b""), "so that browsers try again"
+
+    run(story())
+    assert "the status page cannot be made" in caplog.text
+
+
+def test_who_reads_slowly_gets_what_is_newest_of_each_element_in_their_order() -> None:
+    async def story() -> None:
+        watcher = Watcher()
+        watcher.tell({"worker-1": "old", "log": "old"}, ["a"])
+        watcher.tell({"workers": "section"}, ["b", "c", "d"])
+        watcher.tell({"worker-1": "new"})
+        frame = await watcher.frame()
+        assert frame is not None
+        data = json.loads(frame.decode().removeprefix("data: "))
+        assert list(data["elements"].items()) == [("log", "old"), ("workers", "section"), ("worker-1", "new")]
+        assert data["news"] == ["b", "c", "d"]
+        assert len(data["news"]) == MOST_NEWS
+
+    run(story())
+
+
+def test_a_quiet_hub_still_shows_that_the_line_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.page.broadcast.HEARTBEAT_SECONDS", 0.0)
+
+    async def story() -> None:
+        assert await Watcher().frame() == b": nothing has changed\n\n"
+
+    run(story())
+
+
+def journal_record(text: str, level: str) -> Any:
+    return logging.makeLogRecord({"msg": text, "levelname": level, "levelno": logging.INFO})

@@ -1,0 +1,226 @@
+"""Manifests and Compose files: what they say, and that arguments come out of them as they went in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ps.errors import ConfigError
+from ps.submit.engines import ENGINES
+from ps.submit.job import assemble
+from tests.test_submit import IMAGE
+from tests.test_submit_slurm import NASTY
+
+WORDS = [*NASTY, "$$", "$$(HOME)", "$(HOME)", "${HOME}", "y", "on", "1e3", "0o17", "1:30", "null", "~", "#", "- a", "\x07"]
+
+
+def documents(engine: str, *script: str, **flags: Any) -> list[dict[str, Any]]:
+    given = {"engine": engine, "image": IMAGE, "workers": 4, **flags}
+    text = ENGINES[engine].render(assemble(given, script, None, {}))
+    return list(yaml.safe_load_all(text))
+
+
+def kinds(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
+    return {one["kind"]: one for one in documents("kubernetes", *script, **flags)}
+
+
+def jobs(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
+    """The Jobs of the JobSet, by name."""
+    found = kinds(*script, **flags)
+    spec = found["JobSet"]["spec"] if "JobSet" in found else found["TrainingRuntime"]["spec"]["template"]["spec"]
+    return {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
+
+
+def inside(job: dict[str, Any]) -> dict[str, Any]:
+    (container,) = job["template"]["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def expanded(word: str) -> str:
+    """As the kubelet does with a word of a command, where no variable of any name is set."""
+    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else found[0], word)
+
+
+def interpolated(word: str) -> str:
+    """As Compose does; whatever names a variable is lost."""
+    return re.sub(r"\$(\$|\w+|\{[^}]*\})", lambda found: "$" if found[1] == "$" else "", word)
+
+
+def test_kubernetes_hands_arguments_on_as_they_are() -> None:
+    command = [expanded(word) for word in inside(jobs("train.py", *WORDS)["worker"])["command"]]
+    assert command == [*("ps-worker", "--server", "hubring-server-0-0.hubring:5555", "--", "train.py"), *WORDS]
+
+
+def test_compose_hands_arguments_on_as_they_are() -> None:
+    (file,) = documents("compose", "train.py", *WORDS)
+    command = [interpolated(word) for word in file["services"]["worker"]["entrypoint"]]
+    together = ["--on-preempt", "all"]
+    assert command == [*("ps-worker", "--server", "server:5555"), *together, "--", "train.py", *WORDS]
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "compose"])
+def test_every_text_is_quoted_since_others_read_yaml_otherwise(engine: str) -> None:
+    text = ENGINES[engine].render(assemble({"engine": engine, "image": IMAGE, "workers": 2}, WORDS, None, {}))
+    values = re.findall(r"(?m)^\s*(?:- )*(?:[\w./-]+: )?([^\s\"\[{#-][^:\n]*)$", text)
+    plain = {value for value in values if not value.endswith(":")}
+    assert all(re.fullmatch(r"true|false|\d+|---", value) for value in plain), plain
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_pods_are_hardened_and_know_their_limits(kind: str) -> None:
+    for found in jobs("train.py", kind=kind, nodes=2, gpus=2, cpus=3, memory=5, checkpoint_dir=Path("/kept")).values():
+        pod, container = found["template"]["spec"], inside(found)
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["automountServiceAccountToken"] is False
+        assert pod["enableServiceLinks"] is False
+        assert pod["terminationGracePeriodSeconds"] == 120
+        assert pod["restartPolicy"] == "Never"
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"] == container["resources"]["requests"]
+        memory = next(one for one in pod["volumes"] if one["name"] == "shm")["emptyDir"]
+        assert memory["medium"] == "Memory"
+    worker = inside(jobs("train.py", nodes=2, gpus=2, cpus=3, memory=5)["worker"])
+    assert worker["resources"]["limits"] == {"cpu": "6", "memory": "10Gi", "nvidia.com/gpu": "2"}
+    assert {"name": "OMP_NUM_THREADS", "value": "3"} in worker["env"]
+    assert worker["command"][3:7] == ["--nodes", "2", "--gpus", "2"]
+
+
+def test_workers_are_pods_of_an_indexed_job_that_begins_once_the_server_is_ready() -> None:
+    found = kinds("train.py")["JobSet"]["spec"]["replicatedJobs"]
+    assert [one["name"] for one in found] == ["server", "worker"]
+    assert found[1]["dependsOn"] == [{"name": "server", "status": "Ready"}]
+    worker = found[1]["template"]["spec"]
+    assert (worker["completionMode"], worker["completions"], worker["parallelism"]) == ("Indexed", 4, 4)
+    server = inside(found[0]["template"]["spec"])
+    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": "ready"}
+    assert server["livenessProbe"]["grpc"] == server["startupProbe"]["grpc"] == {"port": 5555}
+
+
+def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
+    rules = job["podFailurePolicy"]["rules"]
+    return [
+        (rule["action"], rule["onExitCodes"]["values"] if "onExitCodes" in rule else "taken away") for rule in rules
+    ]
+
+
+def test_a_hubs_worker_that_was_stopped_is_replaced_and_a_hopeless_one_is_not() -> None:
+    found = jobs("train.py", requeue=True)
+    assert actions(found["worker"]) == [("FailJob", [2, 78]), ("Ignore", [75]), ("Ignore", "taken away")]
+    assert actions(found["server"]) == [("FailJob", [75]), ("FailJob", "taken away")]
+    assert (found["worker"]["backoffLimit"], found["server"]["backoffLimit"]) == (3, 0)
+
+
+@pytest.mark.parametrize("flags", [{"topology": "ring"}, {"aggregate": True}, {"colocate": True}])
+def test_where_all_stand_together_a_worker_that_was_stopped_ends_the_round(flags: dict[str, Any]) -> None:
+    worker = jobs("train.py", **flags)["worker"]
+    assert actions(worker) == [("FailJob", [75]), ("FailJob", "taken away")]
+    assert worker["backoffLimit"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "targets"), [({}, ["server"]), ({"topology": "ring"}, ["server", "worker"])]
+)
+def test_only_a_preempted_job_begins_again_and_only_if_asked(flags: dict[str, Any], targets: list[str]) -> None:
+    assert "failurePolicy" not in kinds("train.py", **flags)["JobSet"]["spec"]
+    policy = kinds("train.py", requeue=True, **flags)["JobSet"]["spec"]["failurePolicy"]
+    assert policy["maxRestarts"] == 0
+    (rule,) = policy["rules"]
+    assert (rule["action"], rule["targetReplicatedJobs"]) == ("RestartJobSetAndIgnoreMaxRestarts", targets)
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+
+
+def test_trainjob_has_a_runtime_of_its_own_whose_trainer_is_the_workers() -> None:
+    found = kinds("train.py", kind="trainjob", nodes=2)
+    reference = found["TrainJob"]["spec"]["runtimeRef"]
+    assert (reference["kind"], reference["name"]) == ("TrainingRuntime", found["TrainingRuntime"]["metadata"]["name"])
+    assert found["TrainJob"]["spec"]["trainer"] == {"numNodes": 2}
+    runtime = found["TrainingRuntime"]["spec"]
+    assert runtime["mlPolicy"] == {"numNodes": 2}
+    node = runtime["template"]["spec"]["replicatedJobs"][1]
+    label = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    assert (node["name"], node["template"]["metadata"]["labels"]) == ("node", label)
+    assert inside(node["template"]["spec"])["name"] == "node"
+
+
+@pytest.mark.parametrize(
+    ("flags", "mode", "mounts"),
+    [
+        ({}, "ReadWriteOnce", {"server": True, "worker": False}),
+        ({"topology": "ring"}, "ReadWriteMany", {"server": False, "worker": True}),
+        ({"colocate": True}, "ReadWriteMany", {"server": True, "worker": True}),
+    ],
+)
+def test_checkpoints_have_a_claim_that_those_mount_who_write(
+    flags: dict[str, Any], mode: str, mounts: dict[str, bool]
+) -> None:
+    given = {"checkpoint_dir": Path("/kept"), **flags}
+    claim = kinds("train.py", **given)["PersistentVolumeClaim"]
+    assert claim["spec"]["accessModes"] == [mode]
+    for name, found in jobs("train.py", **given).items():
+        places = [one["mountPath"] for one in inside(found)["volumeMounts"]]
+        assert ("/kept" in places) is mounts[name]
+        claims = [one["persistentVolumeClaim"]["claimName"] for one in found["template"]["spec"]["volumes"][2:]]
+        assert claims == ([claim["metadata"]["name"]] if mounts[name] else [])
+
+
+def test_only_the_jobs_own_pods_reach_it_and_the_page_is_open() -> None:
+    policy = kinds("train.py")["NetworkPolicy"]["spec"]
+    own = {"app.kubernetes.io/name": "hubring", "app.kubernetes.io/instance": "hubring"}
+    assert policy["podSelector"] == {"matchLabels": own}
+    assert policy["ingress"] == [
+        {"from": [{"podSelector": {"matchLabels": own}}]},
+        {"ports": [{"protocol": "TCP", "port": 5556}]},
+    ]
+    assert all(found["template"]["metadata"]["labels"] == own for found in jobs("train.py").values())
+
+
+def test_time_ends_both_jobs() -> None:
+    found = jobs("train.py", time="1:00:00")
+    assert {one["activeDeadlineSeconds"] for one in found.values()} == {3600}
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "compose"])
+@pytest.mark.parametrize("folder", ["kept", "/a:b"])
+def test_a_folder_that_no_volume_can_be_at_is_refused(engine: str, folder: str) -> None:
+    with pytest.raises(ConfigError, match="absolute path without colons"):
+        documents(engine, checkpoint_dir=Path(folder))
+
+
+def test_compose_services_are_hardened_and_wait_for_the_server() -> None:
+    (file,) = documents("compose", "train.py", cpus=3, memory=5, checkpoint_dir=Path("/kept"))
+    assert file["name"] == "hubring"
+    assert file["networks"] == {"job": {}}
+    for service in file["services"].values():
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert not service["user"].startswith(("0", "root"))
+        limits = service["deploy"]["resources"]["limits"]
+        assert (limits["cpus"], limits["memory"]) == ("3", "5g")
+        assert service["stop_grace_period"] == "120s"
+    worker, server = file["services"]["worker"], file["services"]["server"]
+    assert worker["depends_on"] == {"server": {"condition": "service_healthy"}}
+    assert worker["deploy"]["replicas"] == 4
+    assert server["volumes"] == [{"type": "volume", "source": "checkpoints", "target": "/kept"}]
+    assert "volumes" not in worker
+    assert "ports" not in worker
+    assert server["ports"] == ["127.0.0.1::5556"]
+    assert file["volumes"] == {"checkpoints": {}}
+
+
+def test_compose_gives_all_gpus_to_one_container_whose_workers_share_them() -> None:
+    (file,) = documents("compose", "train.py", workers=None, gpus=2)
+    worker = file["services"]["worker"]
+    assert worker["entrypoint"][3:7] == ["--nodes", "1", "--gpus", "2"]
+    assert worker["deploy"]["replicas"] == 1
+    (devices,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert devices == {"driver": "nvidia", "count": 2, "capabilities": ["gpu"]}

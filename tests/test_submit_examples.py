@@ -1,0 +1,27 @@
+"""The examples that ship are what `ps-server submit` prints today."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.test_submit import program
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+COMMANDS = {
+    found[2]: shlex.split(found[1])
+    for found in re.finditer(r"(?m)^ps-server submit (.+) > (\S+)$", (DEPLOY / "SUBMIT.md").read_text())
+}
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_the_example_is_what_its_command_prints(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert program(*COMMANDS[path]) == 0
+    assert (DEPLOY / path).read_text() == capsys.readouterr().out
+
+
+def test_every_example_has_its_command() -> None:
+    assert {f"examples/{path.name}" for path in (DEPLOY / "examples").iterdir()} == COMMANDS.keys()

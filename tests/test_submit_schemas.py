@@ -1,0 +1,140 @@
+"""What `ps-server submit` prints meets the schemas of those who read it. That is all that is known of Kubernetes."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+from kubeflow_trainer_api import models
+
+from tests.test_submit_containers import documents
+
+Manifest = dict[str, Any]
+
+FLAGS: dict[str, dict[str, Any]] = {
+    "hub": {},
+    "all": {
+        "requeue": True,
+        "nodes": 2,
+        "gpus": 2,
+        "time": "1:00:00",
+        "checkpoint_dir": Path("/kept"),
+        "colocate": True,
+    },
+    "ring": {"topology": "ring", "requeue": True, "checkpoint_dir": Path("/kept")},
+}
+
+
+def check(manifest: Manifest) -> None:
+    """Raises unless the schema of its kind takes it, and knows every field."""
+    kind = manifest["kind"]
+    if kind == "JobSet":
+        model(models.JobsetV1alpha2JobSetSpec, manifest["spec"])
+    elif kind == "TrainJob":
+        model(models.TrainerV1alpha1TrainJob, manifest)
+    elif kind == "TrainingRuntime":
+        model(models.TrainerV1alpha1TrainingRuntime, manifest)
+    else:
+        kubernetes_validate.validate(manifest, "1.33", strict=True)
+    for job in jobs_of(manifest):
+        kubernetes_validate.validate(job, "1.33", strict=True)
+
+
+def model(kind: Any, part: Manifest) -> None:
+    """A model leaves out what it does not know, so nothing may be missing from what comes back."""
+    assert kind.from_dict(copy.deepcopy(part)).to_dict() == part
+
+
+def jobs_of(manifest: Manifest) -> list[Manifest]:
+    """The Jobs that JobSet's controller would make of it."""
+    spec = manifest["spec"]
+    if manifest["kind"] == "TrainingRuntime":
+        spec = spec["template"]["spec"]
+    return [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": job["template"]["spec"]}
+        for job in spec.get("replicatedJobs", [])
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+@pytest.mark.parametrize("flags", FLAGS.values(), ids=FLAGS)
+def test_kubernetes_would_take_the_manifests(kind: str, flags: dict[str, Any]) -> None:
+    found = documents("kubernetes", "train.py", kind=kind, **flags)
+    assert {"NetworkPolicy", "JobSet" if kind == "jobset" else "TrainJob"} <= {one["kind"] for one in found}
+    for manifest in found:
+        check(manifest)
+
+
+def wrong_field(found: dict[str, Manifest]) -> Manifest:
+    found["JobSet"]["spec"]["replicatedJob"] = []
+    return found["JobSet"]
+
+
+def wrong_deep_field(found: dict[str, Manifest]) -> Manifest:
+    pod = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    pod["containers"][0]["readinesProbe"] = {"grpc": {"port": 1}}
+    return found["JobSet"]
+
+
+def wrong_type(found: dict[str, Manifest]) -> Manifest:
+    found["JobSet"]["spec"]["replicatedJobs"][1]["template"]["spec"]["completions"] = "four"
+    return found["JobSet"]
+
+
+def wrong_policy(found: dict[str, Manifest]) -> Manifest:
+    found["NetworkPolicy"]["spec"]["ingres"] = []
+    return found["NetworkPolicy"]
+
+
+def wrong_runtime(found: dict[str, Manifest]) -> Manifest:
+    found["TrainingRuntime"]["spec"]["template"]["spec"]["failurePolicy"] = {"rule": []}
+    return found["TrainingRuntime"]
+
+
+def wrong_reference(found: dict[str, Manifest]) -> Manifest:
+    found["TrainJob"]["spec"]["runtimeRef"]["nam"] = "train"
+    return found["TrainJob"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "spoil"),
+    [
+        ("jobset", wrong_field),
+        ("jobset", wrong_deep_field),
+        ("jobset", wrong_type),
+        ("jobset", wrong_policy),
+        ("trainjob", wrong_runtime),
+        ("trainjob", wrong_reference),
+    ],
+)
+def test_the_check_finds_what_is_wrong(kind: str, spoil: Callable[[dict[str, Manifest]], Manifest]) -> None:
+    found = {one["kind"]: one for one in documents("kubernetes", "train.py", kind=kind)}
+    with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
+        check(spoil(found))
+
+
+def compose_schema() -> Manifest:
+    folder = files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    schema: Manifest = json.loads(folder.read_text())
+    return schema
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", [{}, {"workers": None, "gpus": 2}, {"colocate": True, "checkpoint_dir": Path("/kept")}]
+)
+def test_compose_would_take_the_file(flags: dict[str, Any]) -> None:
+    (file,) = documents("compose", "train.py", **flags)
+    jsonschema.validate(file, compose_schema())
+    file["services"]["worker"]["replicas"] = 4
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(file, compose_schema())

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from ps.job import Outcome
+from ps.tally import Tally
+
+NOBODY = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}
+
+
+def test_a_job_counts_by_its_result() -> None:
+    tally = Tally()
+    tally.close(Outcome(finished=[0, 1]))
+    tally.close(Outcome(preempted=[0, 1]))
+    tally.close(Outcome(failed={0: "a bug"}))
+    tally.close(Outcome(finished=[0], broke=True))
+    assert tally.counts(Outcome())["jobs"] == {"finished": 1, "preempted": 1, "failed": 2}
+
+
+def test_who_left_the_job_that_runs_counts_at_once_and_once() -> None:
+    tally, running = Tally(), Outcome(finished=[0], lost={1: "silent for 5.0 s at step 3"})
+    counts = {**NOBODY, "finished": 1, "lost": 1}
+    assert tally.counts(running)["workers"] == counts
+    tally.close(running)
+    assert tally.counts(running)["workers"] == counts
+    assert tally.counts(Outcome())["workers"] == counts
+
+
+def test_a_start_that_came_to_nothing_is_no_job() -> None:
+    tally = Tally()
+    tally.leave(Outcome(lost={0: "silent for 5.0 s at step 0"}))
+    assert tally.counts(Outcome()) == {
+        "jobs": {"finished": 0, "preempted": 0, "failed": 0},
+        "workers": {**NOBODY, "lost": 1},
+    }

@@ -1,0 +1,111 @@
+"""Ray: it places the hub, as an actor, and the workers, as tasks; `ps-server` and `ps-worker` run there.
+
+    ray.init()
+    results = on_ray.train(["train.py", "--epochs", "3"], workers=4, worker=["--topology", "ring"])
+
+The workers hear from the actor where the server listens. Whoever reaches that address
+may change the model, as everywhere beyond loopback; a cluster of Ray's is a trusted one.
+Script and package have to be on every node, as for any function of Ray's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from ps.config import environment
+from ps.errors import UsageError
+from workers.crew import PARENT
+from workers.launcher.server import GRACE_SECONDS, Server
+
+
+def train(
+    script: Sequence[str],
+    *,
+    workers: int,
+    server: Sequence[str] = (),
+    worker: Sequence[str] = (),
+    cpus: float = 1,
+    gpus: float = 0,
+) -> list[dict[str, Any]]:
+    """Trains in the cluster of Ray's that this process is connected to.
+
+    Args:
+        script: The script and its arguments; empty: the job that ships.
+        workers: How many there are.
+        server: More flags of `ps-server start`.
+        worker: More flags of `ps-worker`.
+        cpus: What Ray keeps for each worker, in cores.
+        gpus: And in GPUs.
+
+    Returns:
+        The last line of each worker, by rank. One that Ray lost has `error` and an `exit_code` of 1: on a hub
+        the others go on.
+
+    Raises:
+        UsageError: Ray is not installed.
+    """
+    if find_spec("ray") is None:
+        raise UsageError("ray is not installed (pip install 'hubring[ray]')")
+    import ray
+
+    hub = ray.remote(Hub).options(num_cpus=1).remote(workers, list(server))
+    try:
+        address = ray.get(hub.address.remote())
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
+        words = [["--server", address, "--rank", str(rank), *worker, "--", *script] for rank in range(workers)]
+        return [_result(started) for started in [task.remote(each) for each in words]]
+    finally:
+        ray.get(hub.end.remote())
+        ray.kill(hub)
+
+
+class Hub:
+    """A server, on whichever node Ray runs this actor.
+
+    Args:
+        workers: How many it is to wait for.
+        flags: More for `ps-server start`.
+    """
+
+    def __init__(self, workers: int, flags: Sequence[str]) -> None:
+        from ray.util import get_node_ip_address
+
+        here = ["--host", get_node_ip_address(), "--insecure"]
+        self._server = Server(workers, [*here, *flags], environment(), verbose=True)
+
+    def address(self) -> str:
+        """Where it listens."""
+        return self._server.address
+
+    def end(self) -> None:
+        """Waits for its end, which is its job's, and makes it end if it does not come."""
+        self._server.end(GRACE_SECONDS)
+
+
+def work(words: Sequence[str]) -> dict[str, Any]:
+    """Runs one worker on this node; returns its last line."""
+    command = [sys.executable, "-m", "workers.cli", *words]
+    variables = {**environment(), PARENT: str(os.getpid())}
+    ran = subprocess.run(command, stdout=subprocess.PIPE, env=variables, text=True, check=False)
+    if ran.returncode < 0:
+        return {"error": f"ended by signal {-ran.returncode}", "exit_code": 128 - ran.returncode}
+    *said, last = ran.stdout.splitlines()
+    print(*said, sep="\n")
+    result: dict[str, Any] = json.loads(last)
+    return result
+
+
+def _result(started: Any) -> dict[str, Any]:
+    import ray
+
+    try:
+        result: dict[str, Any] = ray.get(started)
+    except ray.exceptions.RayError as lost:
+        return {"error": str(lost), "exit_code": 1}
+    return result
