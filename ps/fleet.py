@@ -140,7 +140,7 @@ class Fleet:
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
 
     async def look(self, patience: float) -> list[str]:
-        """Renews what each shard has told; returns why it does not in `patience` seconds, empty if it does."""
+        """Renews what each shard `told`; returns why one does not in `patience` seconds, empty if it does."""
         return list(await asyncio.gather(*(self._look(shard, patience) for shard in self.shards)))
 
     async def dismiss(self, shards: Sequence[Shard]) -> None:

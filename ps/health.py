@@ -43,6 +43,11 @@ class _Health:
         """Registers the service on a server that has not started yet."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
 
+    def _all(self) -> Any:
+        answer = health_pb2.HealthCheckResponse
+        statuses = {service: answer(status=_status(why)) for service, why in self._why.items()}
+        return health_pb2.HealthListResponse(statuses=statuses)
+
     def _explain(self, service: str, context: Any) -> None:
         if why := self._why.get(service):
             context.set_trailing_metadata(((WHY, why.encode()),))
@@ -64,6 +69,9 @@ class HubHealth(_Health):
         self._explain(request.service, context)
         return await self._servicer.Check(request, context)
 
+    async def List(self, request: Any, context: Any) -> Any:
+        return self._all()
+
 
 class ShardHealth(_Health):
     """A shard's, for a server with threads."""
@@ -80,6 +88,9 @@ class ShardHealth(_Health):
     def Check(self, request: Any, context: Any) -> Any:
         self._explain(request.service, context)
         return self._servicer.Check(request, context)
+
+    def List(self, request: Any, context: Any) -> Any:
+        return self._all()
 
 
 def _status(why: str) -> Any:

@@ -16,12 +16,11 @@ from typing import Any, Literal, NamedTuple
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Of `exposition`: the text format that every Prometheus reads."""
 
-STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
+STALENESS_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
 """Versions, each bound included; one more bucket takes the rest."""
 
 Report = Mapping[str, Any]
@@ -265,10 +264,11 @@ def _buckets(counts: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]
     """How many values are at most each bound, and the sum of all."""
     values = {int(value): count for value, count in counts.items()}
     below = [
-        (floatToGoString(bound), float(sum(count for value, count in values.items() if value <= bound)))
-        for bound in (*STALENESS_BUCKETS, float("inf"))
+        (str(bound), float(sum(count for value, count in values.items() if value <= bound)))
+        for bound in STALENESS_BUCKETS
     ]
-    return below, float(sum(value * count for value, count in values.items()))
+    all_of_them = ("+Inf", float(sum(values.values())))
+    return [*below, all_of_them], float(sum(value * count for value, count in values.items()))
 
 
 _PAGE = """\

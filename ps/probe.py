@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps.config import address as split
-from ps.errors import ServerUnreachable, UsageError
+from ps.errors import HubringError, ServerUnreachable, UsageError
 from ps.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
 from ps.transport.channel import open_channel
 
@@ -38,14 +38,14 @@ def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
         try:
             answer, call = health_pb2_grpc.HealthStub(channel).Check.with_call(request, timeout=timeout)
         except grpc.RpcError as error:
-            raise _refused(address, service, error, timeout) from error
+            raise _refused(address, service, error) from error
     if answer.status != SERVING:
         name = service or "the process"
         status = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
         raise ServerUnreachable(f"{name} at {address} is {status}: {_why(call.trailing_metadata())}")
 
 
-def _refused(address: str, service: str, error: Any, timeout: float) -> Exception:
+def _refused(address: str, service: str, error: Any) -> HubringError:
     code = error.code()
     if code is grpc.StatusCode.NOT_FOUND:
         known = f"a hub has {CONTROL}, {DATA} and {READY}, a shard {SHARD_CONTROL} and {DATA}"
@@ -53,7 +53,7 @@ def _refused(address: str, service: str, error: Any, timeout: float) -> Exceptio
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ServerUnreachable(f"what answers at {address} is neither a hub nor a shard; check the port")
     return ServerUnreachable(
-        f"nobody answers at {address} within {timeout:g} s ({code.name}: {error.details()});"
+        f"nobody answers at {address} ({code.name}: {error.details()});"
         " check the address, or start a hub there: ps-server start"
     )
 

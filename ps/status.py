@@ -88,15 +88,6 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
     }
 
 
-def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """The same shards, each with the seconds since its last heartbeat; a row that tells of none stays."""
-    since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
-    return [
-        {**row, "seconds_since_heartbeat": since[row["shard"]]} if row.get("shard") in since else row
-        for row in shards
-    ]
-
-
 def ends(outcome: Outcome) -> dict[str, Any]:
     """Who left, and how."""
     return {

@@ -1,10 +1,11 @@
-"""What deploy/monitoring asks of a hub exists: metrics, labels, files. Whether it works is for the system tests."""
+"""What deploy/monitoring asks of a hub exists: metrics, labels, files. Whether it works, system tests say."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ TARGET_LABELS = {"job", "instance"}
 WORDS = {"and", "or", "unless", "offset", "bool", "inf", "nan"}
 
 
+@cache
 def read(name: str) -> Any:
     return yaml.safe_load((MONITORING / name).read_text())
 
@@ -94,14 +96,14 @@ def test_names_are_found_in_a_query(query: str, names: set[str]) -> None:
     assert metric_names(query) == names
 
 
-@pytest.mark.parametrize(("where", "query"), queries())
+@pytest.mark.parametrize(("where", "query"), list(queries()))
 def test_every_query_names_metrics_that_exist(where: str, query: str) -> None:
     names = metric_names(query)
     assert names
     assert names <= known()
 
 
-@pytest.mark.parametrize(("where", "query"), queries())
+@pytest.mark.parametrize(("where", "query"), list(queries()))
 def test_every_query_names_labels_that_its_metrics_have(where: str, query: str) -> None:
     labels = {name for metric in METRICS for name in metric.labels} | TARGET_LABELS | {"le", "alertstate"}
     assert label_names(query) <= labels

@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ps.probe import probe
 from tests.system.cluster import PATIENCE, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
@@ -52,10 +53,11 @@ def test_hub_and_shards_are_probed(cluster: Cluster) -> None:
         until(watch(channel, "hubring.v1.Data"), SERVING)
     shards = [shard["address"] for shard in cluster.status(address)["shards"]]
     assert len(shards) == 2
-    asked = [probed(cluster, address, service) for service in OF_A_HUB]
-    asked += [probed(cluster, shard, service) for shard in shards for service in OF_A_SHARD]
-    for program in asked:
-        assert program.done()["serving"]
+    for at, services in ((address, OF_A_HUB), *((shard, OF_A_SHARD) for shard in shards)):
+        for service in services:
+            probe(at, service, PATIENCE)
+    assert probed(cluster, address).done() == {"address": address, "service": "", "serving": True}
+    assert probed(cluster, shards[1], "hubring.v1.Data").done()["serving"]
     assert "no service 'data'" in probed(cluster, address, "data").done(2)["error"]
 
 
@@ -63,11 +65,12 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
     server, address = cluster.server()
     worker, go = holding(cluster, address, tmp_path)
     with grpc.insecure_channel(address) as channel:
-        ready, data = watch(channel, "ready"), watch(channel, "hubring.v1.Data")
+        until(watch(channel, "hubring.v1.Data"), SERVING)
+        ready = watch(channel, "ready")
         until(ready, SERVING)
         server.process.send_signal(signal.SIGTERM)
         until(ready, NOT_SERVING)
-        assert next(data).status == SERVING, "the job goes on to its next step"
+    probe(address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
     refused = probed(cluster, address, "ready").done(69)["error"]
     assert refused == f"ready at {address} is NOT_SERVING: the server is being stopped"
     go.touch()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.metrics import exposition
-from tests.system.cluster import SMALL, Cluster
+from ps.metrics import CONTENT_TYPE
+from tests.system.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
+OPENER = build_opener(ProxyHandler({}))
+"""Everything here is on this machine, whatever the environment says of proxies."""
 PAGE = Path(__file__).parents[2] / "deploy" / "METRICS.md"
 HELD_AT = 20
 STEPS = 30
@@ -29,7 +35,8 @@ def listed() -> dict[str, Listed]:
     rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("| `ps_")]
     cells = [[cell.strip() for cell in row] for row in rows]
     return {
-        name.strip("`"): Listed(kind, frozenset(labels.split(", ")) - {""}) for name, kind, labels, *_ in cells
+        name.strip("`"): Listed(kind, frozenset(labels.split(", ")) - {""})
+        for name, kind, labels, *_ in cells
     }
 
 
@@ -43,25 +50,77 @@ def exported(text: str) -> dict[str, Listed]:
     return found
 
 
+def scrape(server: Program) -> str:
+    """What the server exports now."""
+    found = re.search(r"http://\S+/metrics", server.said())
+    assert found, server.said()
+    with OPENER.open(found[0], timeout=30) as answer:
+        assert answer.headers["content-type"] == CONTENT_TYPE
+        text: str = answer.read().decode()
+    return text
+
+
+def values(server: Program, name: str) -> dict[str, float]:
+    """A metric's values by its only label."""
+    families = text_string_to_metric_families(scrape(server))
+    samples = [sample for family in families for sample in family.samples if sample.name == name]
+    return {next(iter(sample.labels.values())): sample.value for sample in samples}
+
+
+class Job(NamedTuple):
+    """One that holds."""
+
+    cluster: Cluster
+    address: str
+    workers: list[Program]
+    go: Path
+
+    def held(self) -> list[int]:
+        """The steps of the workers whose loss the hub has heard."""
+        told = self.cluster.status(self.address)["workers"]
+        return [worker["step"] for worker in told if worker["loss"] is not None]
+
+    def finish(self) -> None:
+        self.go.touch()
+        for worker in self.workers:
+            worker.done()
+
+
+def started(cluster: Cluster, folder: Path, count: int, flags: list[str], *more: str) -> tuple[Program, Job]:
+    """A server, and a job that holds at a step of which it has told the loss."""
+    server, address = cluster.server(
+        "--workers", str(count), "--shards", "2", "--slice-bytes", "256", "--page-port", "0", "--once", *more
+    )
+    go = folder / "go"
+    script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
+    workers = [cluster.worker(address, *flags, *script) for _ in range(count)]
+    job = Job(cluster, address, workers, go)
+    server.until(lambda: job.held() == [HELD_AT] * count, f"step {HELD_AT}")
+    server.until(lambda: "ps_shard_up" in exported(scrape(server)), "the shards' numbers")
+    return server, job
+
+
 @pytest.mark.parametrize("topology", ["hub", "ring"])
 def test_a_live_job_exports_what_the_page_lists(cluster: Cluster, tmp_path: Path, topology: str) -> None:
     saved = ["--checkpoint-dir", str(tmp_path / "saved")] if topology == "hub" else []
-    server, address = cluster.server("--workers", "2", "--shards", "2", "--slice-bytes", "256", "--once", *saved)
-    go = tmp_path / "go"
-    script = [SMALL, str(STEPS), "16", "hold", str(go), str(HELD_AT)]
-    pair = [cluster.worker(address, "--topology", topology, *script) for _ in range(2)]
-    server.until(lambda: held(cluster, address) == [HELD_AT] * 2, f"step {HELD_AT}")
+    server, job = started(cluster, tmp_path, 2, ["--topology", topology], *saved)
     page = listed()
     assert len(page) > 30
     never = {"ps_checkpoint_age_seconds", "ps_checkpoint_interval_seconds"} if topology == "ring" else set()
-    told = exported(exposition(cluster.status(address)).decode())
-    assert told == {name: metric for name, metric in page.items() if name not in never}
-    go.touch()
-    for worker in pair:
-        worker.done()
+    assert exported(scrape(server)) == {name: metric for name, metric in page.items() if name not in never}
+    assert values(server, "ps_worker_steps_total") == {"0": HELD_AT, "1": HELD_AT}
+    job.finish()
     server.done()
 
 
-def held(cluster: Cluster, address: str) -> list[int]:
-    """The steps of the workers whose loss the hub has heard."""
-    return [worker["step"] for worker in cluster.status(address)["workers"] if worker["loss"] is not None]
+def test_a_stopped_shard_is_down_and_hides_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
+    server, job = started(cluster, tmp_path, 1, [], "--lease", "60")
+    stopped = cluster.status(job.address)["shards"][1]["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    server.until(lambda: values(server, "ps_shard_up") == {"0": 1, "1": 0}, "word of the stopped shard")
+    assert values(server, "ps_shard_pushes_total").keys() == {"0"}
+    assert values(server, "ps_worker_steps_total") == {"0": HELD_AT}
+    os.kill(stopped, signal.SIGCONT)
+    server.until(lambda: values(server, "ps_shard_up") == {"0": 1, "1": 1}, "word that it goes on")
+    job.finish()
+    server.done()
