@@ -168,12 +168,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
             )
         if self.colocate and self.await_shards:
             raise ConfigError(
-                f"--await-shards {self.await_shards} waits for shards of other hosts, and under --colocate the"
-                " workers bring all there are: drop one of the two"
+                f"--await-shards {self.await_shards} waits for shards of other hosts, and under --colocate"
+                " the workers bring all there are: drop one of the two"
             )
         if self.shards == 0 and self.join is not None:
             raise ConfigError(
-                f"--shards 0 brings nothing to the hub at {self.join}: give --shards 1 or more, or drop --join"
+                f"--shards 0 brings nothing to the hub at {self.join}: give --shards 1 or more,"
+                " or drop --join"
             )
         if self.shards == 0 and not self.await_shards:
             raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Any
 from tests.deploy.engine import Engine, until
 from tests.deploy.image import BASE, IMAGE
 
+NUMBER = "com.docker.compose.container-number"
 Container = dict[str, Any]
 """What `docker inspect` tells of it."""
 
@@ -42,7 +43,7 @@ class Fleet:
         """A service's containers, in the order of their numbers."""
         ids = self.run("ps", "--all", "--quiet", service).split()
         found: list[Container] = json.loads(self._engine.run("inspect", *ids)) if ids else []
-        return sorted(found, key=lambda one: int(one["Config"]["Labels"]["com.docker.compose.container-number"]))
+        return sorted(found, key=lambda one: int(one["Config"]["Labels"][NUMBER]))
 
     def status(self) -> dict[str, Any]:
         """How the server is doing; empty where it does not answer, as while it starts."""

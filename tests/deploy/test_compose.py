@@ -1,4 +1,4 @@
-"""The Compose recipe on a real engine: hub and ring train to their end, workers die, a second start resumes."""
+"""The Compose file on a real engine: hub and ring train to their end, workers die, a second start resumes."""
 
 from __future__ import annotations
 

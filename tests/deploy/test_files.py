@@ -1,4 +1,4 @@
-"""What can be seen of image and fleet without an engine: they are closed to strangers, and name what exists."""
+"""What is seen of image and fleet without an engine: they are closed to strangers, and name what exists."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ SERVICES = services()
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("hubring:")]
 SERVERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-server")]
 WORKERS = [name for name in OURS if SERVICES[name]["command"].startswith("ps-worker")]
+OPENINGS = {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode", "volumes_from"}
 CUDA = DEPLOY / "compose.cuda.yaml"
 USER = "10001:10001"
 
@@ -50,7 +51,7 @@ def test_a_service_may_do_nothing_that_it_need_not(name: str) -> None:
     assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
     assert re.fullmatch(r"\d+[mg]", service["shm_size"])
     assert service["pids_limit"] > 0
-    assert not {"privileged", "cap_add", "devices", "network_mode", "pid", "ipc", "userns_mode"} & set(service)
+    assert not OPENINGS & set(service)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -148,16 +149,17 @@ def test_gpus_change_the_image_of_all_and_the_devices_of_workers() -> None:
 
 
 def test_compose_builds_the_dockerfile_that_lies_here() -> None:
+    arguments = {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
     for name in OURS:
         build = SERVICES[name]["build"]
         assert (DEPLOY / build["context"]).resolve() == ROOT
         assert (ROOT / build["dockerfile"]).is_file()
-        assert set(build["args"]) <= {rest.partition("=")[0] for word, rest in instructions() if word == "ARG"}
+        assert set(build["args"]) <= arguments
 
 
 def test_every_stage_stands_on_the_base_that_is_asked_for() -> None:
     bases = [rest.split()[0] for word, rest in instructions() if word == "FROM"]
-    assert bases == ["scratch", "${BASE_IMAGE}", "${BASE_IMAGE}"]
+    assert bases == ["scratch", "${BASE_IMAGE}", "packages", "${BASE_IMAGE}"]
     assert instructions()[0] == ("ARG", "BASE_IMAGE=python:3.11-slim-bookworm")
 
 
@@ -167,10 +169,15 @@ def last_stage() -> list[tuple[str, str]]:
 
 
 def test_packages_are_pinned_by_the_constraints() -> None:
-    installs = [rest for word, rest in instructions() if word == "RUN" and " install " in rest]
-    pip = [rest for rest in installs if "/pip/bin/pip" in rest]
-    assert len(pip) == 2
-    assert all("--mount=type=bind,from=wheels,target=/wheels" in rest for rest in pip)
+    pip = [
+        rest
+        for word, rest in instructions()
+        if word == "RUN" and re.search(r"/pip/bin/pip .*(install|wheel)", rest)
+    ]
+    pinned = [rest for rest in pip if "--mount=type=bind,from=wheels,target=/wheels" in rest]
+    (programs,) = [rest for rest in pip if rest not in pinned]
+    assert len(pinned) == 3
+    assert "--no-index --no-deps /dist/*.whl" in programs
     environment = " ".join(rest for word, rest in instructions() if word == "ENV")
     assert "PIP_CONSTRAINT=/wheels/constraints.txt" in environment
     assert ("COPY", "constraints.txt wheel[s] /") in instructions()
@@ -181,8 +188,9 @@ def test_the_image_runs_as_nobody_special_and_has_no_tools() -> None:
     assert ("USER", USER) in stage
     assert {SERVICES[name]["user"] for name in OURS} == {USER}
     runs = " ".join(rest for word, rest in stage if word == "RUN")
-    assert not re.search(r"\b(apt|apt-get|apk|pip|gcc|make|curl|wget)\b", runs)
-    assert [rest for word, rest in stage if word == "COPY"] == ["--from=builder /opt/hubring /opt/hubring"]
+    assert not re.search(r"\b(apt|apt-get|apk|gcc|make|curl|wget)\b", runs)
+    assert "--mount=type=bind,from=programs,source=/pip,target=/pip" in runs, "pip is only lent"
+    assert [rest for word, rest in stage if word == "COPY"] == ["--from=packages /opt/hubring /opt/hubring"]
 
 
 def test_the_programs_are_the_commands_of_the_image() -> None:
