@@ -45,12 +45,8 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
     deadline = time.monotonic() + seconds
     try:
         for check in checks:
-            runs.append(_Run(check, seconds))
+            runs.append(_start(check, seconds))
         _listen(runs, deadline)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot start {len(checks)} processes to look with: {error.strerror}; raise ulimit -n and ulimit -u"
-        ) from error
     finally:
         for run in runs:
             run.stop()
@@ -58,6 +54,15 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
         for run in runs:
             run.close()
     return [finding for run in runs for finding in run.findings(seconds)]
+
+
+def _start(check: Check, seconds: float) -> _Run:
+    try:
+        return _Run(check, seconds)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start a process to look at {check.name}: {error.strerror}; raise ulimit -n and ulimit -u"
+        ) from error
 
 
 def _listen(runs: Sequence[_Run], deadline: float) -> None:

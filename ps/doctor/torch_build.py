@@ -36,7 +36,7 @@ def judge(build: Build, needed: Requirement) -> Finding:
         return failure(
             TORCH,
             f"torch {build.version} multiplies two matrices of ones wrongly",
-            "pip install --force-reinstall torch; if it stays, ATEN_CPU_CAPABILITY=default, or another machine",
+            "pip install --force-reinstall torch; if it stays, export ATEN_CPU_CAPABILITY=default",
         )
     return ok(TORCH, f"{build.version}, computes with {build.instructions}")
 
