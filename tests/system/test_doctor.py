@@ -1,6 +1,6 @@
 """`ps-server doctor` on machines that lack something: namespaces, lowered limits, small file systems.
 
-Checks get a minute, more than any takes on a busy machine, except where one is to hang.
+Checks get more time than any takes on a busy machine, except where one is to hang.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.system.cluster import Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-LONG = "60"
+LONG = "80"
 
 
 class Report:
@@ -353,7 +353,8 @@ def test_a_torch_that_does_not_load_is_a_failure_and_hides_nothing(cluster: Clus
     )
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     report = examine(cluster, code=78, within=["env", f"PYTHONPATH={path}"])
-    assert report.failures == ["torch", "CUDA", "NCCL", "Gloo"]
+    assert report.failures == ["torch"]
+    assert [report[name]["found"] for name in ("CUDA", "NCCL", "Gloo")] == ["torch failed"] * 3
     assert report["torch"]["found"] == "the check was killed by signal 6; it said last: illegal instruction"
     assert report["memory"]["state"] != "failure"
 
