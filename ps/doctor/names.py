@@ -50,7 +50,8 @@ def judge_own(answer: Answer, strange: Sequence[str], address: str) -> Finding:
         return failure(
             OWN,
             f"{answer}; {', '.join(strange)} is no address of this machine: who dials the name gets another",
-            f"correct /etc/hosts or the DNS: {answer.name} is {address}; or ps-server start --host {address} --insecure",
+            f"correct /etc/hosts or the DNS: {answer.name} is {address}; or ps-server start --host {address}"
+            " --insecure",
         )
     if all(map(is_loopback, answer.addresses)) and not is_loopback(address):
         return warning(

@@ -247,10 +247,10 @@ def test_a_machine_that_lets_nothing_start_says_so(cluster: Cluster) -> None:
 
 
 def test_lowered_limits_are_told(cluster: Cluster) -> None:
-    lowered = ["prlimit", "--nofile=100:100", "--memlock=65536:65536"]
+    lowered = ["prlimit", "--nofile=60:60", "--memlock=65536:65536"]
     report = examine(cluster, code=78, within=lowered)
     assert report.failures == ["open files"]
-    assert "100 at most" in report["open files"]["found"]
+    assert "60 at most" in report["open files"]["found"]
     assert report["memlock"]["found"].startswith("64 KiB")
 
 
