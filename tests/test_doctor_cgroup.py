@@ -26,7 +26,9 @@ class Tree:
 
     def one(self, controllers: str, path: str, root: str = "/") -> None:
         self._membership.append(f"4:{controllers}:{path}")
-        self._mounts.append(f"32 31 0:29 {root} {self._folder}/{controllers} rw - cgroup cgroup rw,{controllers}")
+        self._mounts.append(
+            f"32 31 0:29 {root} {self._folder}/{controllers} rw - cgroup cgroup rw,{controllers}"
+        )
 
     def write(self, name: str, text: str | int) -> None:
         file = self._folder / name
@@ -34,7 +36,7 @@ class Tree:
         file.write_text(f"{text}\n")
 
     def read(self) -> Cgroup:
-        self.write("cgroup", "\n".join(self._membership))
+        (self._folder / "cgroup").write_text("\n".join(self._membership))
         self.write("mountinfo", "\n".join(self._mounts))
         return Cgroup(self._folder)
 

@@ -32,8 +32,8 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.interface
-        ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame ps.transport.outbox
-        ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
+        ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame
+        ps.transport.outbox ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm

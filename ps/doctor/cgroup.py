@@ -49,7 +49,7 @@ class Cgroup:
         return min(limited, key=lambda memory: memory.limit - memory.used, default=None)
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The group's folder and all above it, for a controller of version 1, or version 2 for the empty one."""
+        """The group's folder and all above it, by a controller of version 1, or if empty of version 2."""
         path, mounted = self._path(controller), self._mount(controller)
         if path is None or mounted is None:
             return
@@ -71,7 +71,9 @@ class Cgroup:
         for line in self._mounts.splitlines():
             before, _, after = line.partition(" - ")
             kind, _, options = after.split(" ", 2)
-            wanted = kind == "cgroup" and controller in options.split(",") if controller else kind == "cgroup2"
+            wanted = (
+                kind == "cgroup" and controller in options.split(",") if controller else kind == "cgroup2"
+            )
             if wanted:
                 fields = before.split(" ")
                 return PurePosixPath(fields[3]), Path(fields[4])

@@ -15,8 +15,10 @@ class Check(NamedTuple):
         name: Of its only finding, or of the first.
         examine: Looks, and tells finding by finding, so that what it told before it crashed is known.
         mend: What to try where it crashes or hangs, as a command.
+        further: Names of what it comes to later, which is told as left out where it does not.
     """
 
     name: str
     examine: Callable[[], Iterable[Finding]]
     mend: str
+    further: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ def judge(monotonic: Sequence[int], wall: datetime) -> Finding:
         return failure(
             NAME,
             f"the monotonic clock went back by {back} ns: leases would end at random",
-            f"another of the clock sources in {_SOURCE}/available_clocksource: echo NAME > {_SOURCE}/current_clocksource",
+            f"echo NAME > {_SOURCE}/current_clocksource, with another of those in available_clocksource",
         )
     if wall < WRITTEN:
         found = f"it shows {wall:%Y-%m-%d %H:%M}, when this program was not written yet"

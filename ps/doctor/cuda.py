@@ -128,7 +128,9 @@ def _judge_gpu(index: int, gpu: Gpu, cuda: Cuda) -> Finding:
             f"{_INSTALL}, of a version that still has them (pytorch.org, previous versions); or {hide}",
         )
     if gpu.trouble:
-        return failure(name, f"{about} does not compute: {gpu.trouble}", f"nvidia-smi -q -i {index}; or {hide}")
+        return failure(
+            name, f"{about} does not compute: {gpu.trouble}", f"nvidia-smi -q -i {index}; or {hide}"
+        )
     room = f"{spelt(gpu.free)} of {spelt(gpu.total)} free"
     if gpu.free < LEAST_FREE * gpu.total:
         return warning(name, f"{about}, {room}: others have the rest", "nvidia-smi shows who; stop them")
@@ -153,7 +155,7 @@ def _look(variables: Mapping[str, str]) -> Cuda:
     arches: list[str] = []
     if torch.version.cuda is not None and (files() or torch.cuda.is_available()):
         try:
-            torch.cuda.init()
+            torch.cuda.init()  # type: ignore[no-untyped-call]
             arches = torch.cuda.get_arch_list()
             gpus = [_gpu(index, arches) for index in range(torch.cuda.device_count())]
         except RuntimeError as error:

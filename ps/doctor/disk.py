@@ -22,7 +22,10 @@ TRIED_BYTES = 1 * MIB
 SLOW_SECONDS = 1.0
 """To sync that much; a disk takes milliseconds."""
 
-_PASSING = {"tmpfs": "memory: gone when this machine restarts", "ramfs": "memory: gone when this machine restarts"}
+_PASSING = {
+    "tmpfs": "memory: gone when this machine restarts",
+    "ramfs": "memory: gone when this machine restarts",
+}
 _PASSING["overlay"] = "a container's own layer: gone with the container"
 _PUBLISHED = re.compile(r"\d{6,}-step-\d+")
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -72,7 +75,7 @@ def judge(disk: Disk) -> Finding:
     if disk.free < disk.newest:
         return failure(
             NAME,
-            f"{folder}: {room}, and the newest checkpoint there has {spelt(disk.newest)}: the next has no room",
+            f"{folder}: {room}, too little for one more checkpoint like the newest, {spelt(disk.newest)}",
             f"make room (df -h {disk.tried}), {elsewhere}",
         )
     if disk.free < ENOUGH and not disk.newest:
@@ -88,7 +91,7 @@ def judge(disk: Disk) -> Finding:
 
 
 def mounted(mountinfo: str, folder: Path) -> str:
-    """The kind of file system that a folder lies on, of what /proc/self/mountinfo holds; empty if none tells."""
+    """The kind of file system that a folder lies on, of what /proc/self/mountinfo holds."""
     best, kind = Path(), ""
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")

@@ -30,7 +30,9 @@ class Finding(Struct, frozen=True):
     exit_code: int = 0
 
     def __post_init__(self) -> None:
-        assert bool(self.mend) == (self.state in ("warning", "failure")), f"a mend is due, or too much: {self}"
+        assert bool(self.mend) == (self.state in ("warning", "failure")), (
+            f"a mend is due, or too much: {self}"
+        )
 
 
 def ok(name: str, found: str) -> Finding:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ps.config import is_loopback
 from ps.doctor.finding import Finding, failure, ok
@@ -32,7 +32,7 @@ def judge(address: str, trouble: str) -> Finding:
     if not trouble:
         return ok(NAME, f"{RANKS} ranks on {address} met and added right")
     if is_loopback(address):
-        mend = "ip link set lo up; and let nothing filter what a machine tells itself: iptables -L, nft list ruleset"
+        mend = "ip link set lo up; and no filter between a machine and itself: iptables -L, nft list ruleset"
     else:
         mend = f"let this machine reach itself at {address} on any TCP port: iptables -L, nft list ruleset"
     return failure(NAME, f"{RANKS} ranks on {address} could not add: {trouble}", mend)
@@ -52,9 +52,11 @@ def _trouble(address: str, seconds: float) -> str:
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
         return "this torch is built without it"
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     limit = timedelta(seconds=seconds)
     try:
-        store = distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
+        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=limit)
         with ThreadPoolExecutor(RANKS) as threads:
             ranks = [threads.submit(_add, rank, address, store.port, limit) for rank in range(RANKS)]
             sums = [rank.result() for rank in ranks]
@@ -67,13 +69,13 @@ def _trouble(address: str, seconds: float) -> str:
 
 def _add(rank: int, address: str, port: int, limit: timedelta) -> Tensor:
     import torch
-    from torch import distributed
+    from torch.distributed import ProcessGroupGloo, TCPStore  # type: ignore[attr-defined]
 
-    store = distributed.TCPStore(address, port, is_master=False, timeout=limit)
-    options = distributed.ProcessGroupGloo._Options()
-    options._devices = [distributed.ProcessGroupGloo.create_device(hostname=address)]
+    store = TCPStore(address, port, is_master=False, timeout=limit)
+    options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = limit
-    group = distributed.ProcessGroupGloo(store, rank, RANKS, options)
+    group: Any = ProcessGroupGloo(store, rank, RANKS, options)
     part = torch.full((LENGTH,), rank + 1.0)
     group.allreduce([part]).wait()
     return part

@@ -66,7 +66,7 @@ def gloo_takes(told: str, here: Mapping[str, str]) -> bool:
 
 
 def nccl_takes(told: str, here: Mapping[str, str]) -> list[str]:
-    """Those of which NCCL chooses: a list of prefixes, after `=` of whole names, after `^` of what to leave."""
+    """Those of which NCCL chooses: it is told prefixes, after `=` whole names, after `^` what to leave."""
     without = told.startswith("^")
     exact = told.removeprefix("^").startswith("=")
     listed = told.removeprefix("^").removeprefix("=").split(",")

@@ -2,12 +2,14 @@
 
 What is broken on a machine tends to break whoever looks: a library dies of an illegal instruction, a
 driver or a name server never answers, often within a call that no Python thread could be freed from. So
-it is a process that looks, and it is killed when its time is over.
+it is a process that looks, and it is killed when its time is over. It may run further checks in the same
+way: what it has loaded, they need not load again.
 """
 
 from __future__ import annotations
 
-import math
+import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -18,17 +20,15 @@ from collections.abc import Sequence
 import msgspec
 
 from ps.doctor.check import Check
-from ps.doctor.finding import Finding, failure
+from ps.doctor.finding import Finding, failure, skipped
 from ps.errors import ConfigError
 from ps.shard_command import ending
 
 LAST_SECONDS = 1.0
 """How long a process that was killed may take to end; one that hangs in the kernel is left to it."""
 
-MORE = 6
-"""Times the seconds, for a machine that is slow: a first import of torch over a network is."""
-
 _CHUNK = 1 << 16
+_PR_SET_PDEATHSIG = 1
 
 
 def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
@@ -45,12 +45,8 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
     deadline = time.monotonic() + seconds
     try:
         for check in checks:
-            runs.append(_Run(check, seconds))
+            runs.append(_start(check))
         _listen(runs, deadline)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot start {len(checks)} processes to look with: {error.strerror}; raise ulimit -n and ulimit -u"
-        ) from error
     finally:
         for run in runs:
             run.stop()
@@ -58,6 +54,15 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
         for run in runs:
             run.close()
     return [finding for run in runs for finding in run.findings(seconds)]
+
+
+def _start(check: Check) -> _Run:
+    try:
+        return _Run(check)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot start a process to look at {check.name}: {error.strerror}; raise ulimit -n and ulimit -u"
+        ) from error
 
 
 def _listen(runs: Sequence[_Run], deadline: float) -> None:
@@ -81,7 +86,7 @@ class _Run:
         ended: Its process has, with all that it started: nobody holds the other end any more.
     """
 
-    def __init__(self, check: Check, seconds: float) -> None:
+    def __init__(self, check: Check) -> None:
         self._check = check
         self._told = b""
         self._said = ""
@@ -95,7 +100,7 @@ class _Run:
         os.set_blocking(self._noise, False)
         self._pid = os.fork()
         if self._pid == 0:
-            _look(check, seconds, answer, noise)
+            _look(check, answer, noise)
         os.close(answer)
         os.close(noise)
 
@@ -124,16 +129,18 @@ class _Run:
         os.close(self._noise)
 
     def findings(self, seconds: float) -> list[Finding]:
-        """What it told, and how it ended if that was not well."""
+        """What it told; if it did not end well, how it ended and what it did not come to."""
         lines = self._told.splitlines(keepends=True)
         told = [msgspec.json.decode(line, type=Finding) for line in lines if line.endswith(b"\n")]
-        name, mend = self._check.name, self._check.mend
+        if self._code == 0:
+            return told
+        name, mend, known = self._check.name, self._check.mend, {finding.name for finding in told}
+        how = f"the check {ending(self._code)}" if self._code else ""
         if self._code is None or (self._killed and self._code == -signal.SIGKILL):
-            mend += f"; or, where this machine is slow: ps-server doctor --timeout {MORE * seconds:g}"
-            return [*told, failure(name, f"no answer within {seconds:g} s{self._said}", mend)]
-        if self._code != 0:
-            return [*told, failure(name, f"the check {ending(self._code)}{self._said}", mend)]
-        return told
+            how = f"no answer within {seconds:.3g} s"
+            mend += "; or, where this machine is only slow, ps-server doctor with a longer --timeout"
+        left_out = [skipped(each, f"{name} failed") for each in self._check.further if each not in known]
+        return [*told, failure(name, how + self._said, mend), *left_out]
 
     def _last_words(self) -> str:
         """The last line that it, or a library in it, wrote for people."""
@@ -144,17 +151,17 @@ class _Run:
         return f"; it said last: {said.splitlines()[-1]}" if said else ""
 
 
-def _look(check: Check, seconds: float, answer: int, noise: int) -> None:
+def _look(check: Check, answer: int, noise: int) -> None:
     """What the process does; never returns."""
     code = 1
     try:
         os.setpgid(0, 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it is not to outlive who waits for it
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        # Ends it, should the process that would kill it be killed first.
-        signal.alarm(math.ceil(seconds + LAST_SECONDS) + 1)
         os.dup2(noise, 1)
         os.dup2(noise, 2)
+        _close_others({answer, noise})
         for finding in check.examine():
             os.write(answer, msgspec.json.encode(finding) + b"\n")
         code = 0
@@ -162,3 +169,11 @@ def _look(check: Check, seconds: float, answer: int, noise: int) -> None:
         os.write(noise, traceback.format_exc().encode())
     finally:
         os._exit(code)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Closes what came from the parent: a pipe must not stay open for those who do not use it."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):  # the listing itself had one
+                os.close(descriptor)

@@ -29,7 +29,9 @@ def judge(total: int, available: int, group: cgroup.Memory | None) -> Finding:
     if group is not None and group.limit - group.used < available:
         available = max(0, group.limit - group.used)
         found = f"{spelt(available)} left of the {spelt(group.limit)} that the control group may have"
-        mend = "raise the limit: docker run --memory, Compose mem_limit, Kubernetes limits.memory, SLURM --mem"
+        mend = (
+            "raise the limit: docker run --memory, Compose mem_limit, Kubernetes limits.memory, SLURM --mem"
+        )
     if available < LEAST:
         return failure(NAME, f"{found}; a server and a worker take {spelt(LEAST)} before any model", mend)
     if available < ENOUGH:

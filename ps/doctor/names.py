@@ -50,14 +50,15 @@ def judge_own(answer: Answer, strange: Sequence[str], address: str) -> Finding:
         return failure(
             OWN,
             f"{answer}; {', '.join(strange)} is no address of this machine: who dials the name gets another",
-            f"correct /etc/hosts or the DNS: {answer.name} is {address}; or ps-server start --host {address}",
+            f"correct /etc/hosts or the DNS: {answer.name} is {address}; or ps-server start --host {address}"
+            " --insecure",
         )
     if all(map(is_loopback, answer.addresses)) and not is_loopback(address):
         return warning(
             OWN,
             f"{answer}, which only this machine reaches: --host {answer.name} listens for nobody else, and"
             " groups that scripts open by Gloo offer it to the others",
-            f"in /etc/hosts let {answer.name} be {address}; or ps-server start --host {address}",
+            f"in /etc/hosts let {answer.name} be {address}; or ps-server start --host {address} --insecure",
         )
     return _slow(OWN, answer) or ok(OWN, str(answer))
 

@@ -54,7 +54,7 @@ def examine() -> Iterator[Finding]:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     version = None
     if distributed.is_available() and distributed.is_nccl_available():
-        version = ".".join(map(str, torch.cuda.nccl.version()))
+        version = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     yield judge(Nccl(version, gpus, _trouble(gpus) if version and gpus else ""))
 
 
@@ -63,7 +63,7 @@ def _trouble(gpus: int) -> str:
 
     parts = [torch.full((LENGTH,), float(index + 1), device=f"cuda:{index}") for index in range(gpus)]
     try:
-        torch.cuda.nccl.all_reduce(parts)
+        torch.cuda.nccl.all_reduce(parts)  # type: ignore[no-untyped-call]
         wrong = [index for index, part in enumerate(parts) if not bool((part == sum(range(gpus + 1))).all())]
     except RuntimeError as error:
         return str(error).splitlines()[0]

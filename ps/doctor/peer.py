@@ -58,9 +58,9 @@ def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
     if isinstance(error, TimeoutError):
         return failure(
             SERVER,
-            f"{server} did not answer within {seconds:.1f} s: the machine is off, or a firewall drops what comes",
+            f"{server} did not answer within {seconds:.1f} s: it is off, or a firewall drops what comes",
             f"open TCP port {port} there, and among the job's machines all, since shards take free ones;"
-            f" ping {host} tells the two apart",
+            f" ping {host} tells which",
             code,
         )
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
@@ -104,7 +104,9 @@ def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
 def judge_versions(here: End, there: End, server: str) -> Finding:
     """Whether both ends understand each other."""
     ours = f"{OURS} {here.version} (protocol {here.protocol}) here"
-    theirs = f"{there.version or 'one of unknown version'} (protocol {there.protocol or 'unknown'}) at {server}"
+    theirs = (
+        f"{there.version or 'one of unknown version'} (protocol {there.protocol or 'unknown'}) at {server}"
+    )
     if there.protocol != here.protocol:
         return failure(
             VERSIONS,
@@ -133,7 +135,9 @@ def judge_clocks(measured: Offset, server: str) -> Finding:
             " do not go together",
             "on both machines: timedatectl set-ntp true, or chronyc makestep",
         )
-    return ok(CLOCKS, f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}")
+    return ok(
+        CLOCKS, f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}"
+    )
 
 
 def examine(server: str, seconds: float) -> Iterator[Finding]:
@@ -169,7 +173,9 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
         try:
             measured = offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
         except grpc.RpcError as error:
-            yield skipped(CLOCKS, f"{server} does not tell its time ({error.code().name}): it is of another version")
+            yield skipped(
+                CLOCKS, f"{server} does not tell its time ({error.code().name}): it is of another version"
+            )
         else:
             yield judge_clocks(measured, server)
 

@@ -59,7 +59,9 @@ def judge(port: Port, host: str, refusal: int, listener: Listener | None) -> Fin
         return ok(port.name, f"a ps-server has {where}: {listener}; a second one needs {port.flag}")
     if refusal == errno.EADDRINUSE:
         who = listener or "a process in another network namespace, or one that is ending"
-        return warning(port.name, f"{where} is taken by {who}", f"ps-server start {port.flag} 0, or stop that")
+        return warning(
+            port.name, f"{where} is taken by {who}", f"ps-server start {port.flag} 0, or stop that"
+        )
     if refusal == errno.EACCES:
         found = f"{where} is for privileged programs"
         return failure(port.name, found, f"ps-server start {port.flag} N, with N from {UNPRIVILEGED} on")
@@ -67,7 +69,9 @@ def judge(port: Port, host: str, refusal: int, listener: Listener | None) -> Fin
         found = f"{host} is no address of this machine"
         return failure(port.name, found, "ps-server start --host, with an address that ip addr shows")
     return failure(
-        port.name, f"{where} cannot be had: {os.strerror(refusal)}", f"ps-server start {port.flag} 0, or --host"
+        port.name,
+        f"{where} cannot be had: {os.strerror(refusal)}",
+        f"ps-server start {port.flag} 0, or --host",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cores: those that the machine has, those that this process may run on, and what of their time it may use."""
+"""Cores: how many there are, on how many this process may run, and how much of their time it may use."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def judge(machine: int, here: int, quota: float | None, threads: str | None) -> 
     return warning(
         NAME,
         f"{found}: programs start {here} threads, which are then held up together",
-        f"export {THREADS}={least} (divided by the workers here), or give the container whole cores: docker run"
-        f" --cpuset-cpus 0-{least - 1}, Kubernetes' static CPU manager",
+        f"export {THREADS}={least} (divided by the workers here), or give the container whole cores:"
+        f" docker run --cpuset-cpus 0-{least - 1}, Kubernetes' static CPU manager",
     )
 
 

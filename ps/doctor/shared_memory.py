@@ -21,8 +21,8 @@ ENOUGH = 1 * GIB
 """What NVIDIA advises for containers with NCCL; Docker gives 64 MiB unless told."""
 
 _LARGER = (
-    "mount -o remount,size=1g /dev/shm; docker run --shm-size 1g, Compose shm_size: 1gb, Kubernetes an emptyDir of"
-    " medium Memory at /dev/shm"
+    "mount -o remount,size=1g /dev/shm; docker run --shm-size 1g, Compose shm_size: 1gb, Kubernetes an"
+    " emptyDir of medium Memory at /dev/shm"
 )
 
 
@@ -52,7 +52,7 @@ def judge_own(trouble: str) -> Finding:
         return failure(
             OURS,
             f"memory without a name (memfd) cannot be had: {trouble}",
-            "ps-worker --transport zmq; or Linux from 5.1 on, without a seccomp profile that forbids memfd_create",
+            "ps-worker --transport zmq; or Linux from 5.1 on, and no seccomp profile against memfd_create",
         )
     return ok(OURS, "workers and shards of this host can share memory (memfd)")
 
@@ -62,7 +62,11 @@ def examine() -> Iterator[Finding]:
     yield judge_own(_own_trouble())
     trouble = _trouble(Path(SHM))
     room = None if trouble else os.statvfs(SHM)
-    yield judge(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, "") if room else judge(0, 0, trouble)
+    yield (
+        judge(room.f_blocks * room.f_frsize, room.f_bavail * room.f_frsize, "")
+        if room
+        else judge(0, 0, trouble)
+    )
 
 
 def _own_trouble() -> str:

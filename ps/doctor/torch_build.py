@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ps.doctor import isolation
 from ps.doctor.cgroup import Cgroup
+from ps.doctor.check import Check
 from ps.doctor.finding import Finding, failure, ok, warning
+from ps.doctor.isolation import LAST_SECONDS
 from ps.doctor.packages import TORCH, Requirement, needs
 from ps.doctor.processors import allowed
 
 SIDE = 64
+_MEND = "pip install --force-reinstall torch; export ATEN_CPU_CAPABILITY=default for an old processor"
 
 
 class Build(NamedTuple):
@@ -36,7 +41,7 @@ def judge(build: Build, needed: Requirement) -> Finding:
         return failure(
             TORCH,
             f"torch {build.version} multiplies two matrices of ones wrongly",
-            "pip install --force-reinstall torch; if it stays, ATEN_CPU_CAPABILITY=default, or another machine",
+            "pip install --force-reinstall torch; if it stays, export ATEN_CPU_CAPABILITY=default",
         )
     return ok(TORCH, f"{build.version}, computes with {build.instructions}")
 
@@ -53,8 +58,22 @@ def judge_threads(threads: int, cores: float) -> Finding:
     return ok(name, f"{threads} on {cores:.3g} core(s)")
 
 
-def examine() -> Iterator[Finding]:
-    """Imports torch and multiplies."""
+def examine(others: Sequence[Check], seconds: float) -> Iterator[Finding]:
+    """Imports torch, which takes long; then lets all look that need it, each in a process that has it.
+
+    Args:
+        others: To look beside the check of torch itself.
+        seconds: That all of it may take.
+    """
+    began = time.monotonic()
+    import torch  # noqa: F401 - that it loads is the first check
+
+    left = seconds - (time.monotonic() - began) - 2 * LAST_SECONDS
+    yield from isolation.examine([Check(TORCH, compute, _MEND), *others], max(0.0, left))
+
+
+def compute() -> Iterator[Finding]:
+    """Multiplies."""
     import torch
 
     ones = torch.ones(SIDE, SIDE)

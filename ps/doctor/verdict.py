@@ -13,7 +13,7 @@ from ps.errors import ConfigError
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """0 where nothing failed; 69 where only the server is missing, which may come; 78 where this machine fails.
+    """0 if nothing failed; 69 if only the server is missing, which may come; 78 if this machine fails.
 
     So a script that waits for a server may go on asking after 69, and after 78 need not.
     """

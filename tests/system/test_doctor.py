@@ -1,12 +1,11 @@
 """`ps-server doctor` on machines that lack something: namespaces, lowered limits, small file systems.
 
-Checks get a minute, more than any takes on a busy machine, except where one is to hang.
+Checks get more time than any takes on a busy machine, except where one is to hang.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -27,7 +26,7 @@ from tests.system.cluster import Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-LONG = "60"
+LONG = "80"
 
 
 class Report:
@@ -227,9 +226,7 @@ def test_unknown_settings_in_the_environment_are_all_told(cluster: Cluster) -> N
 
 @needs_root
 def test_a_small_shared_memory_is_a_failure_for_others_and_not_for_the_hub(cluster: Cluster) -> None:
-    report = examine(
-        cluster, code=78, within=in_namespace("-m", "mount -t tmpfs -o size=1m tmpfs /dev/shm")
-    )
+    report = examine(cluster, code=78, within=in_namespace("-m", "mount -t tmpfs -o size=1m tmpfs /dev/shm"))
     assert report.failures == ["/dev/shm"]
     assert "1 MiB of 1 MiB free" in report["/dev/shm"]["found"]
     assert "--shm-size" in report["/dev/shm"]["mend"]
@@ -250,19 +247,17 @@ def test_a_machine_that_lets_nothing_start_says_so(cluster: Cluster) -> None:
 
 
 def test_lowered_limits_are_told(cluster: Cluster) -> None:
-    lowered = ["prlimit", "--nofile=100:100", "--memlock=65536:65536"]
+    lowered = ["prlimit", "--nofile=60:60", "--memlock=65536:65536"]
     report = examine(cluster, code=78, within=lowered)
     assert report.failures == ["open files"]
-    assert "100 at most" in report["open files"]["found"]
+    assert "60 at most" in report["open files"]["found"]
     assert report["memlock"]["found"].startswith("64 KiB")
 
 
 @needs_root
 def test_a_full_folder_for_checkpoints_is_a_failure(cluster: Cluster, small: Path) -> None:
-    with (small / "rest").open("wb") as rest, pytest.raises(OSError, match="No space left"):
-        while True:
-            rest.write(bytes(1 << 16))
-            rest.flush()
+    free = os.statvfs(small)
+    (small / "rest").write_bytes(bytes(free.f_bavail * free.f_frsize))
     report = examine(cluster, "--checkpoint-dir", str(small / "run"), code=78)
     assert report["checkpoint dir"]["found"].startswith(f"{small} is full")
     assert f"df -h {small}" in report["checkpoint dir"]["mend"]
@@ -299,7 +294,11 @@ def test_a_machine_whose_name_is_anothers_address_is_a_failure(cluster: Cluster,
 def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node7\n")
-    networked = ["ip link set lo up", "ip link add eth0 type veth peer name eth1", "ip addr add 10.9.0.7/24 dev eth0"]
+    networked = [
+        "ip link set lo up",
+        "ip link add eth0 type veth peer name eth1",
+        "ip addr add 10.9.0.7/24 dev eth0",
+    ]
     networked += ["ip link set eth1 up", "ip link set eth0 up", "ip route add default via 10.9.0.1"]
     named = [f"mount --bind {hosts} /etc/hosts", "hostname node7"]
     report = examine(cluster, code=0, within=in_namespace("-mun", *named, *networked))
@@ -325,9 +324,9 @@ def test_a_server_in_a_network_that_nothing_leads_to_ends_with_69(cluster: Clust
 
 @needs_root
 def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: Path) -> None:
-    """A name server that takes questions and never answers: the resolver waits for 5 s, twice, at the least."""
+    """A name server takes questions and never answers."""
     for name, text in {
-        "resolv.conf": "nameserver 127.0.0.53\noptions timeout:30 attempts:5\n",
+        "resolv.conf": "nameserver 127.0.0.79\noptions timeout:30 attempts:5\n",
         "nsswitch.conf": "hosts: dns\n",
         "hosts": "127.0.0.1 localhost\n",
     }.items():
@@ -337,11 +336,7 @@ def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: 
         for name in ("resolv.conf", "nsswitch.conf")
     ]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
-        try:
-            mute.bind(("127.0.0.53", 53))
-        except OSError as error:
-            assert error.errno == errno.EADDRINUSE
-            pytest.skip("a name server runs here")
+        mute.bind(("127.0.0.79", 53))
         within = in_namespace("-mu", *mounts, "hostname node7")
         program = cluster.run("doctor", "ps.cli", "doctor", "--timeout", "10", within=within)
         report = Report(program, 78)
@@ -353,10 +348,13 @@ def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: 
 def test_a_torch_that_does_not_load_is_a_failure_and_hides_nothing(cluster: Cluster, tmp_path: Path) -> None:
     broken = tmp_path / "torch"
     broken.mkdir()
-    (broken / "__init__.py").write_text("import os, sys\nprint('illegal instruction', file=sys.stderr, flush=True)\nos.abort()\n")
+    (broken / "__init__.py").write_text(
+        "import os, sys\nprint('illegal instruction', file=sys.stderr, flush=True)\nos.abort()\n"
+    )
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     report = examine(cluster, code=78, within=["env", f"PYTHONPATH={path}"])
-    assert report.failures == ["torch", "CUDA", "NCCL", "Gloo"]
+    assert report.failures == ["torch"]
+    assert [report[name]["found"] for name in ("CUDA", "NCCL", "Gloo")] == ["torch failed"] * 3
     assert report["torch"]["found"] == "the check was killed by signal 6; it said last: illegal instruction"
     assert report["memory"]["state"] != "failure"
 
