@@ -49,7 +49,7 @@ def page_port(job: Job) -> int | None:
 
 
 def variables(job: Job) -> dict[str, str]:
-    """What a process cannot see for itself: it counts the host's cores, and its own folder cannot be written."""
+    """What a process cannot see for itself: it counts the host's cores, and takes its home for writable."""
     return {"OMP_NUM_THREADS": str(cpus(job)), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108
 
 
@@ -68,7 +68,7 @@ def absolute(path: Path) -> str:
 
 
 INSECURE = (
-    "ps-server listens with --insecure, as workers are asked for no credentials yet: only the job's own containers",
-    "may reach it.",
+    "ps-server listens with --insecure, as workers are asked for no credentials yet: only the job's own",
+    "containers may reach it.",
 )
 """For the head of what is printed."""
