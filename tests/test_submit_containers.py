@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ps import cli, health
 from ps.errors import ConfigError
 from ps.submit.engines import ENGINES
 from ps.submit.job import assemble
@@ -137,8 +138,12 @@ def test_workers_are_pods_of_an_indexed_job_that_begins_once_the_server_is_ready
     worker = found[1]["template"]["spec"]
     assert (worker["completionMode"], worker["completions"], worker["parallelism"]) == ("Indexed", 4, 4)
     server = inside(found[0]["template"]["spec"])
-    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": "ready"}
-    assert server["livenessProbe"]["grpc"] == server["startupProbe"]["grpc"] == {"port": 5555, "service": ""}
+    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": health.READY}
+    assert (
+        server["livenessProbe"]["grpc"]
+        == server["startupProbe"]["grpc"]
+        == {"port": 5555, "service": health.PROCESS}
+    )
 
 
 def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
@@ -227,6 +232,22 @@ def test_only_the_jobs_own_pods_reach_it_and_the_page_is_open() -> None:
     assert all(found["template"]["metadata"]["labels"] == own for found in jobs("train.py").values())
 
 
+@pytest.mark.parametrize(("setting", "ports"), [("no_page = true", [5555]), ("page_port = 80", [5555, 80])])
+def test_the_page_is_where_the_server_was_told(tmp_path: Path, setting: str, ports: list[int]) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"[server]\n{setting}\n")
+    text = ENGINES["kubernetes"].render(
+        assemble({"engine": "kubernetes", "image": IMAGE, "workers": 2}, [], file, {})
+    )
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    server = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert [one["containerPort"] for one in inside(server)["ports"]] == ports
+    opened = [
+        port["port"] for rule in found["NetworkPolicy"]["spec"]["ingress"][1:] for port in rule["ports"]
+    ]
+    assert opened == ports[1:]
+
+
 def test_time_ends_both_jobs() -> None:
     found = jobs("train.py", time="1:00:00")
     assert {one["activeDeadlineSeconds"] for one in found.values()} == {3600}
@@ -254,6 +275,10 @@ def test_compose_services_are_hardened_and_wait_for_the_server() -> None:
     worker, server = file["services"]["worker"], file["services"]["server"]
     assert worker["depends_on"] == {"server": {"condition": "service_healthy"}}
     assert worker["deploy"]["replicas"] == 4
+    assert server["healthcheck"]["test"] == ["CMD", "ps-server", "health", "127.0.0.1:5555"]
+    assert "health" in [
+        command.callback.__name__ for command in cli.app.registered_commands if command.callback
+    ]
     assert server["volumes"] == [{"type": "volume", "source": "checkpoints", "target": "/kept"}]
     assert "volumes" not in worker
     assert "ports" not in worker

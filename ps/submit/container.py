@@ -44,8 +44,11 @@ def worker_command(job: Job, server: str, more: Sequence[str] = ()) -> list[str]
 
 
 def page_port(job: Job) -> int | None:
-    """Port of the server's page and metrics; None where it has none."""
-    return None if job.server.no_page else job.server.page_port or PORT + 1
+    """Port of the server's page and metrics; None where it has none, or one that nobody can know before."""
+    given = job.server.page_port
+    if job.server.no_page or given == 0:
+        return None
+    return PORT + 1 if given is None else given
 
 
 def variables(job: Job) -> dict[str, str]:

@@ -35,7 +35,7 @@ GRACE_SECONDS = 120
 _SERVERS_PLACE = frozenset({"host", "port", "insecure", "once", "join", "address_file", "workers"})
 _WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"})
 """What follows from the engine and the job's size: nobody else may say it."""
-_HUBS = ("mode", "staleness", "backup", "shards", "colocate", "device", "slice_bytes")
+_HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """What a ring's server would not heed."""
 _KEEPERS = ("checkpoint_dir", "checkpoint_every")
 """What is for the one who keeps the parameters."""
