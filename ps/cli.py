@@ -1,4 +1,4 @@
-"""`ps-server`: start a hub, ask it how it goes, make it save, hand a job to an engine, find out what is wrong.
+"""`ps-server`: start a hub, ask it how it goes, make it save, submit a job, find out what is wrong.
 
 Only typer is imported here, so that `--help` answers at once.
 """

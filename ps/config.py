@@ -40,7 +40,9 @@ JobName = Annotated[
 ]
 Image = Annotated[
     str,
-    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z", description="an image, as in registry.example/hubring:1"),
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z", description="an image, as in registry.example/hubring:1"
+    ),
 ]
 Partition = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_.,-]+\Z", description="names of partitions, with commas between them")
@@ -349,7 +351,7 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
     cpus: Count | None = None
     """Cores of each worker; None: SLURM's default, and 2 in a container."""
     memory: Count | None = None
-    """GiB of memory of each worker, and of the server in its container; None: SLURM's default, and 4 there."""
+    """GiB of memory of each worker, in a container of the server too; None: SLURM's default, and 4 there."""
     job_name: JobName = "hubring"
     """What the engine calls the job."""
     image: Image | None = None
@@ -382,12 +384,13 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
             raise ConfigError("--workers N is missing: how many, unless --gpus (and --nodes) say it")
         if self.nodes and self.workers % self.nodes:
             raise ConfigError(
-                f"--workers {self.workers} cannot be shared evenly by --nodes {self.nodes}: change one of the two"
+                f"--workers {self.workers} cannot be shared evenly by --nodes {self.nodes}:"
+                " change one of the two"
             )
         if self.gpus and self.nodes and self.workers not in (0, self.nodes * self.gpus):
             raise ConfigError(
-                f"--nodes {self.nodes} with --gpus {self.gpus} make {self.nodes * self.gpus} workers, one a GPU,"
-                f" and --workers says {self.workers}: drop one of the three"
+                f"--nodes {self.nodes} with --gpus {self.gpus} make {self.nodes * self.gpus} workers,"
+                f" one a GPU, and --workers says {self.workers}: drop one of the three"
             )
         if self.gpus and self.workers % self.gpus:
             raise ConfigError(
@@ -396,8 +399,8 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
             )
         if self.engine == "compose" and self.gpus and self.workers not in (0, self.gpus):
             raise ConfigError(
-                f"--engine compose has one machine: --gpus {self.gpus} there take as many workers, and --workers"
-                f" says {self.workers}"
+                f"--engine compose has one machine: --gpus {self.gpus} there take as many workers,"
+                f" and --workers says {self.workers}: drop one of the two"
             )
 
 

@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ps import cli, health
 from ps.errors import ConfigError
 from ps.submit.engines import ENGINES
 from ps.submit.job import assemble
 from tests.test_submit import IMAGE
 from tests.test_submit_slurm import NASTY
 
-WORDS = [*NASTY, "$$", "$$(HOME)", "$(HOME)", "${HOME}", "y", "on", "1e3", "0o17", "1:30", "null", "~", "#", "- a", "\x07"]
+WORDS = [
+    *NASTY,
+    "$$",
+    "$$(HOME)",
+    "$(HOME)",
+    "${HOME}",
+    "y",
+    "on",
+    "1e3",
+    "0o17",
+    "1:30",
+    "null",
+    "~",
+    "#",
+    "- a",
+    "\x07",
+]
 
 
 def documents(engine: str, *script: str, **flags: Any) -> list[dict[str, Any]]:
@@ -31,7 +49,9 @@ def kinds(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
 def jobs(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
     """The Jobs of the JobSet, by name."""
     found = kinds(*script, **flags)
-    spec = found["JobSet"]["spec"] if "JobSet" in found else found["TrainingRuntime"]["spec"]["template"]["spec"]
+    spec = (
+        found["JobSet"]["spec"] if "JobSet" in found else found["TrainingRuntime"]["spec"]["template"]["spec"]
+    )
     return {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
 
 
@@ -53,7 +73,10 @@ def interpolated(word: str) -> str:
 
 def test_kubernetes_hands_arguments_on_as_they_are() -> None:
     command = [expanded(word) for word in inside(jobs("train.py", *WORDS)["worker"])["command"]]
-    assert command == [*("ps-worker", "--server", "hubring-server-0-0.hubring:5555", "--", "train.py"), *WORDS]
+    assert command == [
+        *("ps-worker", "--server", "hubring-server-0-0.hubring:5555", "--", "train.py"),
+        *WORDS,
+    ]
 
 
 def test_compose_hands_arguments_on_as_they_are() -> None:
@@ -63,17 +86,31 @@ def test_compose_hands_arguments_on_as_they_are() -> None:
     assert command == [*("ps-worker", "--server", "server:5555"), *together, "--", "train.py", *WORDS]
 
 
+def texts(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
+    """Every value that is text; keys are ours."""
+    if isinstance(node, yaml.MappingNode):
+        for _, value in node.value:
+            yield from texts(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from texts(value)
+    elif node.tag.endswith(":str"):
+        yield node
+
+
 @pytest.mark.parametrize("engine", ["kubernetes", "compose"])
 def test_every_text_is_quoted_since_others_read_yaml_otherwise(engine: str) -> None:
-    text = ENGINES[engine].render(assemble({"engine": engine, "image": IMAGE, "workers": 2}, WORDS, None, {}))
-    values = re.findall(r"(?m)^\s*(?:- )*(?:[\w./-]+: )?([^\s\"\[{#-][^:\n]*)$", text)
-    plain = {value for value in values if not value.endswith(":")}
-    assert all(re.fullmatch(r"true|false|\d+|---", value) for value in plain), plain
+    job = assemble({"engine": engine, "image": IMAGE, "workers": 2}, WORDS, None, {})
+    found = [text for node in yaml.compose_all(ENGINES[engine].render(job)) for text in texts(node)]
+    assert len(found) > len(WORDS)
+    assert {text.style for text in found} == {'"'}
 
 
 @pytest.mark.parametrize("kind", ["jobset", "trainjob"])
 def test_pods_are_hardened_and_know_their_limits(kind: str) -> None:
-    for found in jobs("train.py", kind=kind, nodes=2, gpus=2, cpus=3, memory=5, checkpoint_dir=Path("/kept")).values():
+    for found in jobs(
+        "train.py", kind=kind, nodes=2, gpus=2, cpus=3, memory=5, checkpoint_dir=Path("/kept")
+    ).values():
         pod, container = found["template"]["spec"], inside(found)
         assert pod["securityContext"]["runAsNonRoot"] is True
         assert pod["automountServiceAccountToken"] is False
@@ -101,14 +138,19 @@ def test_workers_are_pods_of_an_indexed_job_that_begins_once_the_server_is_ready
     worker = found[1]["template"]["spec"]
     assert (worker["completionMode"], worker["completions"], worker["parallelism"]) == ("Indexed", 4, 4)
     server = inside(found[0]["template"]["spec"])
-    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": "ready"}
-    assert server["livenessProbe"]["grpc"] == server["startupProbe"]["grpc"] == {"port": 5555}
+    assert server["readinessProbe"]["grpc"] == {"port": 5555, "service": health.READY}
+    assert (
+        server["livenessProbe"]["grpc"]
+        == server["startupProbe"]["grpc"]
+        == {"port": 5555, "service": health.PROCESS}
+    )
 
 
 def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
     rules = job["podFailurePolicy"]["rules"]
     return [
-        (rule["action"], rule["onExitCodes"]["values"] if "onExitCodes" in rule else "taken away") for rule in rules
+        (rule["action"], rule["onExitCodes"]["values"] if "onExitCodes" in rule else "taken away")
+        for rule in rules
     ]
 
 
@@ -129,7 +171,9 @@ def test_where_all_stand_together_a_worker_that_was_stopped_ends_the_round(flags
 @pytest.mark.parametrize(
     ("flags", "targets"), [({}, ["server"]), ({"topology": "ring"}, ["server", "worker"])]
 )
-def test_only_a_preempted_job_begins_again_and_only_if_asked(flags: dict[str, Any], targets: list[str]) -> None:
+def test_only_a_preempted_job_begins_again_and_only_if_asked(
+    flags: dict[str, Any], targets: list[str]
+) -> None:
     assert "failurePolicy" not in kinds("train.py", **flags)["JobSet"]["spec"]
     policy = kinds("train.py", requeue=True, **flags)["JobSet"]["spec"]["failurePolicy"]
     assert policy["maxRestarts"] == 0
@@ -141,7 +185,10 @@ def test_only_a_preempted_job_begins_again_and_only_if_asked(flags: dict[str, An
 def test_trainjob_has_a_runtime_of_its_own_whose_trainer_is_the_workers() -> None:
     found = kinds("train.py", kind="trainjob", nodes=2)
     reference = found["TrainJob"]["spec"]["runtimeRef"]
-    assert (reference["kind"], reference["name"]) == ("TrainingRuntime", found["TrainingRuntime"]["metadata"]["name"])
+    assert (reference["kind"], reference["name"]) == (
+        "TrainingRuntime",
+        found["TrainingRuntime"]["metadata"]["name"],
+    )
     assert found["TrainJob"]["spec"]["trainer"] == {"numNodes": 2}
     runtime = found["TrainingRuntime"]["spec"]
     assert runtime["mlPolicy"] == {"numNodes": 2}
@@ -168,7 +215,9 @@ def test_checkpoints_have_a_claim_that_those_mount_who_write(
     for name, found in jobs("train.py", **given).items():
         places = [one["mountPath"] for one in inside(found)["volumeMounts"]]
         assert ("/kept" in places) is mounts[name]
-        claims = [one["persistentVolumeClaim"]["claimName"] for one in found["template"]["spec"]["volumes"][2:]]
+        claims = [
+            one["persistentVolumeClaim"]["claimName"] for one in found["template"]["spec"]["volumes"][2:]
+        ]
         assert claims == ([claim["metadata"]["name"]] if mounts[name] else [])
 
 
@@ -181,6 +230,22 @@ def test_only_the_jobs_own_pods_reach_it_and_the_page_is_open() -> None:
         {"ports": [{"protocol": "TCP", "port": 5556}]},
     ]
     assert all(found["template"]["metadata"]["labels"] == own for found in jobs("train.py").values())
+
+
+@pytest.mark.parametrize(("setting", "ports"), [("no_page = true", [5555]), ("page_port = 80", [5555, 80])])
+def test_the_page_is_where_the_server_was_told(tmp_path: Path, setting: str, ports: list[int]) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(f"[server]\n{setting}\n")
+    text = ENGINES["kubernetes"].render(
+        assemble({"engine": "kubernetes", "image": IMAGE, "workers": 2}, [], file, {})
+    )
+    found = {one["kind"]: one for one in yaml.safe_load_all(text)}
+    server = found["JobSet"]["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert [one["containerPort"] for one in inside(server)["ports"]] == ports
+    opened = [
+        port["port"] for rule in found["NetworkPolicy"]["spec"]["ingress"][1:] for port in rule["ports"]
+    ]
+    assert opened == ports[1:]
 
 
 def test_time_ends_both_jobs() -> None:
@@ -210,6 +275,10 @@ def test_compose_services_are_hardened_and_wait_for_the_server() -> None:
     worker, server = file["services"]["worker"], file["services"]["server"]
     assert worker["depends_on"] == {"server": {"condition": "service_healthy"}}
     assert worker["deploy"]["replicas"] == 4
+    assert server["healthcheck"]["test"] == ["CMD", "ps-server", "health", "127.0.0.1:5555"]
+    assert "health" in [
+        command.callback.__name__ for command in cli.app.registered_commands if command.callback
+    ]
     assert server["volumes"] == [{"type": "volume", "source": "checkpoints", "target": "/kept"}]
     assert "volumes" not in worker
     assert "ports" not in worker

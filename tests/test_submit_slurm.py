@@ -115,7 +115,9 @@ def directives(text: str) -> list[str]:
 
 @pytest.mark.slow
 def test_both_steps_get_what_the_user_said(tmp_path: Path) -> None:
-    ran = run(tmp_path, script("train.py", *NASTY, shards=2, checkpoint_dir=Path("it's kept"), compress="int8"))
+    ran = run(
+        tmp_path, script("train.py", *NASTY, shards=2, checkpoint_dir=Path("it's kept"), compress="int8")
+    )
     assert (ran.code, ran.err) == (0, "")
     worker, server = ran.argv("worker"), ran.argv("server")
     assert worker[worker.index("ps-worker") :] == [

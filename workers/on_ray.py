@@ -21,7 +21,7 @@ from typing import Any
 from ps.config import environment
 from ps.errors import UsageError
 from workers.crew import PARENT
-from workers.launcher.server import GRACE_SECONDS, Server
+from workers.launcher.server import Server
 
 
 def train(
@@ -58,10 +58,14 @@ def train(
     try:
         address = ray.get(hub.address.remote())
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
-        words = [["--server", address, "--rank", str(rank), *worker, "--", *script] for rank in range(workers)]
-        return [_result(started) for started in [task.remote(each) for each in words]]
+        words = [
+            ["--server", address, "--rank", str(rank), *worker, "--", *script] for rank in range(workers)
+        ]
+        results = [_result(started) for started in [task.remote(each) for each in words]]
+        # A job that began ends by itself, once its last checkpoint is written; one that did not waits on.
+        ray.get(hub.end.remote(None if any("rank" in one for one in results) else 0.0))
+        return results
     finally:
-        ray.get(hub.end.remote())
         ray.kill(hub)
 
 
@@ -83,9 +87,9 @@ class Hub:
         """Where it listens."""
         return self._server.address
 
-    def end(self) -> None:
-        """Waits for its end, which is its job's, and makes it end if it does not come."""
-        self._server.end(GRACE_SECONDS)
+    def end(self, patience: float | None) -> None:
+        """Waits so many seconds (None: as long as it takes) for its end, and then makes it end."""
+        self._server.end(patience)
 
 
 def work(words: Sequence[str]) -> dict[str, Any]:

@@ -44,12 +44,15 @@ def worker_command(job: Job, server: str, more: Sequence[str] = ()) -> list[str]
 
 
 def page_port(job: Job) -> int | None:
-    """Port of the server's page and metrics; None where it has none."""
-    return None if job.server.no_page else job.server.page_port or PORT + 1
+    """Port of the server's page and metrics; None where it has none, or one that nobody can know before."""
+    given = job.server.page_port
+    if job.server.no_page or given == 0:
+        return None
+    return PORT + 1 if given is None else given
 
 
 def variables(job: Job) -> dict[str, str]:
-    """What a process cannot see for itself: it counts the host's cores, and its own folder cannot be written."""
+    """What a process cannot see for itself: it counts the host's cores, and takes its home for writable."""
     return {"OMP_NUM_THREADS": str(cpus(job)), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108
 
 
@@ -68,7 +71,7 @@ def absolute(path: Path) -> str:
 
 
 INSECURE = (
-    "ps-server listens with --insecure, as workers are asked for no credentials yet: only the job's own containers",
-    "may reach it.",
+    "ps-server listens with --insecure, as workers are asked for no credentials yet: only the job's own",
+    "containers may reach it.",
 )
 """For the head of what is printed."""

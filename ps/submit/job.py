@@ -35,7 +35,7 @@ GRACE_SECONDS = 120
 _SERVERS_PLACE = frozenset({"host", "port", "insecure", "once", "join", "address_file", "workers"})
 _WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"})
 """What follows from the engine and the job's size: nobody else may say it."""
-_HUBS = ("mode", "staleness", "backup", "shards", "colocate", "device", "slice_bytes")
+_HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """What a ring's server would not heed."""
 _KEEPERS = ("checkpoint_dir", "checkpoint_every")
 """What is for the one who keeps the parameters."""
@@ -128,7 +128,9 @@ def assemble(
     config = load_submit({name: flags.get(name) for name in own}, config_file, variables)
     workers, nodes = _layout(config)
     passed = {name: flags[name] for name in flags.keys() - own}
-    rest = {name: text for name, text in variables.items() if name not in {f"PS_{one.upper()}" for one in own}}
+    rest = {
+        name: text for name, text in variables.items() if name not in {f"PS_{one.upper()}" for one in own}
+    }
     _check_places(config_file, rest)
     worker, server = _settle(passed, workers, config_file, rest)
     _check_topology(server, worker)
@@ -180,7 +182,8 @@ def _check_topology(server: ServerConfig, worker: WorkerConfig) -> None:
             if field.name in _HUBS and value != field.default:
                 given = flag(field.name) if value is True else f"{flag(field.name)} {value}"
                 raise ConfigError(
-                    f"{given} means something only with --topology hub, but there is --topology ring: drop one"
+                    f"{given} means something only with --topology hub, but there is --topology ring:"
+                    " drop one"
                 )
     if worker.aggregate and server.mode != "bsp":
         raise ConfigError(
@@ -193,7 +196,7 @@ def _check_text(word: str) -> None:
         word.encode()
     except UnicodeEncodeError as cause:
         raise ConfigError(
-            f"argument {ascii(word)} is no UTF-8, and scripts and manifests hold nothing else: rename it"
+            f"argument {word!a} is no UTF-8, and scripts and manifests hold nothing else: rename it"
         ) from cause
 
 

@@ -100,7 +100,7 @@ def _evicted(action: str) -> Spec:
 
 
 def _restarts(job: Job, workers: str) -> Spec:
-    """Only what the rules above made fail on purpose begins again; workers of a hub do so when it is hopeless."""
+    """Only what was made to fail for 75 begins again; a hub's workers fail so where nothing can help them."""
     preempted = {
         "name": "preempted",
         "action": "RestartJobSetAndIgnoreMaxRestarts",

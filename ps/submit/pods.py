@@ -26,16 +26,21 @@ def labels(job: Job) -> dict[str, str]:
 def server(job: Job) -> Pod:
     """The server's pod: ready once workers may come, and ended where it answers nobody any more."""
     page = container.page_port(job)
-    ports = [{"name": "control", "containerPort": PORT}]
-    ports += [] if page is None else [{"name": "page", "containerPort": page}]
+    ports = [{"name": "control", "containerPort": PORT, "protocol": "TCP"}]
+    ports += [] if page is None else [{"name": "page", "containerPort": page, "protocol": "TCP"}]
     inside = {
         "name": "server",
         "image": job.config.image,
         "command": _unexpanded(container.server_command(job)),
         "ports": ports,
-        "startupProbe": {"grpc": {"port": PORT}, "periodSeconds": 2, "failureThreshold": 60},
+        "startupProbe": {"grpc": {"port": PORT, "service": ""}, "periodSeconds": 2, "failureThreshold": 60},
         "readinessProbe": {"grpc": {"port": PORT, "service": "ready"}, "periodSeconds": 2},
-        "livenessProbe": {"grpc": {"port": PORT}, "periodSeconds": 10, "timeoutSeconds": 5, "failureThreshold": 6},
+        "livenessProbe": {
+            "grpc": {"port": PORT, "service": ""},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 6,
+        },
     }
     return _pod(job, inside, 1, [job.servers_folder] if job.servers_folder else [])
 
@@ -104,4 +109,3 @@ def _pod(job: Job, inside: Pod, processes: int, folders: Sequence[Path], gpus: i
 def _unexpanded(words: Sequence[str]) -> list[str]:
     """Kubernetes puts variables for `$(NAME)` in a command, and `$` for `$$`."""
     return [word.replace("$", "$$") for word in words]
-

@@ -22,8 +22,8 @@ ADDRESS_SECONDS = 120
 
 _SCRIPT = """\
 # Made by: ps-server submit --engine slurm
-# ps-server listens with --insecure, as workers are asked for no credentials yet: the network between the nodes
-# has to be one that you trust.
+# ps-server listens with --insecure, as workers are asked for no credentials yet: the network between the
+# nodes has to be one that you trust.
 
 address=hubring-$SLURM_JOB_ID.address
 result=hubring-$SLURM_JOB_ID.result

@@ -1,6 +1,6 @@
-"""A driver of Ray's, with a cluster of its own: trains, and prints what came back.
+"""A driver of Ray's, with a cluster of its own: trains a script on hub and ring, and one that is not there.
 
-    on_ray_driver.py WORKERS [FLAG OF ps-worker]... -- SCRIPT [ARGS]...
+on_ray_driver.py SCRIPT [ARGS]...
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import ray
 
 from workers import on_ray
 
+WORKERS = 2
+
 
 def main() -> None:
-    workers, *flags = sys.argv[1:]
-    cut = flags.index("--")
-    own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "num_cpus": int(workers) + 1}
+    script = sys.argv[1:]
+    own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
     with TemporaryDirectory(prefix="hubring-ray-", ignore_cleanup_errors=True) as place:
-        ray.init(_temp_dir=place, log_to_driver=True, logging_level="error", **own)
+        ray.init(num_cpus=WORKERS + 1, _temp_dir=place, logging_level="error", **own)
         try:
-            results = on_ray.train(flags[cut + 1 :], workers=int(workers), worker=flags[:cut])
+            results = {
+                "hub": on_ray.train(script, workers=WORKERS),
+                "ring": on_ray.train(script, workers=WORKERS, worker=["--topology", "ring"]),
+                "nowhere": on_ray.train(["nowhere.py"], workers=WORKERS),
+            }
         finally:
             ray.shutdown()
     print(json.dumps(results))

@@ -13,7 +13,8 @@ from tests.system.cluster import SMALL, Cluster
 from workers import on_ray
 
 DRIVER = str(Path(__file__).with_name("on_ray_driver.py"))
-with_ray = pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install 'hubring[ray]'")
+PATIENT = 300.0
+"""Seconds: Ray's own processes take their time to start, on a busy machine a minute."""
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,20 +24,13 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-@with_ray
-@pytest.mark.parametrize("topology", ["hub", "ring"])
-def test_ray_starts_hub_and_workers(cluster: Cluster, topology: str) -> None:
-    words = ["2", "--topology", topology, "--", SMALL, "10"]
-    program = cluster.start("driver", [sys.executable, DRIVER, *words])
-    results = program.done(timeout=240)
-    told = [(one["rank"], one["size"], one["steps"], one["topology"], one["exit_code"]) for one in results]
-    assert told == [(0, 2, 10, topology, 0), (1, 2, 10, topology, 0)]
-
-
-@pytest.mark.slow
-@with_ray
-def test_a_worker_that_fails_comes_back_as_a_result(cluster: Cluster) -> None:
-    program = cluster.start("driver", [sys.executable, DRIVER, "2", "--", "nowhere.py"])
-    results = program.done(timeout=240)
-    assert [one["exit_code"] for one in results] == [2, 2]
-    assert "no script nowhere.py" in results[0]["error"]
+@pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install 'hubring[ray]'")
+def test_ray_starts_hub_and_workers_and_tells_how_they_ended(cluster: Cluster) -> None:
+    program = cluster.start("driver", [sys.executable, DRIVER, SMALL, "10"])
+    results = program.done(timeout=PATIENT)
+    for topology in ("hub", "ring"):
+        told = [(one["rank"], one["size"], one["steps"], one["topology"]) for one in results[topology]]
+        assert told == [(0, 2, 10, topology), (1, 2, 10, topology)]
+        assert [one["exit_code"] for one in results[topology]] == [0, 0]
+    assert [one["exit_code"] for one in results["nowhere"]] == [2, 2]
+    assert "no script nowhere.py" in results["nowhere"][0]["error"]

@@ -73,8 +73,8 @@ class Server:
     ) -> None:
         self.end(GRACE_SECONDS if kind is None else 0.0)
 
-    def end(self, patience: float) -> None:
-        """Waits `patience` seconds for its end, and then makes it end."""
+    def end(self, patience: float | None) -> None:
+        """Waits `patience` seconds (None: as long as it takes) for its end, and then makes it end."""
         for number, seconds in ((None, patience), (signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
             if number is not None:
                 self._process.send_signal(number)

@@ -1,0 +1,36 @@
+"""The commands of a JobSet's pods, run as processes that are told what Kubernetes tells a pod."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.system.cluster import SMALL, Cluster
+from tests.test_submit_containers import expanded, inside, jobs
+
+pytestmark = pytest.mark.slow
+
+SERVER = "hubring-server-0-0.hubring:5555"
+
+
+@pytest.mark.parametrize(
+    ("workers", "nodes"), [(2, None), (4, 2)], ids=["a worker a pod", "two workers a pod"]
+)
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_pods_find_their_ranks(cluster: Cluster, topology: str, workers: int, nodes: int | None) -> None:
+    found = jobs(SMALL, "10", workers=workers, nodes=nodes, topology=topology)
+    program, start, *flags = inside(found["server"])["command"]
+    assert (program, start, flags[:4]) == ("ps-server", "start", ["--host", "0.0.0.0", "--port", "5555"])
+    server, address = cluster.server(*flags[4:])
+    pods = []
+    for index in range(found["worker"]["completions"]):
+        program, *words = (expanded(word) for word in inside(found["worker"])["command"])
+        assert program == "ps-worker"
+        words[words.index(SERVER)] = address
+        pod = ["env", f"JOB_COMPLETION_INDEX={index}", "KUBERNETES_SERVICE_HOST=10.0.0.1"]
+        pods.append(cluster.run(f"pod{index}", "workers.cli", *words, within=pod))
+    ended = [pod.done() for pod in pods]
+    results = ended if nodes is None else [one for pod in ended for one in pod["workers"]]
+    assert [(one["rank"], one["size"], one["steps"]) for one in results] == [
+        (rank, workers, 10) for rank in range(workers)
+    ]
+    assert server.done()["finished"] == list(range(workers))
