@@ -137,6 +137,7 @@ def _ask(server: str, call: Any) -> Any:
     from ps.config import address
     from ps.errors import ServerUnreachable
     from ps.transport.channel import open_channel
+    from ps.transport.probe import probe
 
     address(server)
     with open_channel(server) as channel:
@@ -144,7 +145,7 @@ def _ask(server: str, call: Any) -> Any:
             return call(ControlStub(channel))
         except grpc.RpcError as error:
             raise ServerUnreachable(
-                f"no server answers at {server} ({error.code().name}: {error.details()});"
+                f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
                 " check the address, or start one: ps-server start"
             ) from error
 

@@ -30,6 +30,7 @@ from ps.shard_command import Settings
 from ps.shard_control import ShardControl
 from ps.trace import Trace
 from ps.transport.channel import open_channel
+from ps.transport.probe import probe
 from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
 
@@ -63,16 +64,19 @@ class Registration:
         self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        heard = time.monotonic()
+        heard, told = time.monotonic(), False
         while not self._orphaned.wait(0.2):
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
                 if time.monotonic() - heard > CONNECT_SECONDS:
                     raise ServerUnreachable(
-                        f"no hub answers at {self._control} ({error.code().name}: {error.details()});"
-                        " check the address, or start it first"
+                        f"no hub answers at {self._control} for {CONNECT_SECONDS:g} s: {probe(self._control)}"
+                        f" ({error.code().name}: {error.details()}); check the address, or start it first"
                     ) from error
+                if not told:
+                    log.info("no hub at %s yet; looking for %g s", self._control, CONNECT_SECONDS)
+                told = True
                 continue
             if reply.refused:
                 raise ConfigError(reply.refused)
