@@ -323,11 +323,13 @@ class LeaveRequest(_message.Message):
         FINISHED: LeaveRequest._Reason.ValueType  # 0
         PREEMPTED: LeaveRequest._Reason.ValueType  # 1
         FAILED: LeaveRequest._Reason.ValueType  # 2
+        DIVERGED: LeaveRequest._Reason.ValueType  # 3
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     FINISHED: LeaveRequest.Reason.ValueType  # 0
     PREEMPTED: LeaveRequest.Reason.ValueType  # 1
     FAILED: LeaveRequest.Reason.ValueType  # 2
+    DIVERGED: LeaveRequest.Reason.ValueType  # 3
 
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -963,15 +965,19 @@ class FailRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    exit_code: _builtins.int
+    """with which it ends workers"""
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from torch import Tensor
 
 from protos import control_pb2 as pb
 from protos import data_pb2
 from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from ps import checkpoint
-from ps.errors import HubringError
+from ps.blocks import all_finite
+from ps.errors import HubringError, NonFinite
+from ps.messages import Code
 from ps.plans import bucket_from_proto, slice_from_proto
 from ps.shard import ShardLoop
 from ps.store import Snapshot
@@ -33,6 +37,9 @@ SERVICES = (
     data_pb2.DESCRIPTOR.services_by_name["Data"].full_name,
     pb.DESCRIPTOR.services_by_name["ShardControl"].full_name,
 )
+
+_CODES = {1: Code.NOT_FINITE, 78: Code.MISMATCH}
+"""In which words a failed job is refused, by the exit code that its workers are to end with."""
 
 
 class ShardControl(ShardControlServicer):
@@ -89,7 +96,8 @@ class ShardControl(ShardControlServicer):
         return pb.Ack()
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text)))
+        code = _CODES.get(request.exit_code, Code.JOB_FAILED)
+        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)))
         return pb.Ack()
 
     def Reset(self, request: pb.ResetRequest, context: grpc.ServicerContext) -> pb.Ack:
@@ -98,6 +106,8 @@ class ShardControl(ShardControlServicer):
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         version = None if request.step < 0 else request.step
+        if unsound := self._in_loop(lambda loop: loop.store.unsound):
+            return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
         with self._saving:
             if not self._in_loop(lambda loop: loop.store.capture_at(version)):
                 return pb.SaveReply(
@@ -108,9 +118,10 @@ class ShardControl(ShardControlServicer):
             return pb.SaveReply(refused=f"nobody waits any more for the job to reach step {request.step}")
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
+            self._check(snapshot)
             written = checkpoint.save(path, snapshot)
-        except OSError as error:
-            return pb.SaveReply(refused=f"{path}: {error.strerror or error}")
+        except HubringError as error:
+            return pb.SaveReply(refused=f"shard {self._index}: {error}")
         return pb.SaveReply(
             file=path.name, sha256=written.sha256, bytes=written.bytes, keys=sorted(snapshot.keys())
         )
@@ -139,6 +150,17 @@ class ShardControl(ShardControlServicer):
             held_ns=loop.service.held,
             **usage()._asdict(),
         )
+
+    def _check(self, snapshot: Snapshot) -> None:
+        """Finite gradients can still make infinite parameters, and no checkpoint may hold those.
+
+        Raises:
+            NonFinite: Names the first.
+        """
+        for key, state in snapshot.items():
+            if not all_finite(state.values):
+                name = partial(_name_unsound, key=key, values=state.values)
+                raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.mend}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
         """The snapshot that `capture_at` asked for, once the loop has every key of it.
@@ -170,3 +192,7 @@ class ShardControl(ShardControlServicer):
     def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:
         self._ready.wait()
         return self._loop.command(lambda: action(self._loop)).result()
+
+
+def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:
+    return loop.store.name_unsound(key, values)
