@@ -836,6 +836,7 @@ class RegisterShardReply(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
+    ALLOW_NONFINITE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     lease_seconds: _builtins.float
     refused: _builtins.str
@@ -843,6 +844,8 @@ class RegisterShardReply(_message.Message):
     """bsp, asp, ssp, backup"""
     staleness: _builtins.int
     backup: _builtins.int
+    allow_nonfinite: _builtins.bool
+    """apply gradients that are NaN or infinite"""
     def __init__(
         self,
         *,
@@ -852,10 +855,11 @@ class RegisterShardReply(_message.Message):
         mode: _builtins.str = ...,
         staleness: _builtins.int = ...,
         backup: _builtins.int = ...,
+        allow_nonfinite: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_nonfinite", b"allow_nonfinite", "backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

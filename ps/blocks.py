@@ -27,15 +27,16 @@ class BlockSteps:
     Args:
         name: The optimizer, or empty where the values are to be the mean itself.
         values: Flat; the steps happen in their memory.
+        finite: Whether to refuse gradients that are not. A mean is the workers' own to judge.
 
     Raises:
         ConfigError: The hub does not run this optimizer.
     """
 
-    def __init__(self, name: str, values: Tensor) -> None:
+    def __init__(self, name: str, values: Tensor, *, finite: bool = True) -> None:
         whole = max(values.numel(), 1)
         length = BLOCK_BYTES // values.element_size() if values.device.type == "cpu" else whole
-        self._must_be_finite = bool(name)  # a mean is the workers' own to judge, by a GradScaler say
+        self._must_be_finite = finite and bool(name)
         self._parts: list[tuple[slice, Tensor, SliceStep]] = []
         for start in range(0, whole, length):
             part = slice(start, start + length)

@@ -44,6 +44,9 @@ def start(
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
     staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
     backup: Annotated[int | None, typer.Option(help="backup: workers not waited for")] = None,
+    nonfinite: Annotated[
+        str | None, typer.Option(help="NaN or infinite gradients: refuse or allow [refuse]")
+    ] = None,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="write checkpoints here, resume from here")
     ] = None,

@@ -107,10 +107,11 @@ class Entry:
     shown: bool = False
 
     @classmethod
-    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor) -> Entry:
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> Entry:
         """An entry whose values are the first bytes of `memory` (flat uint8), all of them zero.
 
-        Where workers step themselves, it needs no first values.
+        Where workers step themselves, it needs no first values; elsewhere, `finite` has it refuse gradients
+        that are not.
 
         Raises:
             ConfigError: The dtype has no mean, or the hub does not run the optimizer or the codec there.
@@ -126,7 +127,7 @@ class Entry:
                 f" {memory.device}: leave out --compress, or start the server with --device cpu"
             )
         values = memory[: piece.numel * dtype.itemsize].view(dtype)
-        steps = BlockSteps(bucket.optimizer, values)
+        steps = BlockSteps(bucket.optimizer, values, finite=finite)
         entry = cls(piece.key, values, steps, piece, bucket.tensors, initialised=not bucket.optimizer)
         entry.codec = codec_for(bucket.codec, piece.numel, dtype)
         if entry.codec is not None and not bucket.optimizer:

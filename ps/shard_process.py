@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -61,7 +62,8 @@ class Registration:
         )
         self._reply = self._register(request)
         self.index = self._reply.shard
-        self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
+        rule = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
+        self.consistency = replace(rule, finite=not self._reply.allow_nonfinite)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
         heard, told = time.monotonic(), False

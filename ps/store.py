@@ -111,7 +111,12 @@ class KVStore:
         *starts, total = accumulate(pages, initial=0)
         memory = self._home.allocate(total * PAGE_BYTES)
         entries = {
-            piece.key: Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :])
+            piece.key: Entry.make(
+                piece,
+                buckets[piece.bucket],
+                memory[start * PAGE_BYTES :],
+                finite=self._consistency.finite,
+            )
             for piece, start in zip(slices, starts, strict=True)
         }
         for entry in entries.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,14 @@ def test_gradients_of_which_only_the_sum_is_infinite_are_refused_as_such() -> No
     store.handle(push(0, 0, torch.full((4,), LARGEST)), "a")
     (text,) = refusals_of(store.handle(push(1, 0, torch.full((4,), LARGEST)), "b"))
     assert "ranks 0, 1 are finite in step 1, but their sum is beyond float32, in weight [4]" in text
+
+
+def test_a_hub_that_is_told_to_allow_them_applies_them() -> None:
+    store = hub(replace(BSP(), finite=False), 1)
+    ((_, reply),) = store.handle(push(0, 0, NAN), "a")
+    taken = values_of(reply).values
+    assert isinstance(taken, Tensor)
+    assert taken.isnan().tolist() == [False, True, False, True]
 
 
 def test_large_gradients_are_taken() -> None:
