@@ -323,11 +323,13 @@ class LeaveRequest(_message.Message):
         FINISHED: LeaveRequest._Reason.ValueType  # 0
         PREEMPTED: LeaveRequest._Reason.ValueType  # 1
         FAILED: LeaveRequest._Reason.ValueType  # 2
+        DIVERGED: LeaveRequest._Reason.ValueType  # 3
 
     class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper): ...
     FINISHED: LeaveRequest.Reason.ValueType  # 0
     PREEMPTED: LeaveRequest.Reason.ValueType  # 1
     FAILED: LeaveRequest.Reason.ValueType  # 2
+    DIVERGED: LeaveRequest.Reason.ValueType  # 3
 
     RANK_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
@@ -834,6 +836,7 @@ class RegisterShardReply(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
     BACKUP_FIELD_NUMBER: _builtins.int
+    ALLOW_NONFINITE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     lease_seconds: _builtins.float
     refused: _builtins.str
@@ -841,6 +844,8 @@ class RegisterShardReply(_message.Message):
     """bsp, asp, ssp, backup"""
     staleness: _builtins.int
     backup: _builtins.int
+    allow_nonfinite: _builtins.bool
+    """apply gradients that are NaN or infinite"""
     def __init__(
         self,
         *,
@@ -850,10 +855,11 @@ class RegisterShardReply(_message.Message):
         mode: _builtins.str = ...,
         staleness: _builtins.int = ...,
         backup: _builtins.int = ...,
+        allow_nonfinite: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_nonfinite", b"allow_nonfinite", "backup", b"backup", "lease_seconds", b"lease_seconds", "mode", b"mode", "refused", b"refused", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -963,15 +969,19 @@ class FailRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    EXIT_CODE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
+    exit_code: _builtins.int
+    """with which it ends workers"""
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        exit_code: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exit_code", b"exit_code", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -135,6 +135,8 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     """ranks of one round disagree"""
     JOB_FAILED: _Code.ValueType  # 6
     BAD_REQUEST: _Code.ValueType  # 7
+    NOT_FINITE: _Code.ValueType  # 8
+    """a gradient, or the sum of all, is NaN or infinite"""
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper): ...
 
@@ -149,6 +151,8 @@ MISMATCH: Code.ValueType  # 5
 """ranks of one round disagree"""
 JOB_FAILED: Code.ValueType  # 6
 BAD_REQUEST: Code.ValueType  # 7
+NOT_FINITE: Code.ValueType  # 8
+"""a gradient, or the sum of all, is NaN or infinite"""
 Global___Code: _TypeAlias = Code  # noqa: Y015
 
 @_typing.final

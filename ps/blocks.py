@@ -1,4 +1,4 @@
-"""A slice's optimizer, block by block: each is summed and stepped while it is in the cache.
+"""A slice's optimizer, block by block: each is summed, looked at and stepped while it is in the cache.
 
 Summing a whole slice first would bring the sum from memory once more to step with it.
 """
@@ -6,10 +6,12 @@ Summing a whole slice first would bring the sum from memory once more to step wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
+from ps.errors import NonFinite
 from ps.optim import SliceStep, optimizer_for
 from ps.types import Hyper
 
@@ -25,14 +27,16 @@ class BlockSteps:
     Args:
         name: The optimizer, or empty where the values are to be the mean itself.
         values: Flat; the steps happen in their memory.
+        finite: Whether to refuse gradients that are not. A mean is the workers' own to judge.
 
     Raises:
         ConfigError: The hub does not run this optimizer.
     """
 
-    def __init__(self, name: str, values: Tensor) -> None:
+    def __init__(self, name: str, values: Tensor, *, finite: bool = True) -> None:
         whole = max(values.numel(), 1)
         length = BLOCK_BYTES // values.element_size() if values.device.type == "cpu" else whole
+        self._must_be_finite = finite and bool(name)
         self._parts: list[tuple[slice, Tensor, SliceStep]] = []
         for start in range(0, whole, length):
             part = slice(start, start + length)
@@ -53,11 +57,18 @@ class BlockSteps:
             gradients: Flat, of the values' length and dtype; only read.
             hyper: For this step.
             scratch: At least as long as a block, and of the same dtype.
+
+        Raises:
+            NonFinite: The sum is NaN or infinite somewhere, and the optimizer would have taken it in.
+                Blocks before that one have stepped, so the values are of no step any more.
         """
         for part, values, optimizer in self._parts:
             # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
             parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
-            optimizer.step(values, _sum(parts, scratch), len(gradients), hyper)
+            total = _sum(parts, scratch)
+            if self._must_be_finite and not all_finite(total):
+                raise NonFinite("the sum of the gradients is not finite")
+            optimizer.step(values, total, len(gradients), hyper)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""
@@ -69,6 +80,15 @@ class BlockSteps:
         for part, values, optimizer in self._parts:
             own = {name: _part(tensor, part).to(values.device, copy=True) for name, tensor in state.items()}
             optimizer.load(own)
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no element is NaN or infinite.
+
+    A sum over one that is can never be finite, so one reduction tells, and makes nothing of the tensor's
+    size. Only where the sum overflows though none of its terms is infinite, each is looked at.
+    """
+    return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
 def _sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:

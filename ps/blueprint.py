@@ -83,7 +83,10 @@ class Blueprint:
             )
         clause = difference(self.buckets, offered) if self.buckets else None
         if clause is not None:
-            raise ConfigError(f"this worker's model is not the job's: it has {clause}")
+            raise ConfigError(
+                f"this worker's model is not the job's: it has {clause}; start all workers with the same"
+                " script and arguments"
+            )
 
     def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
         """A plan that is only to be tried, and whether it is another than the one tried last.

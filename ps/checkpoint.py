@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ps.errors import CheckpointCorrupt
-from ps.manifest import digest, read, sync
+from ps.manifest import digest, read, sync, unwritten
 from ps.snapshot import KeyState, Snapshot
 
 _VALUES = "values"
@@ -39,7 +39,7 @@ def save(path: Path, snapshot: Snapshot) -> Written:
     """Writes a shard's keys to a new file and forces it to the disk.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written.
+        ConfigError: The disk is full, or the folder cannot be written; says how much room it needs.
     """
     tensors: dict[str, Tensor] = {}
     counts: dict[int, _Counts] = {}
@@ -49,10 +49,10 @@ def save(path: Path, snapshot: Snapshot) -> Written:
         counts[key] = _Counts(state.version, state.clocks)
     try:
         save_file(tensors, path, metadata={"counts": msgspec.json.encode(counts).decode()})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
-    sync(path)
-    return Written(digest(path), path.stat().st_size)
+        sync(path)
+        return Written(digest(path), path.stat().st_size)
+    except (OSError, SafetensorError) as error:
+        raise unwritten(path, sum(tensor.nbytes for tensor in tensors.values()), error) from error
 
 
 def load(folder: Path, keys: Collection[int]) -> Snapshot:

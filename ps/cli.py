@@ -47,6 +47,9 @@ def start(
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
     staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
     backup: Annotated[int | None, typer.Option(help="backup: workers not waited for")] = None,
+    nonfinite: Annotated[
+        str | None, typer.Option(help="NaN or infinite gradients: refuse or allow [refuse]")
+    ] = None,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="write checkpoints here, resume from here")
     ] = None,
@@ -270,6 +273,7 @@ def _ask(server: str, call: Any) -> Any:
     from ps.config import address
     from ps.errors import ServerUnreachable
     from ps.transport.channel import open_channel
+    from ps.transport.probe import probe
 
     address(server)
     with open_channel(server) as channel:
@@ -277,7 +281,7 @@ def _ask(server: str, call: Any) -> Any:
             return call(ControlStub(channel))
         except grpc.RpcError as error:
             raise ServerUnreachable(
-                f"no server answers at {server} ({error.code().name}: {error.details()});"
+                f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
                 f" check the address, or start one: ps-server start; ps-server doctor {server} tells more"
             ) from error
 

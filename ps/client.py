@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ps.errors import ConfigError, Fenced, HubringError, JobFailed
+from ps.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from ps.lines import Inflight, Lines
 from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
 from ps.traffic import Traffic
@@ -31,7 +31,11 @@ Raises:
     HubringError: It is in another codec than was due.
 """
 
-_ERRORS: dict[Code, type[HubringError]] = {Code.FENCED: Fenced, Code.JOB_FAILED: JobFailed}
+_ERRORS: dict[Code, type[HubringError]] = {
+    Code.FENCED: Fenced,
+    Code.JOB_FAILED: JobFailed,
+    Code.NOT_FINITE: NonFinite,
+}
 
 
 class KVClient:

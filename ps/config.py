@@ -91,6 +91,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     """Under ssp: steps by which the fastest worker may lead the slowest."""
     backup: Whole = 0
     """Under backup: how many of the workers a round does not wait for."""
+    nonfinite: Literal["refuse", "allow"] = "refuse"
+    """A gradient is NaN or infinite where the hub steps: end the job before anybody has it, or apply it."""
     checkpoint_dir: Path | None = None
     """Where checkpoints are written, and looked for at the start; None writes none."""
     checkpoint_every: Seconds = 60.0

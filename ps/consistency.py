@@ -26,11 +26,13 @@ class Consistency:
             the key stands, and all its round's gradients are applied as one mean.
         backup: How many live workers a round does not wait for.
         staleness: By how many steps a reader may be ahead of the slowest live worker.
+        finite: What is NaN or infinite counts for nothing: it ends the job before an optimizer has it.
     """
 
     lockstep: bool
     backup: int = 0
     staleness: float = inf
+    finite: bool = True
 
     def may_apply(self, contributors: int, live: int) -> bool:
         """Whether that many gradients of one round suffice, with `live` workers taking part."""

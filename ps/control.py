@@ -160,6 +160,7 @@ class Control(ControlServicer):
             mode=config.mode,
             staleness=config.staleness,
             backup=config.backup,
+            allow_nonfinite=config.nonfinite == "allow",
         )
 
     async def ShardHeartbeat(

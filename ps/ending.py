@@ -58,7 +58,9 @@ class Ending:
         again = "the job again from its checkpoint"
         if not self._colocate:
             again = "the server again with its --checkpoint-dir, then the workers"
-        error = JobFailed(f"{what}; its part of the parameters is lost: start {again}")
+        error = JobFailed(
+            f"{what}, at about step {self._job.step}; its part of the parameters is lost: start {again}"
+        )
         if not self._colocate and self.failure is None:
             self.failure = error
         self._lost.set()
@@ -68,7 +70,7 @@ class Ending:
         """Lets everybody who waits for a shard know that the job has failed, once."""
         if self._job.failure is not None and not self._told:
             self._told = True
-            await self._fleet.fail(str(self._job.failure))
+            await self._fleet.fail(self._job.failure)
 
     async def settle(self, *, save: bool) -> list[dict[str, Any]]:
         """Everybody has left; returns what each shard counted, nothing where one is lost.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from ps.errors import CheckpointCorrupt, ConfigError
 from ps.feedback import ErrorFeedback
 from ps.messages import Coded, Push, Ticket
 from ps.snapshot import KeyState
-from ps.types import BucketSpec, Sender, Slice
+from ps.types import BucketSpec, Sender, Slice, TensorSpec
 
 
 class Contribution(NamedTuple):
@@ -75,6 +76,8 @@ class Entry:
     """One key's state; ranks are those of live workers.
 
     Attributes:
+        piece: Which part of its bucket this is.
+        tensors: The parameters of that bucket.
         contributions: The open round, by rank.
         readers: Who pushed, and waits until it may read.
         pullers: Who waits for the first values.
@@ -89,6 +92,8 @@ class Entry:
     key: int
     values: Tensor
     optimizer: BlockSteps
+    piece: Slice
+    tensors: tuple[TensorSpec, ...]
     initialised: bool
     version: int = 0
     contributions: dict[int, Contribution] = field(default_factory=dict)
@@ -102,10 +107,11 @@ class Entry:
     shown: bool = False
 
     @classmethod
-    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor) -> Entry:
+    def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> Entry:
         """An entry whose values are the first bytes of `memory` (flat uint8), all of them zero.
 
-        Where workers step themselves, it needs no first values.
+        Where workers step themselves, it needs no first values; elsewhere, `finite` has it refuse gradients
+        that are not.
 
         Raises:
             ConfigError: The dtype has no mean, or the hub does not run the optimizer or the codec there.
@@ -121,7 +127,8 @@ class Entry:
                 f" {memory.device}: leave out --compress, or start the server with --device cpu"
             )
         values = memory[: piece.numel * dtype.itemsize].view(dtype)
-        entry = cls(piece.key, values, BlockSteps(bucket.optimizer, values), initialised=not bucket.optimizer)
+        steps = BlockSteps(bucket.optimizer, values, finite=finite)
+        entry = cls(piece.key, values, steps, piece, bucket.tensors, initialised=not bucket.optimizer)
         entry.codec = codec_for(bucket.codec, piece.numel, dtype)
         if entry.codec is not None and not bucket.optimizer:
             entry.coded = CodedMean(entry.codec, values)
@@ -137,6 +144,9 @@ class Entry:
 
         Args:
             scratch: At least twice as long as the values, and of their dtype.
+
+        Raises:
+            NonFinite: Their sum is NaN or infinite somewhere; the values count for nothing any more.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
@@ -147,6 +157,12 @@ class Entry:
         self.version += 1
         self.contributions.clear()
         return contributions
+
+    def parameter_at(self, index: int) -> TensorSpec:
+        """The parameter that one element of the values is part of."""
+        ends = accumulate(tensor.numel for tensor in self.tensors)
+        place = self.piece.offset + index
+        return next(tensor for tensor, end in zip(self.tensors, ends, strict=True) if place < end)
 
     def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
         """Gradients as they came or, of those in a codec, their mean."""

@@ -9,6 +9,7 @@
     ├── EngineMissing        69   the program that hands jobs to an engine is not there
     ├── Fenced               75   this worker lost its place; safe to start again
     ├── RingBroken            1   a member of the ring is gone, so no result can be had
+    ├── NonFinite             1   a gradient or a parameter is NaN or infinite
     ├── DeadlineExceeded      1   an answer did not come in time
     └── CheckpointCorrupt    78   a file is torn, flipped or not ours
 
@@ -65,6 +66,16 @@ class Fenced(HubringError):
 
 class RingBroken(HubringError):
     """A member of the ring is gone; the others cannot reduce without it."""
+
+
+class NonFinite(HubringError):
+    """Training has diverged: a gradient or a parameter is NaN or infinite. To start again does not help."""
+
+    mend = (
+        "nothing of it is saved, and the checkpoint before stays good. Lower the learning rate, clip"
+        " gradients, look for a division by zero (torch.autograd.detect_anomaly finds the line), or take a"
+        " torch.amp.GradScaler, which skips such steps"
+    )
 
 
 class DeadlineExceeded(HubringError):

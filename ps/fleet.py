@@ -12,7 +12,7 @@ import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlStub
-from ps.errors import ConfigError, JobFailed
+from ps.errors import ConfigError, HubringError, JobFailed
 from ps.plans import bucket_to_proto, slice_to_proto
 from ps.transport.channel import open_async_channel
 from ps.types import BucketSpec, ShardPlan, View
@@ -118,9 +118,9 @@ class Fleet:
         """Asks for the end at the next step boundary."""
         await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=CALL_SECONDS))
 
-    async def fail(self, text: str) -> None:
+    async def fail(self, error: HubringError) -> None:
         """Refuses everything that workers wait for; shards that are gone cannot be told."""
-        message = pb.FailRequest(text=text)
+        message = pb.FailRequest(text=str(error), exit_code=error.exit_code)
         calls = [
             self._one(shard, lambda stub: stub.Fail(message, timeout=CALL_SECONDS)) for shard in self.shards
         ]

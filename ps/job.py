@@ -13,7 +13,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from ps.errors import ConfigError, HubringError, JobFailed
+from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
 from ps.membership import Membership
 from ps.pace import Pace
 from ps.types import Member, Sender
@@ -30,6 +30,8 @@ class Reason(enum.IntEnum):
     FINISHED = 0
     PREEMPTED = 1
     FAILED = 2
+    DIVERGED = 3
+    """It met what is not finite: the others cannot go on either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,9 @@ class Job:
                 self._gone(member, "was asked to stop")
             else:
                 log.info("%s stopped after step %d, as asked", member, step)
+        elif reason is Reason.DIVERGED:
+            self.outcome.failed[member.rank] = text
+            self.fail(NonFinite(text))
         else:
             self.outcome.failed[member.rank] = text
             self._gone(member, f"failed: {text}")
@@ -290,7 +295,10 @@ class Job:
             log.warning("%s %s", member, why)
             return
         if self._keep_going and self.topology == "hub" and not self.colocated:
-            line = f"{member} {why}; going on with {left} of {self.membership.world_size} workers"
+            line = (
+                f"{member} {why}; going on with {left} of {self.membership.world_size} workers:"
+                f" started again with --rank {member.rank} it takes part again"
+            )
             log.warning("%s", line)
             for other in self.membership.members:
                 self._news[other.rank].append(line)

@@ -74,7 +74,7 @@ class Keeper:
             ConfigError: There is no directory, or nothing to save.
         """
         if self._saver is None:
-            raise ConfigError("the server was started without --checkpoint-dir")
+            raise ConfigError("the server was started without --checkpoint-dir: start it again with one")
         async with self._saving:
             self.last, step = await self._saver.save(self._held())
             self.written += 1
@@ -100,5 +100,5 @@ class Keeper:
         try:
             await self.save()
         except HubringError as error:
-            log.error("no checkpoint: %s", error)
+            log.error("no checkpoint: %s; the last one is %s", error, self.last or "none")
             self._tried_at = self._clock.now()

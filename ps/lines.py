@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REDIAL_SECONDS = 5.0
+REDIAL_SECONDS = 8.0
+"""Longer than a lease and than a server may be silent: who knows why a shard is gone speaks first."""
 MAX_LOSSES = 10
 """Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
 _REDIAL_PAUSE = 0.1
@@ -339,7 +340,8 @@ class Lines:
             except ServerUnreachable as error:
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
-                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s"
+                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s. Start the"
+                        " server again with its --checkpoint-dir, then the workers"
                     ) from lost
                 time.sleep(_REDIAL_PAUSE)
 

@@ -76,8 +76,30 @@ def begin(directory: Path) -> Path:
         folder = directory / f".writing-{os.getpid()}"
         folder.mkdir()
     except OSError as error:
-        raise ConfigError(f"cannot write checkpoints to {directory}: {error}") from error
+        raise ConfigError(
+            f"cannot write checkpoints to {directory}: {error.strerror or error}; give --checkpoint-dir a"
+            " folder that this user may write to"
+        ) from error
     return folder
+
+
+def unwritten(path: Path, nbytes: int, cause: Exception) -> ConfigError:
+    """Why a file of a checkpoint could not be written, and what room it needs; removes what there is of it.
+
+    Args:
+        path: The file.
+        nbytes: Of its tensors.
+        cause: What writing it failed with.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        free = shutil.disk_usage(path.parent).free
+    except OSError as error:
+        room = f"this host has no such folder ({error.strerror}), and all that write there must share it"
+    else:
+        room = f"it needs {nbytes} bytes, and {free} bytes are free there: make room, or take another disk"
+    why = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
+    return ConfigError(f"{path} cannot be written ({why}); {room}")
 
 
 def publish(folder: Path, manifest: Manifest) -> Path:
@@ -89,7 +111,10 @@ def publish(folder: Path, manifest: Manifest) -> Path:
     try:
         return _publish(folder, manifest)
     except OSError as error:
-        raise ConfigError(f"cannot publish a checkpoint in {folder.parent}: {error}") from error
+        raise ConfigError(
+            f"cannot publish a checkpoint in {folder.parent}: {error}; make room there, and let one server"
+            " alone write there"
+        ) from error
 
 
 def _publish(folder: Path, manifest: Manifest) -> Path:
@@ -126,8 +151,8 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
             damage.append(str(error))
     if damage:
         raise CheckpointCorrupt(
-            f"no checkpoint in {directory} is whole: {'; '.join(damage)}. Start with another"
-            " --checkpoint-dir to begin afresh"
+            f"no checkpoint in {directory} is whole: {'; '.join(damage)}. Mend the file or who may read it,"
+            " or start with another --checkpoint-dir to begin afresh"
         )
     return None
 
@@ -145,7 +170,10 @@ def read(folder: Path) -> Manifest:
     if manifest.format != FORMAT:
         raise CheckpointCorrupt(f"{folder} has format {manifest.format}; this version reads {FORMAT}")
     for entry in manifest.files:
-        _verify(folder / entry.name, entry)
+        try:
+            _verify(folder / entry.name, entry)
+        except OSError as error:
+            raise CheckpointCorrupt(f"{folder / entry.name} cannot be read: {error.strerror}") from error
     return manifest
 
 

@@ -60,6 +60,7 @@ class Code(enum.IntEnum):
     MISMATCH = 5
     JOB_FAILED = 6
     BAD_REQUEST = 7
+    NOT_FINITE = 8
 
 
 @dataclass(slots=True)

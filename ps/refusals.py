@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ps.entry import Entry
-from ps.errors import ConfigError
+from ps.entry import Contribution, Entry
+from ps.errors import ConfigError, NonFinite
 from ps.messages import Code, Coded, Push, Refusal
 from ps.placement import is_placed
 from ps.types import Sender
@@ -78,6 +78,25 @@ def unusable(entry: Entry, push: Push) -> Refusal | None:
     return None
 
 
+def not_finite(entry: Entry, scratch: Tensor) -> Refusal:
+    """The open round's gradients, or their sum, hold what is no finite number.
+
+    Args:
+        entry: Whose round could not close.
+        scratch: At least as long as its values, and of their dtype.
+    """
+    text = _worst(entry, scratch)
+    if entry.codec is not None and entry.codec.name == "fp16":
+        text += " (--compress fp16 ends at 65504, and bf16 where float32 does)"
+    return Refusal(Code.NOT_FINITE, f"{text}; {NonFinite.mend}")
+
+
+def unsound(entry: Entry, values: Tensor) -> str:
+    """What is not finite in a copy of the key's values, of which something is, as a clause."""
+    index = int((~values.isfinite()).nonzero()[0])
+    return f"{_parameter(entry, index)} holds {values[index].item()}"
+
+
 def orphaned(key: int) -> Refusal:
     """Nobody is left who could bring the key's first values."""
     text = (
@@ -93,6 +112,41 @@ def _wrong_size(entry: Entry, came: str) -> Refusal:
         " start all workers with the same model and --bucket-bytes"
     )
     return Refusal(Code.WRONG_SIZE, text)
+
+
+def _worst(entry: Entry, scratch: Tensor) -> str:
+    """Whose gradient is not finite, in which step and parameter; the lowest rank's, if there are several."""
+    ranks = sorted(entry.contributions)
+    step = entry.contributions[ranks[0]].push.clock + 1
+    for rank in ranks:
+        contribution = entry.contributions[rank]
+        gradient = _decoded(entry, contribution, scratch)
+        found = (~gradient.isfinite()).nonzero()
+        if len(found):
+            index = int(found[0])
+            return (
+                f"the gradient of rank {rank} is not finite in step {contribution.push.clock + 1}:"
+                f" {gradient[index].item()} in {_parameter(entry, index)}, one of {len(found)} such elements"
+            )
+    return (
+        f"the gradients of ranks {', '.join(map(str, ranks))} are finite in step {step}, but their sum is"
+        f" beyond {_dtype(entry.values.dtype)}, in {_parameter(entry, 0)} or behind it"
+    )
+
+
+def _decoded(entry: Entry, contribution: Contribution, scratch: Tensor) -> Tensor:
+    gradient = contribution.gradient
+    if not isinstance(gradient, Coded):
+        return gradient
+    assert entry.codec is not None, f"key {entry.key} took a gradient in another form"
+    decoded = scratch[: entry.values.numel()]
+    entry.codec.decode(gradient.payload, decoded)
+    return decoded
+
+
+def _parameter(entry: Entry, index: int) -> str:
+    tensor = entry.parameter_at(index)
+    return f"{tensor.name} {list(tensor.shape)}"
 
 
 def _spell(tensor: Tensor) -> str:

@@ -78,10 +78,7 @@ class Saver:
                 raise ConfigError(f"the job ran past {ATTEMPTS} steps at which it was to be saved")
             for reply in replies:
                 if reply.refused:
-                    raise ConfigError(
-                        f"a shard could not save: {reply.refused}; every shard's host needs the checkpoint"
-                        " directory under this name, and room in it"
-                    )
+                    raise ConfigError(f"a shard could not save. {reply.refused}")
             files = tuple(
                 FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
             )

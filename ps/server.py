@@ -27,7 +27,7 @@ from ps.page.site import Site
 from ps.shard_command import Settings, command, ending
 from ps.status import ends
 from ps.timing import SystemTime
-from ps.transport.host import bracketed, local, numeric, reachable
+from ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
 
@@ -161,9 +161,9 @@ class Server:
         try:
             port = server.add_insecure_port(where)
         except RuntimeError as error:
+            why = objection(numeric(self._config.host), self._config.port) or str(error)
             raise ConfigError(
-                f"cannot listen on {where}: the port is taken, or the host is not this machine's;"
-                " try --port 0 for a free one, or another --host"
+                f"cannot listen on {where}: {why}; try --port 0 for a free one, or another --host"
             ) from error
         await self._health.tell(coordinator.troubles())
         await server.start()

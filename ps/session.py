@@ -30,6 +30,7 @@ from ps.errors import (
     Fenced,
     HubringError,
     JobFailed,
+    NonFinite,
     ServerUnreachable,
 )
 from ps.job import Reason
@@ -37,6 +38,7 @@ from ps.membership import heartbeat_seconds
 from ps.offset import Offset, measure
 from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.channel import open_channel
+from ps.transport.probe import probe
 from ps.transport.registry import Line
 from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
 from ps.waiting import Waiting, sentence
@@ -54,7 +56,7 @@ HURRY_SECONDS = 0.1
 SILENT_SECONDS = 4.0
 """How long the server may be silent before the worker calls it gone."""
 
-_BY_EXIT_CODE: dict[int, type[HubringError]] = {69: JobFailed, 75: Fenced, 78: ConfigError}
+_BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +152,17 @@ class Session:
     # Joining.
 
     def _join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
-        reply = self._ask_to_join(request)
         began = time.monotonic()
+        reply = self._ask_to_join(request)
         while reply.state in (pb.JoinReply.WAITING, pb.JoinReply.BRING_SHARD):
+            waited = time.monotonic() - began
             if reply.state == pb.JoinReply.BRING_SHARD:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                log.info("%s", reply.text)
-            self._check_start(reply, time.monotonic() - began, start_timeout)
+                mend = "start what is missing, or the server anew for fewer"
+                log.info("%s, for %.0f s by now: %s", reply.text, waited, mend)
+            self._check_start(reply, waited, start_timeout)
             reply = self._ask_to_join(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:
             raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
@@ -185,7 +189,8 @@ class Session:
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise ServerUnreachable(
-                        f"what answers at {self.address} is no ps-server; check the port"
+                        f"what answers at {self.address} is a gRPC service, but no ps-server:"
+                        " check the port, which the server's banner names"
                     ) from error
                 if again:
                     raise ServerUnreachable(
@@ -194,8 +199,9 @@ class Session:
                     ) from error
                 if time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
-                        f"no server answers at {self.address} ({_sentence(error)}); check the address, or"
-                        f" start one there: ps-server start --port {self.address.rpartition(':')[2]};"
+                        f"no server answers at {self.address} for {CONNECT_SECONDS:g} s:"
+                        f" {probe(self.address)} ({_sentence(error)}); check the address, or start one there:"
+                        f" ps-server start --port {self.address.rpartition(':')[2]};"
                         f" ps-server doctor {self.address} looks for the cause"
                     ) from error
                 if not told:
@@ -218,7 +224,8 @@ class Session:
         knows who when that worker's lease has run out.
         """
         patience = self._lease + SILENT_SECONDS
-        log.warning("asking the server who is gone; it knows within %.0f s", patience)
+        if self.failure is None:
+            log.warning("asking the server what happened; it knows within %.0f s", patience)
         self._failed.wait(patience)
         return self.failure
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
+from torch import Tensor
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from ps import checkpoint
-from ps.errors import HubringError
+from ps.blocks import all_finite
+from ps.errors import HubringError, NonFinite
 from ps.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
+from ps.messages import Code
 from ps.plans import bucket_from_proto, slice_from_proto
 from ps.shard import ShardLoop
 from ps.store import Snapshot
@@ -28,6 +32,9 @@ from ps.types import Member, View
 from ps.usage import usage
 
 _T = TypeVar("_T")
+
+_CODES = {1: Code.NOT_FINITE, 78: Code.MISMATCH}
+"""In which words a failed job is refused, by the exit code that its workers are to end with."""
 
 
 class ShardControl(ShardControlServicer):
@@ -86,7 +93,8 @@ class ShardControl(ShardControlServicer):
         return pb.Ack()
 
     def Fail(self, request: pb.FailRequest, context: grpc.ServicerContext) -> pb.Ack:
-        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text)))
+        code = _CODES.get(request.exit_code, Code.JOB_FAILED)
+        self._in_loop(lambda loop: loop.send(loop.store.fail(request.text, code)))
         self._health.tell({DATA: f"the job has failed: {request.text}"})
         return pb.Ack()
 
@@ -97,6 +105,8 @@ class ShardControl(ShardControlServicer):
 
     def Save(self, request: pb.SaveRequest, context: grpc.ServicerContext) -> pb.SaveReply:
         version = None if request.step < 0 else request.step
+        if unsound := self._in_loop(lambda loop: loop.store.unsound):
+            return pb.SaveReply(refused=f"shard {self._index}: {unsound}")
         with self._saving:
             if not self._in_loop(lambda loop: loop.store.capture_at(version)):
                 return pb.SaveReply(
@@ -107,9 +117,10 @@ class ShardControl(ShardControlServicer):
             return pb.SaveReply(refused=f"nobody waits any more for the job to reach step {request.step}")
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
+            self._check(snapshot)
             written = checkpoint.save(path, snapshot)
-        except OSError as error:
-            return pb.SaveReply(refused=f"{path}: {error.strerror or error}")
+        except HubringError as error:
+            return pb.SaveReply(refused=f"shard {self._index}: {error}")
         return pb.SaveReply(
             file=path.name, sha256=written.sha256, bytes=written.bytes, keys=sorted(snapshot.keys())
         )
@@ -138,6 +149,17 @@ class ShardControl(ShardControlServicer):
             held_ns=loop.service.held,
             **usage()._asdict(),
         )
+
+    def _check(self, snapshot: Snapshot) -> None:
+        """Finite gradients can still make infinite parameters, and no checkpoint may hold those.
+
+        Raises:
+            NonFinite: Names the first.
+        """
+        for key, state in snapshot.items():
+            if not all_finite(state.values):
+                name = partial(_name_unsound, key=key, values=state.values)
+                raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.mend}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
         """The snapshot that `capture_at` asked for, once the loop has every key of it.
@@ -169,3 +191,7 @@ class ShardControl(ShardControlServicer):
     def _in_loop(self, action: Callable[[ShardLoop], _T]) -> _T:
         self._ready.wait()
         return self._loop.command(lambda: action(self._loop)).result()
+
+
+def _name_unsound(loop: ShardLoop, *, key: int, values: Tensor) -> str:
+    return loop.store.name_unsound(key, values)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -30,6 +31,7 @@ from ps.shard_command import Settings
 from ps.shard_control import ShardControl
 from ps.trace import Trace
 from ps.transport.channel import open_channel
+from ps.transport.probe import probe
 from ps.transport.registry import host_id, open_doors
 from ps.types import PROTOCOL
 
@@ -62,7 +64,8 @@ class Registration:
         )
         self._reply = self._register(request)
         self.index = self._reply.shard
-        self.consistency = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
+        rule = by_name(self._reply.mode, self._reply.staleness, self._reply.backup)
+        self.consistency = replace(rule, finite=not self._reply.allow_nonfinite)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
         heard, told = time.monotonic(), False
@@ -72,8 +75,8 @@ class Registration:
             except grpc.RpcError as error:
                 if time.monotonic() - heard > CONNECT_SECONDS:
                     raise ServerUnreachable(
-                        f"no hub answers at {self._control} ({error.code().name}: {error.details()});"
-                        " check the address, or start it first"
+                        f"no hub answers at {self._control} for {CONNECT_SECONDS:g} s: {probe(self._control)}"
+                        f" ({error.code().name}: {error.details()}); check the address, or start it first"
                     ) from error
                 if not told:
                     log.info("no hub at %s yet; looking for %g s", self._control, CONNECT_SECONDS)

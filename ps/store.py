@@ -7,6 +7,7 @@ Laws:
   (`ps.consistency`), summed in rank order, so that reruns are bitwise equal.
 - Whoever pushed reads once its push is applied and the policy lets it.
 - Who is not in the view waits for nothing and is waited for by nobody.
+- What is not finite is refused before an optimizer or a worker has it, and the job with it.
 
 Nothing in here waits, sends or looks at a clock, so that every schedule of
 messages can be replayed.
@@ -24,7 +25,7 @@ from torch import Tensor
 from ps import refusals
 from ps.consistency import Consistency
 from ps.entry import Contribution, Entry, Reader, Settled
-from ps.errors import CheckpointCorrupt
+from ps.errors import CheckpointCorrupt, NonFinite
 from ps.home import Home, HostHome
 from ps.ledger import Ledger, Standing
 from ps.messages import (
@@ -77,6 +78,8 @@ class KVStore:
         self._capture: Capture | None = None
         self._draining = False
         self._failure: Refusal | None = None
+        self.unsound = ""
+        """Why nothing of this may be saved any more; empty: it may."""
 
     # What the coordinator says.
 
@@ -108,7 +111,12 @@ class KVStore:
         *starts, total = accumulate(pages, initial=0)
         memory = self._home.allocate(total * PAGE_BYTES)
         entries = {
-            piece.key: Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :])
+            piece.key: Entry.make(
+                piece,
+                buckets[piece.bucket],
+                memory[start * PAGE_BYTES :],
+                finite=self._consistency.finite,
+            )
             for piece, start in zip(slices, starts, strict=True)
         }
         for entry in entries.values():
@@ -164,9 +172,9 @@ class KVStore:
         for entry in self._entries.values():
             entry.drain_from = min(entry.drain_from, entry.version + self._consistency.lockstep)
 
-    def fail(self, text: str) -> list[Delivery]:
-        """Refuses everything that waits, and all that comes later."""
-        self._failure = Refusal(Code.JOB_FAILED, text)
+    def fail(self, text: str, code: Code = Code.JOB_FAILED) -> list[Delivery]:
+        """Refuses everything that waits, and all that comes later; the first cause counts."""
+        self._failure = self._failure or Refusal(code, text)
         waiting = [ticket for entry in self._entries.values() for ticket in entry.forget(entry.waiting())]
         return [Delivery(ticket, self._failure) for ticket in waiting] + self._rounds.refuse_all(
             self._failure
@@ -207,6 +215,10 @@ class KVStore:
             state = entry.export()
             state.clocks = dict(self._ledger.clocks(entry.key))
             capture.catch(entry.key, state)
+
+    def name_unsound(self, key: int, values: Tensor) -> str:
+        """Which parameter is not finite in a copy of a key's values, as a clause."""
+        return refusals.unsound(self._entries[key], values)
 
     def stats(self) -> Stats:
         """What was counted; the versions are those of now."""
@@ -314,7 +326,10 @@ class KVStore:
         """Applies what may be applied, then answers whoever may read."""
         contributors = len(entry.contributions)
         if contributors and self._consistency.may_apply(contributors, len(self._live)):
-            self._close(entry)
+            try:
+                self._close(entry)
+            except NonFinite:
+                return self._diverge(entry)
         return self._answer(entry)
 
     def _close(self, entry: Entry) -> None:
@@ -330,6 +345,12 @@ class KVStore:
             if ranks != self._founders:
                 self._stats.note_partial(entry.key, before, ranks)
         self._catch(entry)
+
+    def _diverge(self, entry: Entry) -> list[Delivery]:
+        """Ends the job: keys may be a step apart by now, and this one's values between two."""
+        refusal = refusals.not_finite(entry, self._scratch[entry.values.dtype])
+        self.unsound = f"its parameters are in the midst of a step: {refusal.text}"
+        return self.fail(refusal.text, refusal.code)
 
     def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], staleness: int) -> None:
         """The push is over; its sender now waits to read."""

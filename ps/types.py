@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised when an older worker, shard or server could misunderstand a newer one."""
 
 Hyper = Mapping[str, float]

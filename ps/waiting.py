@@ -44,5 +44,6 @@ class Waiting:
 def sentence(seconds: float, step: int, slowest: str) -> str:
     """What whoever waits is told; `slowest` is empty where all wait, or nobody else takes part."""
     nobody = "nobody else is behind: do all ranks call for the same collectives, or is the hub overloaded?"
-    who = f"the slowest is {slowest}" if slowest else nobody
+    mend = "which computes, loads data or hangs: see its log, or its stack (py-spy dump --pid PID)"
+    who = f"the slowest is {slowest}, {mend}" if slowest else nobody
     return f"waiting for {seconds:.0f} s at step {step}: {who}"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from ps import checkpoint, manifest
-from ps.errors import CheckpointCorrupt
+from ps.errors import CheckpointCorrupt, ConfigError
 from ps.manifest import FileEntry, Manifest
 from ps.snapshot import KeyState, Snapshot
 from ps.types import BucketSpec, Slice, TensorSpec
@@ -48,6 +50,22 @@ def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 
 def test_one_shard_can_take_keys_that_several_wrote(tmp_path: Path) -> None:
     assert same(checkpoint.load(write(tmp_path), [1]), {1: state(1)})
+
+
+def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(checkpoint, "sync", full)
+    path = tmp_path / "shard-0.safetensors"
+    needs = sum(tensor.nbytes for tensor in [state(0).values, *state(0).optimizer.values()])
+    with pytest.raises(
+        ConfigError, match=rf"{path} .*No space left.*needs {needs} bytes, and \d+ bytes are free"
+    ):
+        checkpoint.save(path, {0: state(0)})
+    assert not path.exists()
 
 
 def test_a_key_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ps.errors import ConfigError
+from ps.errors import ConfigError, NonFinite
 from tests.contract.test_communicators import RingRanks
 from workers.checkpoints import Checkpoints
 from workers.communicator import Communicator
@@ -24,6 +24,10 @@ class Trained:
         self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
         self.wrapped = kind(self.model.parameters(), lr=0.1)
         self.completed_steps = 0
+
+    @property
+    def named_parameters(self) -> Mapping[str, Tensor]:
+        return dict(self.model.named_parameters())
 
     @property
     def kept(self) -> Mapping[str, Tensor]:
@@ -120,6 +124,19 @@ def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="LBFGS keeps a list"):
         keeps.save()
     assert list((tmp_path / "workers").glob("*")) == []
+
+
+def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Trained) -> None:
+    keeps, trained = checkpoints(tmp_path, every=1e-9), saved
+    keeps.adopt(trained)
+    trained.train(1)
+    with torch.no_grad():
+        trained.model[0].weight[1, 2] = torch.nan
+    with pytest.raises(NonFinite, match=r"0\.weight \[3, 4\] holds nan after step 6"):
+        keeps.save_in_passing()
+    resumed = Trained()
+    checkpoints(tmp_path).adopt(resumed)
+    assert all(tensor.isfinite().all() for tensor in resumed.kept.values())
 
 
 def test_what_fails_in_passing_is_told_and_training_goes_on(

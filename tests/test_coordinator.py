@@ -15,7 +15,7 @@ from ps.config import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
-from ps.errors import JobFailed
+from ps.errors import HubringError, JobFailed
 from ps.fleet import Fleet, Shard
 from ps.manifest import Manifest
 from ps.timing import FakeTime
@@ -59,8 +59,8 @@ class FakeFleet(Fleet):
     async def drain(self) -> None:
         self.drains += 1
 
-    async def fail(self, text: str) -> None:
-        self.failures.append(text)
+    async def fail(self, error: HubringError) -> None:
+        self.failures.append(str(error))
 
     async def reset(self) -> None:
         """There is nothing to forget."""

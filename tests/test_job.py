@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.errors import ConfigError, Fenced, JobFailed
+from ps.errors import ConfigError, Fenced, JobFailed, NonFinite
 from ps.job import Job, Joiner, Reason
 from ps.types import Member, Sender
 
@@ -56,6 +56,16 @@ def test_a_stranger_is_refused_with_both_sides_named(changes: dict[str, object],
     begun.admit(joiner("a"), 0.0)
     with pytest.raises(ConfigError, match=words):
         begun.admit(joiner("b", **changes), 0.0)
+
+
+@pytest.mark.parametrize("topology", ["hub", "ring"])
+def test_a_worker_that_diverged_ends_the_job_for_all(topology: str) -> None:
+    running, (first, second) = full(topology=topology)
+    running.leave(first, Reason.DIVERGED, "the gradient of rank 0 is not finite", 3)
+    running.leave(second, Reason.DIVERGED, "the same, heard later", 3)
+    assert isinstance(running.failure, NonFinite)
+    assert str(running.failure) == "the gradient of rank 0 is not finite"
+    assert list(running.outcome.failed) == [0, 1]
 
 
 def test_survivors_hear_once_of_a_lost_worker() -> None:

@@ -32,6 +32,7 @@ FLOORS = {
     """,
     "wires": """
         ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.interface
+        ps.transport.probe
         ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame
         ps.transport.outbox ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
@@ -50,7 +51,7 @@ FLOORS = {
     "training": """
         workers.accelerator workers.courier workers.pinning workers.staging
         workers.layout workers.bucketing workers.group workers.communicator workers.launchers* workers.launch
-        workers.own_device workers.record workers.trainer workers.kept
+        workers.own_device workers.record workers.trainer workers.finite workers.kept
         workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
         workers.agenda workers.team workers.transfers
         workers.coder workers.powersgd workers.ring_mean

@@ -77,6 +77,19 @@ def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path: Path) -> None:
         manifest.newest(tmp_path)
 
 
+def test_a_file_that_may_not_be_read_is_no_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, 1)
+
+    def locked(path: Path) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(manifest, "digest", locked)
+    with pytest.raises(CheckpointCorrupt, match=r"shard-0\.safetensors cannot be read: Permission denied"):
+        manifest.newest(tmp_path)
+
+
 def test_a_file_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"tensors")
     folder = manifest.begin(tmp_path / "saved")

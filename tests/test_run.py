@@ -52,6 +52,29 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
         signal.signal(number, handler)
 
 
+LOST = "\nwith torch.no_grad(): model.weight[0, 1] = float('nan')"
+NAN = "\nworkers.report(loss=float('nan'))"
+
+
+def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable[..., Outcome]) -> None:
+    outcome = run(TRAIN + LOST + NAN)
+    assert outcome.code == 1
+    assert "parameter weight [1, 2] holds nan after step 1" in outcome.error
+    assert outcome.traceback == ""
+
+
+@pytest.mark.parametrize("harmless", [NAN, LOST])
+def test_neither_a_metric_nor_a_parameter_alone_ends_it(run: Callable[..., Outcome], harmless: str) -> None:
+    assert run(TRAIN + harmless).code == 0
+
+
+def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., Outcome]) -> None:
+    outcome = run("raise RuntimeError('unable to allocate shared memory(shm) for file')")
+    assert outcome.code == 1
+    assert "/dev/shm holds" in outcome.error
+    assert outcome.traceback.rstrip().endswith("shared memory(shm) for file")
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "workers.shutdown()"])
 def test_a_script_that_ends_well_tells_its_result_however_it_ends(
     run: Callable[..., Outcome], ending: str

@@ -12,7 +12,7 @@ import torch
 from protos import control_pb2 as pb
 from ps import checkpoint
 from ps.consistency import BSP
-from ps.messages import Init
+from ps.messages import Code, Init, Pull, Push, Refusal
 from ps.plans import bucket_to_proto, slice_to_proto
 from ps.shard import ShardLoop
 from ps.shard_control import ShardControl
@@ -21,6 +21,7 @@ from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 
 SOON = 10.0
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+SGD = {"lr": 0.1, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 
 
 class Caller:
@@ -85,7 +86,37 @@ def test_a_save_that_nobody_waits_for_makes_room_for_the_next(loop: ShardLoop, t
 
 
 def test_a_file_that_cannot_be_written_is_told(loop: ShardLoop, tmp_path: Path) -> None:
-    assert "shard-0.safetensors" in save(loop, tmp_path / "missing", -1, Caller()).refused
+    refused = save(loop, tmp_path / "missing", -1, Caller()).refused
+    assert "shard-0.safetensors cannot be written" in refused
+    assert "must share it" in refused
+
+
+def test_parameters_that_are_not_finite_are_not_saved(loop: ShardLoop, tmp_path: Path) -> None:
+    loop.command(lambda: loop.store._entries[0].values[2].fill_(torch.inf)).result(SOON)
+    refused = save(loop, tmp_path, -1, Caller()).refused
+    assert refused.startswith("shard 0: weight [4] holds inf after step 0; nothing of it is saved")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shard_that_met_what_is_not_finite_saves_nothing_more(loop: ShardLoop, tmp_path: Path) -> None:
+    push = Push(Sender(0, 1), 0, 0, torch.full((4,), torch.nan), SGD)
+    loop.command(lambda: loop.store.handle(push, "push")).result(SOON)
+    assert "in the midst of a step" in save(loop, tmp_path, -1, Caller()).refused
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "code"), [(1, Code.NOT_FINITE), (69, Code.JOB_FAILED), (78, Code.MISMATCH)]
+)
+def test_workers_of_a_failed_job_are_refused_in_words_that_end_them_alike(
+    loop: ShardLoop, exit_code: int, code: Code
+) -> None:
+    control = ShardControl()
+    control.serve(loop, 0)
+    control.Fail(pb.FailRequest(text="because", exit_code=exit_code), CALLER)
+    pull = Pull(Sender(0, 1), 0)
+    ((_, reply),) = loop.command(lambda: loop.store.handle(pull, "pull")).result(SOON)
+    assert reply == Refusal(code, "because")
 
 
 def test_whoever_commands_a_shard_that_has_ended_does_not_wait() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 from ps import manifest
 from ps.errors import ConfigError
 from ps.manifest import FileEntry, Manifest
-from workers import collectives, kept
+from workers import collectives, finite, kept
 from workers.communicator import Communicator
 from workers.kept import Saved, Trained, kind
 
@@ -102,7 +102,7 @@ class Checkpoints:
         try:
             self.save()
         except ConfigError as error:
-            log.error("no checkpoint: %s", error)
+            log.error("no checkpoint: %s; the one before stays the last", error)
             self._saved_at = time.monotonic()
 
     def save(self) -> None:
@@ -110,10 +110,12 @@ class Checkpoints:
 
         Raises:
             ConfigError: The folder cannot be written, or an optimizer's state cannot be kept.
+            NonFinite: A parameter is NaN or infinite: the checkpoint before is the last good one.
         """
         steps = [trained.completed_steps for trained in self._trained]
         if self._communicator.rank != 0 or not steps or steps[0] == self._saved_step:
             return
+        finite.check((trained.named_parameters for trained in self._trained), 0, steps[0])
         folder = manifest.begin(self._directory)
         try:
             path = folder / _FILE

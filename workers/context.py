@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from traceback import format_exception_only
 from typing import Any
@@ -23,14 +24,14 @@ from msgspec.structs import replace
 from ps import logs
 from ps.client import KVClient
 from ps.config import WorkerConfig, address, environment, is_loopback, load_worker
-from ps.errors import ConfigError, HubringError, Preempted, UsageError
+from ps.errors import ConfigError, HubringError, NonFinite, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session
 from ps.trace import Trace
 from ps.transport import registry
 from ps.transport.host import towards
 from ps.usage import usage
-from workers import hardship
+from workers import finite, hardship
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
 from workers.flight import FlightRecorder
@@ -99,7 +100,10 @@ class Context:
         if step == self.config.save_parameters_at and self.communicator.rank == 0:
             self._save_early(step)
         if self.communicator.draining:
-            self._stop("the hub asked all workers to stop after this step")
+            self._stop(
+                "the hub was asked to stop, and all workers stop with it after this step: start both again,"
+                " and the job goes on from the last checkpoint"
+            )
         if self.communicator.topology == "ring":
             self._heed_ring(step)
         elif self.stop_code is not None:
@@ -148,8 +152,17 @@ class Context:
         raise Preempted(text, self.stop_code or Preempted.exit_code)
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Records metrics, and lets the hub know of the loss."""
+        """Records metrics, and lets the hub know of the loss.
+
+        Raises:
+            NonFinite: One is NaN or infinite, and so is a parameter: training is lost.
+        """
         self.record.report(metrics, self._exposed, self._hidden)
+        told = [self.record.latest[name] for name in metrics]
+        if any(isinstance(value, float) and not isfinite(value) for value in told):
+            self.synchronize()
+            parameters = (trainer.named_parameters for trainer in self.trainers)
+            finite.check(parameters, self.communicator.rank, self.completed_steps)
         loss = self.record.latest.get("loss")
         if self.session is not None and isinstance(loss, (int, float)):
             self.session.loss = float(loss)
@@ -306,7 +319,7 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
         if reason is Reason.FINISHED and context.communicator.rank == 0 and context.config.save_parameters:
             _save(context.config.save_parameters, context.trainers)
     except BaseException as error:
-        reason, text = Reason.FAILED, _last_line(error)
+        reason, text = reason_of(error), _last_line(error)
         raise
     finally:
         _result = context.result()
@@ -342,12 +355,17 @@ def _leave_at_exit() -> None:
     elif error is None:
         shutdown()
     else:
-        shutdown(Reason.FAILED, _last_line(error))
+        shutdown(reason_of(error), _last_line(error))
     if error is not None and worker.communicator.topology == "ring":
         # A broken ring leaves threads inside torch that abort a process which ends in good order.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
+
+
+def reason_of(error: BaseException) -> Reason:
+    """Why a worker leaves that ends with this."""
+    return Reason.DIVERGED if isinstance(error, NonFinite) else Reason.FAILED
 
 
 def _last_line(error: BaseException) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ps.errors import CheckpointCorrupt, ConfigError
+from ps.manifest import unwritten
 
 
 class Trained(Protocol):
@@ -29,6 +30,10 @@ class Trained(Protocol):
     @property
     def kept(self) -> Mapping[str, Tensor]:
         """Parameters, buffers and frozen parameters by name; to read and to overwrite."""
+
+    @property
+    def named_parameters(self) -> Mapping[str, Tensor]:
+        """The trained ones of these."""
 
     @property
     def wrapped(self) -> Optimizer:
@@ -49,15 +54,15 @@ def write(path: Path, all_trained: Sequence[Trained]) -> None:
     """Writes what is kept of each.
 
     Raises:
-        OSError: The disk is full, or the folder cannot be written.
-        ConfigError: An optimizer's state holds what is neither a tensor nor a number.
+        ConfigError: An optimizer's state holds what is neither a tensor nor a number; or the disk is full,
+            or the folder cannot be written.
     """
     steps = [trained.completed_steps for trained in all_trained]
     tensors, numbers = _gather(all_trained)
     try:
         save_file(tensors, path, metadata={"steps": json.dumps(steps), "numbers": json.dumps(numbers)})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
+    except (OSError, SafetensorError) as error:
+        raise unwritten(path, sum(tensor.nbytes for tensor in tensors.values()), error) from error
 
 
 def read(path: Path) -> list[Saved]:

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import runpy
+import shutil
 import signal
 import sys
 import traceback
@@ -17,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from ps.config import WorkerConfig, environment
-from ps.errors import HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
+from ps.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from ps.job import Reason
 from ps.logs import Place
 from workers import context
@@ -87,7 +88,8 @@ def _watched(action: Callable[[], object]) -> Outcome:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
         cause = _cause(error)
-        outcome, reason = Outcome(cause.exit_code, {}, error=f"{cause}{_where(error)}"), Reason.FAILED
+        outcome = Outcome(cause.exit_code, {}, error=f"{cause}{_where(error)}")
+        reason = context.reason_of(cause)
     except BaseException as error:
         outcome, reason = _failed(error)
     return _leave(outcome, reason)
@@ -108,7 +110,18 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
         return Outcome(
             worker.stop_code, {}, error=f"stopped on request, before its step: {last}"
         ), Reason.PREEMPTED
-    return Outcome(1, {}, error=last, traceback=_traceback(error)), Reason.FAILED
+    return Outcome(1, {}, error=f"{last}{_shared_memory(error)}", traceback=_traceback(error)), Reason.FAILED
+
+
+def _shared_memory(error: BaseException) -> str:
+    """How much a DataLoader's processes have to hand batches over in, where that may be why one failed."""
+    if not isinstance(error, RuntimeError) or "shared memory" not in str(error):
+        return ""
+    room = shutil.disk_usage("/dev/shm")  # noqa: S108 - where torch puts batches
+    return (
+        f" (/dev/shm holds {room.total} bytes, {room.free} bytes are free: give the container more,"
+        " as by --shm-size=1g, or the DataLoader num_workers=0)"
+    )
 
 
 def _to_the_end(action: Callable[[], object]) -> None:
@@ -121,12 +134,12 @@ def _to_the_end(action: Callable[[], object]) -> None:
 
 
 def _cause(error: HubringError) -> HubringError:
-    """Who broke the ring, or took a shard along, is the server's to say."""
+    """Who broke the ring, took a shard along, or lost its place and why, is the server's to say."""
     worker = context.started()
     if worker is None or worker.session is None:
         return error
     lost_shard = worker.session.serves and isinstance(error, ServerUnreachable)
-    if isinstance(error, RingBroken) or lost_shard:
+    if isinstance(error, RingBroken | Fenced) or lost_shard:
         return worker.session.verdict() or error
     return error
 

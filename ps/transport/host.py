@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import uuid
@@ -83,6 +84,17 @@ def numeric(host: str) -> str:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
         raise ConfigError(f"{host!r} is the name of no host ({error}); check --host") from error
+
+
+def objection(host: str, port: int) -> str:
+    """Why nothing can listen there, in the kernel's words; empty if something can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as trial:
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no code')})"
+    return ""
 
 
 def bracketed(host: str) -> str:

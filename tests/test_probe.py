@@ -1,0 +1,88 @@
+"""What is said of an address where no server answers."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from ps.transport.probe import probe
+
+Answer = Callable[[socket.socket], None]
+
+
+@contextmanager
+def listening(answer: Answer) -> Iterator[str]:
+    """Answers every caller, one after the other; gives the address."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+
+        def serve() -> None:
+            with suppress(OSError):  # the door is closed
+                while True:
+                    line, _ = door.accept()
+                    with line, suppress(OSError):
+                        answer(line)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{door.getsockname()[1]}"
+        door.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def speak_tls(line: socket.socket) -> None:
+    ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).wrap_socket(line, server_side=True)
+
+
+def speak_http(line: socket.socket) -> None:
+    line.recv(1000)
+    line.sendall(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+
+
+def mutter(line: socket.socket) -> None:
+    line.recv(1000)
+    line.sendall(b"220 mail.example ESMTP\r\n")
+
+
+def hang_up(line: socket.socket) -> None:
+    """Says nothing and is gone."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (speak_tls, "speaks TLS, and our programs speak plain gRPC"),
+        (speak_http, "speaks HTTP, as the status page does"),
+        (mutter, "is no ps-server"),
+        (hang_up, "is no ps-server"),
+    ],
+)
+def test_what_listens_there_is_named(answer: Answer, words: str) -> None:
+    with listening(answer) as address:
+        assert words in probe(address)
+
+
+def test_a_port_without_anybody_is_told() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert probe(f"127.0.0.1:{free.getsockname()[1]}") == "nobody listens on that port"
+
+
+def test_who_says_nothing_is_told_from_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ps.transport.probe.SECONDS", 0.02)
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        assert "says nothing: it was stopped" in probe(f"127.0.0.1:{mute.getsockname()[1]}")
+
+
+def test_a_name_of_no_host_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert probe("nowhere:5555") == "no host is called 'nowhere' (Name or service not known)"
