@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 from ps.doctor.check import Check
 from ps.doctor.finding import Finding, failure, ok
 from ps.doctor.isolation import examine
+from tests.conftest import ends_by
 
 LONG = 60.0
 """Seconds, more than any check here takes on the busiest machine."""
@@ -138,17 +140,7 @@ def test_checks_end_with_the_doctor_however_that_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SCRIPT, str(note)]) as doctor:
         check = int(note.read_text())
         doctor.kill()
-    with contextlib.suppress(ChildProcessError):  # unless its parent, which ends with it, comes first
-        os.waitpid(check, 0)
-    assert not is_running(check)
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process has not ended, be it that nobody has waited for it."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    assert ends_by(check, time.monotonic() + LONG)
 
 
 def further() -> Iterator[Finding]:

@@ -83,6 +83,8 @@ def judge_server(answer: Answer, here: bool) -> Finding:
             f"{answer}, which is this machine and no other",
             "correct it in /etc/hosts, unless the server runs here",
         )
+    if answer.name in answer.addresses:
+        return ok(SERVER, f"{answer.name} is an address, and needs no name server")
     return _slow(SERVER, answer) or ok(SERVER, str(answer))
 
 
