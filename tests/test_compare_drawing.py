@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ps.markup import Html, element, together, verbatim
 from tests.compared import full
 from workers.compare.circumstance import without_servers, words
 from workers.compare.figures import digits, percent, signed, size
 from workers.compare.findings import Curve, Point, Scaling
 from workers.compare.page import toml
 from workers.compare.page.chart_histogram import bins
-from ps.markup import Html, element, together, verbatim
 from workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
 from workers.compare.page.panel import panels
 from workers.compare.page.scale import Linear, Log

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from workers.compare.findings import Number
 from ps.markup import Html, Value, element, percent, together
+from workers.compare.findings import Number
 from workers.compare.page.mark import Mark
 
 HEIGHT = 14

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ps.markup import Html, Value, element, percent
 from workers.compare.figures import percent as in_percent
 from workers.compare.page.chart import canvas
-from ps.markup import Html, Value, element, percent
 from workers.compare.page.mark import Mark
 
 HEIGHT, MOST = 110, 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
 from ps.markup import Html, element, percent, together
+from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
 from workers.compare.page.mark import Mark
 
 

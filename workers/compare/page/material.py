@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ps.markup import Html, element, together
 from workers.compare.circumstance import emulation, name
 from workers.compare.figures import Figure, figures
 from workers.compare.findings import Entry, Findings
 from workers.compare.goal import Goal
-from ps.markup import Html, element, together
 from workers.compare.page.mark import Mark, key, marks
 from workers.compare.page.panel import Panel, panels
 

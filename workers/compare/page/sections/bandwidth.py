@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ps.markup import Html
 from workers.compare.exchange_table import cells
 from workers.compare.nccl_tests import COLUMNS
 from workers.compare.page.chart import Column, table
-from ps.markup import Html
 from workers.compare.page.material import Material, section
 
 _LEAD = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ps.markup import Html, element
 from workers.compare.figures import NOTHING, digits
 from workers.compare.findings import Entry
 from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Piece, headline, stack
-from ps.markup import Html, element
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from ps.markup import Html, element
 from workers.compare.circumstance import without_servers, words
 from workers.compare.figures import NOTHING, digits
 from workers.compare.findings import Crossover
 from workers.compare.page.chart import Axis, Column, figure, table
 from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
-from ps.markup import Html, element
 from workers.compare.page.material import Material
 from workers.compare.page.scale import Linear, Log
 

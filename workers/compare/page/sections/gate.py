@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ps.markup import Html, element, together
 from workers.compare.findings import Gate, Pair
 from workers.compare.page.chart import Column, table
-from ps.markup import Html, element, together
 from workers.compare.page.material import Material, section
 
 COLUMNS = (

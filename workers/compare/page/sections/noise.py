@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ps.markup import Html, element, together
 from workers.compare.figures import NOTHING, digits, percent
 from workers.compare.findings import Load
 from workers.compare.page.chart import Column, table
-from ps.markup import Html, element, together
 from workers.compare.page.material import Material, section
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ps.markup import Html, element
 from workers.compare.circumstance import words
 from workers.compare.page.chart import Column, table
-from ps.markup import Html, element
 from workers.compare.page.material import Material, section
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ps.markup import Html, element
 from workers.compare.figures import NOTHING, digits, percent, signed
 from workers.compare.findings import Prediction
 from workers.compare.page.chart import Axis, Column, figure, path, stretched, table
 from workers.compare.page.chart_lines import Line, Spot, lines
-from ps.markup import Html, element
 from workers.compare.page.material import Material, section
 from workers.compare.page.scale import Log
 

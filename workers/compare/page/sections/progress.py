@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import Literal
 
+from ps.markup import Html
 from workers.compare.figures import digits
 from workers.compare.findings import Curve, Entry, Point
 from workers.compare.page.chart import Axis, Column, figure, table
 from workers.compare.page.chart_lines import Line, Spot, level, lines
-from ps.markup import Html
 from workers.compare.page.mark import key
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel, unaffected

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ps.markup import Html, element, together, verbatim
 from workers.compare.page import toml
 from workers.compare.page.chart import Column, table
-from ps.markup import Html, element, together, verbatim
 from workers.compare.page.material import Material, section
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ps.markup import Html, element
 from workers.compare.circumstance import words
 from workers.compare.figures import digits, percent
 from workers.compare.findings import Entry
 from workers.compare.page.chart import Column, figure, table
 from workers.compare.page.chart_histogram import bins, histogram
-from ps.markup import Html, element
 from workers.compare.page.material import IN_SIGHT, Material, section
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ps.markup import Html, element
 from workers.compare.findings import Entry
 from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Bar, bars
-from ps.markup import Html, element
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workers.compare.circumstance import words
 from ps.markup import Html, element
+from workers.compare.circumstance import words
 from workers.compare.page.material import Material
 
 
