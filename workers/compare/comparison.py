@@ -34,7 +34,7 @@ from workers.compare.results import results
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
-_MAY_DIFFER = {"timeout", "about"}
+_MAY_DIFFER = {"timeout", "tolerance", "about"}
 """What changes nothing that was measured."""
 
 

@@ -44,7 +44,8 @@ def run(
     epochs: Annotated[int | None, typer.Option(help="[the job's]")] = None,
     target: Annotated[float | None, typer.Option(help="value of the measure to reach [the job's]")] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="how far synchronous rows may be apart [0.0001]")
+        float | None,
+        typer.Option(help="how far synchronous rows may be apart; wide ReLU layers want more [0.0001]"),
     ] = None,
     warmup: Annotated[int | None, typer.Option(help="steps that count for no speed [a tenth]")] = None,
     threads: Annotated[int | None, typer.Option(help="of PyTorch in every process [cores / workers]")] = None,
