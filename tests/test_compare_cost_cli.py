@@ -110,7 +110,8 @@ def test_what_is_not_said_of_the_link_is_the_calibration_s(
 
 
 def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
-    asked = ["--workers", "4", "--rows", "hub-asp", "--straggler", "constant:50ms:0+3", "--steps", "20"]
+    slow = ["--straggler", "constant:50ms", "--straggler-ranks", "0,3"]
+    asked = ["--workers", "4", "--rows", "hub-asp", *slow, "--steps", "20"]
     _, last, _ = told(capsys, "predict", "--calibration", calibrated, *asked)
     assert last["predictions"][0]["by"] == "simulation"
 
@@ -121,8 +122,10 @@ def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrate
         (("--workers", "4,none"), "--workers 4,none: expected numbers from 1"),
         (("--workers", "0"), "--workers 0: expected numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected KIND:SECONDS"),
-        (("--straggler", "pareto:1:first"), "--straggler pareto:1:first: expected KIND:SECONDS"),
-        (("--workers", "2,4", "--straggler", "pareto:1:4"), "ranks of 4 workers go from 0 to 3"),
+        (("--straggler", "pareto:1:4"), "--straggler pareto:1:4: expected KIND:SECONDS"),
+        (("--straggler", "1", "--straggler-ranks", "first"), "--straggler-ranks first: expected ranks"),
+        (("--straggler-ranks", "1"), "--straggler-ranks 1: slow by how much? Add --straggler"),
+        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "4 workers go from 0 to 3"),
         (("--batch", "0"), "Invalid value for '--batch'"),
         (("--job", "gpt"), "--job gpt: known are digits"),
         (("--job", "digits", "--model-bytes", "5"), "give one of them"),
