@@ -62,7 +62,8 @@ def test_it_says_plainly_whether_the_hub_wins_or_loses_and_why(tmp_path: Path, h
     assert said in words
     verb = "loses" if "loses" in said else "wins"
     assert f"The hub {verb} here, because its steps wait 5.00 ms for the exchange" in words
-    assert "on one machine copies and cores decide" in words
+    joint = ":" if "loses" in said else ", though"
+    assert f"copies and cores decide, not wires{joint} 3 busy processes share 2 cores" in words
 
 
 def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
