@@ -234,6 +234,19 @@ def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_difference_that_may_be_rounding_comes_with_what_allows_more(tmp_path: Path) -> None:
+    apart = {f"n2 k1 hub-bsp seed0{turn}": 1.01 for turn in ("", " turn1")}
+    said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert "If it is rounding, ps-compare report FOLDER --tolerance 0.001 allows more." in said
+
+
+def test_a_hub_that_does_not_repeat_itself_is_no_matter_of_rounding(tmp_path: Path) -> None:
+    apart = {"n2 k1 hub-bsp seed0 turn1": 1.01}
+    said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert "no difference at all is allowed" in said
+    assert "tolerance" not in said
+
+
 def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:
     compute = ComputeTable(step=(0.05,))
     said = verdict(tmp_path, paced({}), seeds=(0,), lr="per-worker", compute=compute)
