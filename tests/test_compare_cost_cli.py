@@ -47,7 +47,19 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
     assert len(rows) == 2 * (2 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
-    assert "4 workers: at line rate the hub wins from 3 servers on; here bsp is" in " ".join(shown.split())
+    crossover = (
+        "4 workers: by bytes alone hub-bsp is faster than the ring from 3 servers on, by this calibration"
+    )
+    assert crossover in " ".join(shown.split())
+
+
+def test_predict_writes_long_steps_without_an_exponent(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    asked = ["--workers", "8", "--rows", "hub-bsp", "--model-bytes", "4000000000", "--rate", "1gbit"]
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked)
+    assert last["predictions"][0]["step_ms"] > 1e5
+    assert "e+05" not in shown
 
 
 def test_predict_tells_by_which_calibration(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
