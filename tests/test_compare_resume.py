@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ps.errors import HubringError, UsageError
-from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment
+from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 from workers.compare import comparison, lifeline
 from workers.compare.command import going_on
 from workers.compare.commands.list import show_list
@@ -182,6 +182,15 @@ def test_the_list_names_an_experiment_that_is_damaged(
     with pytest.raises(SystemExit):
         show_list(tmp_path)
     assert "experiment.json is damaged ('command')" in capsys.readouterr().err
+
+
+def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tmp_path: Path) -> None:
+    mute = Replayed(records=lambda run: [line for line in record(0.01) if "test_accuracy" not in line])
+    with pytest.raises(HubringError, match="rank 0 reported no 'test_accuracy'"):
+        carried_out(tmp_path, mute, rows=("ring",), seeds=(0,))
+    mended = Replayed()
+    carried_out(tmp_path, mended, rows=("ring",), seeds=(0,))
+    assert mended.ran == mute.ran == ["n2 k1 ring seed0"]
 
 
 def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:

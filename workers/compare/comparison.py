@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ps.errors import UsageError
+from ps.errors import HubringError, UsageError
 from workers.compare import machine, mllog, noise, outcome, scalars
 from workers.compare.command import going_on
 from workers.compare.cost.constants import Constants, read
@@ -172,7 +172,11 @@ class Comparison:
                     watcher.kept(run.label)
                     continue
                 left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
-                measure(left, self.experiment.yardstick)  # what cannot be measured is told at once
+                try:
+                    measure(left, self.experiment.yardstick)
+                except HubringError:  # told at once, and run again when its script has been mended
+                    outcome.discard(self.place(run))
+                    raise
                 watcher.finished(run.label)
                 if (left.noise.foreign or 0.0) > noise.FOREIGN:
                     watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
