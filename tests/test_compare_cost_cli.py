@@ -47,7 +47,19 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
     assert len(rows) == 2 * (2 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
-    assert "4 workers: at line rate the hub wins from 3 servers on; here bsp is" in " ".join(shown.split())
+    crossover = (
+        "4 workers: by bytes alone hub-bsp is faster than the ring from 3 servers on, by this calibration"
+    )
+    assert crossover in " ".join(shown.split())
+
+
+def test_predict_writes_long_steps_without_an_exponent(
+    capsys: pytest.CaptureFixture[str], calibrated: str
+) -> None:
+    asked = ["--workers", "8", "--rows", "hub-bsp", "--model-bytes", "4000000000", "--rate", "1gbit"]
+    _, last, shown = told(capsys, "predict", "--calibration", calibrated, *asked)
+    assert last["predictions"][0]["step_ms"] > 1e5
+    assert "e+05" not in shown
 
 
 def test_predict_tells_by_which_calibration(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
@@ -110,7 +122,8 @@ def test_what_is_not_said_of_the_link_is_the_calibration_s(
 
 
 def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrated: str) -> None:
-    asked = ["--workers", "4", "--rows", "hub-asp", "--straggler", "constant:50ms:0+3", "--steps", "20"]
+    slow = ["--straggler", "constant:50ms", "--straggler-ranks", "0,3"]
+    asked = ["--workers", "4", "--rows", "hub-asp", *slow, "--steps", "20"]
     _, last, _ = told(capsys, "predict", "--calibration", calibrated, *asked)
     assert last["predictions"][0]["by"] == "simulation"
 
@@ -121,8 +134,10 @@ def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrate
         (("--workers", "4,none"), "--workers 4,none: expected numbers from 1"),
         (("--workers", "0"), "--workers 0: expected numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected KIND:SECONDS"),
-        (("--straggler", "pareto:1:first"), "--straggler pareto:1:first: expected KIND:SECONDS"),
-        (("--workers", "2,4", "--straggler", "pareto:1:4"), "ranks of 4 workers go from 0 to 3"),
+        (("--straggler", "pareto:1:4"), "--straggler pareto:1:4: expected KIND:SECONDS"),
+        (("--straggler", "1", "--straggler-ranks", "first"), "--straggler-ranks first: expected ranks"),
+        (("--straggler-ranks", "1"), "--straggler-ranks 1: slow by how much? Add --straggler"),
+        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "4 workers go from 0 to 3"),
         (("--batch", "0"), "Invalid value for '--batch'"),
         (("--job", "gpt"), "--job gpt: known are digits"),
         (("--job", "digits", "--model-bytes", "5"), "give one of them"),

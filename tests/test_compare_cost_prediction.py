@@ -159,6 +159,8 @@ def row_json(
 
 THEIRS = Job(model_bytes=40 << 20, compute=0.05, together=True)
 FINE = replace(THEIRS, slice_bytes=1 << 19)
+APART = replace(THEIRS, together=False)
+"""The same with every host on a machine of its own."""
 
 
 def experiment(job: Job = THEIRS, wrong: float = 1.0) -> dict[str, Any]:
@@ -258,14 +260,17 @@ def test_overhead_is_split_by_what_a_process_alone_takes() -> None:
 SERVERS = [Setting(workers=4, servers=k, link=Link(rate=2e8)) for k in (1, 2, 4)]
 
 
-def behind_links(row: str, longer: float = 1.0, *, told: bool = True) -> dict[str, Any]:
+def behind_links(
+    row: str, longer: float = 1.0, *, more: float = 0.0, told: bool = True, job: Job = THEIRS
+) -> dict[str, Any]:
     """What a row measures whose computing takes 50 ms, and whose exchange `longer` than the formula says.
 
-    `told`: its workers say how long they computed.
+    `more`: seconds on top, the same behind any number of servers. `told`: its workers say how long they
+    computed.
     """
-    known = THEIRS.compute
+    known = job.compute
     steps = [
-        known + longer * (predict(CONSTANTS, row, setting, THEIRS).step_seconds - known)
+        known + more + longer * (predict(CONSTANTS, row, setting, job).step_seconds - known)
         for setting in SERVERS
     ]
     rows = [
@@ -277,11 +282,17 @@ def behind_links(row: str, longer: float = 1.0, *, told: bool = True) -> dict[st
 
 def test_what_the_wire_takes_longer_with_one_server_is_not_added_with_four() -> None:
     told, untold = (
-        Score(behind_links("hub-bsp", 1.15, told=known), CONSTANTS, THEIRS).as_json()["predictions"]
+        Score(behind_links("hub-bsp", 1.15, told=known, job=APART), CONSTANTS, APART).as_json()["predictions"]
         for known in (True, False)
     )
     assert all(-0.14 < each["error"] < 0 for each in told)  # the formula's own, and nothing on top of it
     assert untold[-1]["error"] > 0.2  # as it is where nobody tells computing from exchanging
+
+
+def test_what_one_machine_s_cores_do_for_all_links_stays_with_any_number_of_servers() -> None:
+    left = behind_links("hub-bsp", more=0.1)
+    predictions = Score(left, CONSTANTS, THEIRS).as_json()["predictions"]
+    assert [each["error"] for each in predictions] == pytest.approx([0.0] * 3, abs=1e-9)
 
 
 def test_waiting_in_a_server_s_line_is_not_taken_for_computing() -> None:

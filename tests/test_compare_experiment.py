@@ -105,6 +105,8 @@ def test_flags_of_stragglers_and_losses_leave_alone_what_they_do_not_name(tmp_pa
         ({"kill": "1@"}, "--kill 1@: expected RANK@STEP"),
         ({"kill": "-1@5"}, "--kill -1@5: expected RANK@STEP"),
         ({"kill": "2@5"}, "rank 2 of 2 workers; ranks go from 0 to 1"),
+        ({"job": "digit"}, "no job .digit.; there are digits, char-lm"),
+        ({"arguments": "--title 'two"}, "--arguments --title .two: No closing quotation"),
         ({"kill": "1@5", "rows": "ddp"}, r"row ddp does not survive a lost worker: leave it out, .*--kill"),
     ],
 )
@@ -113,12 +115,22 @@ def test_flags_that_make_no_sense_are_refused_with_their_mend(flags: dict[str, o
         load(None, flags)
 
 
+def test_words_in_quotes_are_one_argument() -> None:
+    assert load(None, {"arguments": "--hidden 16 --title 'two words'"}).arguments == (
+        "--hidden",
+        "16",
+        "--title",
+        "two words",
+    )
+
+
 def test_without_a_file_digits_is_trained_in_every_way() -> None:
     found = load(None, {})
     assert (found.job, found.rows, found.seeds) == ("digits", tuple(ROWS), (0, 1, 2))
 
 
 def test_a_script_is_found_beside_its_file_and_told_what_it_asks_for(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
     text = 'script = "train.py"\nmetric = "accuracy"\ntarget = 0.9\narguments = ["--seed", "{seed}"]'
     found = load(file(tmp_path, text), {})
     assert found.script == tmp_path / "train.py"
@@ -149,6 +161,10 @@ def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str
         ('rows = ["rng"]', "no row 'rng'; there are local, ring"),
         ('job = "digits"\nscript = "a.py"', "either job, .* or script"),
         ('script = "a.py"', "needs metric"),
+        (
+            'script = "a.py"\nmetric = "x"\nseeds = 0',
+            "there is no script .*a.py; a relative path counts from",
+        ),
         ('script = "a.py"\nmetric = "x"', "would not learn of its seed: put {seed} into arguments"),
         ('script = "a.py"\nmetric = "x"\nseeds = 0\nbatch = 8', "put {batch} into arguments"),
         ('script = "a.py"\nmetric = "x"\nseeds = 0\nlr = "linear"', "give learning_rate"),

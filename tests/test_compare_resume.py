@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from ps.errors import HubringError, UsageError
-from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment
+from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 from workers.compare import comparison, lifeline
+from workers.compare.command import going_on
+from workers.compare.commands.list import show_list
 from workers.compare.comparison import Comparison
 from workers.compare.job import Job
 from workers.compare.lifeline import Lifeline
@@ -110,10 +112,10 @@ def test_what_was_begun_on_a_cluster_goes_on_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_longer_timeout_is_not_another_experiment(tmp_path: Path) -> None:
+def test_another_name_timeout_or_tolerance_is_not_another_experiment(tmp_path: Path) -> None:
     carried_out(tmp_path, Replayed())
     idle = Replayed()
-    carried_out(tmp_path, idle, timeout=1e4)
+    carried_out(tmp_path, idle, name="renamed", timeout=1e4, tolerance=1e-3)
     assert idle.ran == []
 
 
@@ -127,11 +129,68 @@ def test_the_folder_can_be_copied_and_reported_elsewhere(tmp_path: Path) -> None
     assert json.loads((tmp_path / "there" / "results.json").read_text()) == results
 
 
+def test_a_report_judges_by_another_tolerance_what_was_run(tmp_path: Path) -> None:
+    apart = {f"n2 k1 hub-bsp seed0{turn}": 1.001 for turn in ("", " turn1")}
+    first, _ = carried_out(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert not first["gate"]["passed"]
+    again = Comparison.open(tmp_path).judged_by(0.01).report()
+    assert again["gate"]["passed"]
+    assert again["command"] == "ps-compare run --tolerance 0.01"
+    assert not Comparison.open(tmp_path).report()["gate"]["passed"]
+
+
+def test_a_tolerance_that_allows_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--tolerance 0: expected a number above 0"):
+        Comparison.begin(experiment(), tmp_path, "ps-compare run").judged_by(0)
+
+
 def test_a_report_of_half_an_experiment_says_how_to_finish_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())
-    with pytest.raises(UsageError, match=r"is not finished: ps-compare run EXPERIMENT --out"):
+    with pytest.raises(UsageError, match=f"is not finished; to go on: ps-compare run --out {tmp_path}"):
         Comparison.open(tmp_path).report()
+
+
+@pytest.mark.parametrize(
+    ("typed", "goes_on"),
+    [
+        ("ps-compare run", "ps-compare run --out out"),
+        ("ps-compare run straggler --out straggler", "ps-compare run straggler --out out"),
+        ("ps-compare run --out ./results/ --seeds 1", "ps-compare run --seeds 1 --out out"),
+        ("ps-compare run --out=results 'my job.toml'", "ps-compare run 'my job.toml' --out out"),
+    ],
+)
+def test_the_command_that_goes_on_is_the_one_typed_but_for_its_folder(typed: str, goes_on: str) -> None:
+    assert going_on(typed, Path("out")) == goes_on
+
+
+def test_the_list_tells_how_what_is_not_finished_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Comparison.begin(experiment(), tmp_path / "mine", "ps-compare run mine.toml --out results/mine")
+    with pytest.raises(SystemExit):
+        show_list(tmp_path)
+    said = f"not finished, 0 runs so far; to go on: ps-compare run mine.toml --out {tmp_path / 'mine'}\n"
+    assert said in capsys.readouterr().err
+
+
+def test_the_list_names_an_experiment_that_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "experiment.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        show_list(tmp_path)
+    assert "experiment.json is damaged ('command')" in capsys.readouterr().err
+
+
+def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tmp_path: Path) -> None:
+    mute = Replayed(records=lambda run: [line for line in record(0.01) if "test_accuracy" not in line])
+    with pytest.raises(HubringError, match="rank 0 reported no 'test_accuracy'"):
+        carried_out(tmp_path, mute, rows=("ring",), seeds=(0,))
+    mended = Replayed()
+    carried_out(tmp_path, mended, rows=("ring",), seeds=(0,))
+    assert mended.ran == mute.ran == ["n2 k1 ring seed0"]
 
 
 def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
@@ -161,7 +220,7 @@ def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
 def test_every_machine_that_is_not_at_rest_is_named(tmp_path: Path) -> None:
     _, heard = carried_out(tmp_path, Replayed(disturbed=["a", "b"]), rows=("ring",), seeds=(0,))
     assert heard.warnings[:2] == [
-        f"{name} is not idle: what is measured now, others disturb" for name in ("a", "b")
+        f"{name} is not idle: other programs disturb what is measured" for name in ("a", "b")
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.compared import EMULATED, GIGABIT, full, minimal
@@ -73,14 +75,15 @@ def test_a_run_that_failed_is_told_below_the_table() -> None:
 
 
 def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "140")
     results = full() | {"verdict": ["the hub [wins] by [/] far"]}
-    show(results)
+    show(results, Path("results/mine/report.html"))
     said = capsys.readouterr()
     assert said.out == ""
     assert "4 workers, 1 server, links of 1 Gbit/s with 0.5 ms latency" in said.err
     assert "hub-asp (emulated)" in said.err
     assert "busbw (GB/s)" in said.err
+    assert any(all(head in line for head in columns(read(results))) for line in said.err.splitlines())
     assert "* the hub [wins] by [/] far" in said.err
+    assert said.err.endswith("The report, for a browser: results/mine/report.html\n")

@@ -62,7 +62,8 @@ def test_it_says_plainly_whether_the_hub_wins_or_loses_and_why(tmp_path: Path, h
     assert said in words
     verb = "loses" if "loses" in said else "wins"
     assert f"The hub {verb} here, because its steps wait 5.00 ms for the exchange" in words
-    assert "on one machine copies and cores decide" in words
+    joint = ":" if "loses" in said else ", though"
+    assert f"copies and cores decide, not wires{joint} 3 busy processes share 2 cores" in words
 
 
 def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
@@ -231,6 +232,19 @@ def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
             "predicted": [None, None],
         }
     ]
+
+
+def test_a_difference_that_may_be_rounding_comes_with_what_allows_more(tmp_path: Path) -> None:
+    apart = {f"n2 k1 hub-bsp seed0{turn}": 1.01 for turn in ("", " turn1")}
+    said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert "If it is rounding, ps-compare report FOLDER --tolerance 0.001 allows more." in said
+
+
+def test_a_hub_that_does_not_repeat_itself_is_no_matter_of_rounding(tmp_path: Path) -> None:
+    apart = {"n2 k1 hub-bsp seed0 turn1": 1.01}
+    said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
+    assert "no difference at all is allowed" in said
+    assert "tolerance" not in said
 
 
 def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:

@@ -17,13 +17,16 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ps.errors import UsageError
+import msgspec
+
+from ps.errors import HubringError, UsageError
 from workers.compare import machine, mllog, noise, outcome, scalars
+from workers.compare.command import going_on
 from workers.compare.cost.constants import Constants, read
 from workers.compare.experiment import Experiment
 from workers.compare.measure import measure
@@ -34,7 +37,7 @@ from workers.compare.results import results
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
-_MAY_DIFFER = {"timeout", "about"}
+_MAY_DIFFER = {"timeout", "tolerance", "about", "name"}
 """What changes nothing that was measured."""
 
 
@@ -124,6 +127,17 @@ class Comparison:
         except (ValueError, KeyError, TypeError) as cause:
             raise UsageError(f"{folder / FILE} is no experiment of this version: {cause}") from cause
 
+    def judged_by(self, tolerance: float) -> Comparison:
+        """The same with another tolerance, for its report: what was run does not depend on it.
+
+        Raises:
+            UsageError: The tolerance is not above 0.
+        """
+        if not tolerance > 0:
+            raise UsageError(f"--tolerance {tolerance:g}: expected a number above 0")
+        experiment = msgspec.structs.replace(self.experiment, tolerance=tolerance)
+        return replace(self, experiment=experiment, command=f"{self.command} --tolerance {tolerance:g}")
+
     def place(self, run: Run) -> Path:
         """Folder of a run."""
         return self.folder / "runs" / run.label
@@ -149,7 +163,7 @@ class Comparison:
         """
         with _alone_in(self.folder):
             for name in trainer.busy():
-                watcher.warn(f"{name} is not idle: what is measured now, others disturb")
+                watcher.warn(f"{name} is not idle: other programs disturb what is measured")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
             self._check_kept()
@@ -158,7 +172,11 @@ class Comparison:
                     watcher.kept(run.label)
                     continue
                 left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
-                measure(left, self.experiment.yardstick)  # what cannot be measured is told at once
+                try:
+                    measure(left, self.experiment.yardstick)
+                except HubringError:  # told at once, and run again when its script has been mended
+                    outcome.discard(self.place(run))
+                    raise
                 watcher.finished(run.label)
                 if (left.noise.foreign or 0.0) > noise.FOREIGN:
                     watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
@@ -195,9 +213,7 @@ class Comparison:
 
     def _outcome(self, run: Run) -> Outcome:
         if not outcome.finished(self.place(run)):
-            raise UsageError(
-                f"{run.label} is not finished: ps-compare run EXPERIMENT --out {self.folder} goes on with it"
-            )
+            raise UsageError(f"{run.label} is not finished; to go on: {going_on(self.command, self.folder)}")
         return outcome.read(self.place(run), run)
 
 

@@ -159,6 +159,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if (self.job is None) == (self.script is None):
             raise UsageError("give either job, one that ships, or script, one of your own")
         if self.script is None:
+            _ = self.yardstick  # an unknown job is told now, not once it is trained
             return
         if self.metric is None:
             raise UsageError(

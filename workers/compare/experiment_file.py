@@ -6,6 +6,7 @@ An unknown name gets "did you mean"; a list may stand as one value; a quantity m
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -65,9 +66,15 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
     if "script" not in values:
         values.setdefault("job", "digits")
     try:
-        return Experiment(**values)
+        experiment = Experiment(**values)
     except UsageError as cause:
         raise UsageError(f"{source}: {cause}" if source else str(cause)) from cause
+    if experiment.script is not None and not experiment.script.is_file():
+        raise UsageError(
+            f"there is no script {experiment.script}; a relative path counts from the experiment's file, and"
+            " after --script from here"
+        )
+    return experiment
 
 
 def find(source: str) -> Path:
@@ -112,7 +119,7 @@ def _overrule(values: dict[str, Any], name: str, value: object) -> None:
         table, key = _WITH_TABLE[name]
         content = {key: _listed(value)}
     else:
-        given = str(value).split() if name == "arguments" else _listed(value)
+        given = _words(str(value)) if name == "arguments" else _listed(value)
         values |= _converted(Experiment, {name: given}, spelling)
         return
     fresh, there = _converted(_TABLES[table], content, spelling), values.get(table)
@@ -121,6 +128,14 @@ def _overrule(values: dict[str, Any], name: str, value: object) -> None:
             f"{flag(name)} {value}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
         )
     values[table] = _TABLES[table](**fresh) if there is None else msgspec.structs.replace(there, **fresh)
+
+
+def _words(text: str) -> list[str]:
+    """A command line's words, of which a quoted one may hold blanks."""
+    try:
+        return shlex.split(text)
+    except ValueError as cause:
+        raise UsageError(f"--arguments {text}: {cause}") from cause
 
 
 def _listed(value: object) -> object:

@@ -93,6 +93,11 @@ def finished(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
+def discard(folder: Path) -> None:
+    """Makes the run there one that is not finished, so that it is made anew."""
+    (folder / FILE).unlink()
+
+
 def read(folder: Path, run: Run) -> Outcome:
     """What this run left in its folder.
 

@@ -52,9 +52,10 @@ def hub_against_ring(scope: Scope, results: Results) -> list[str]:
     ratio = scope.ratio("samples_per_second", hub, "ring")
     if ratio is None or not ratio.decided:
         return [scope.say(said)]
-    reasons = [*_waits(scope, hub), _wires(scope) if scope.setting["link"] else _cores(scope, results)]
-    verb = "wins" if ratio.value > 1 else "loses"
-    return [scope.say(said), scope.say(f"the hub {verb} here, because {'; '.join(reasons)}.")]
+    wins = ratio.value > 1
+    where = _wires(scope) if scope.setting["link"] else _cores(scope, results, wins)
+    reasons = "; ".join([*_waits(scope, hub), where])
+    return [scope.say(said), scope.say(f"the hub {'wins' if wins else 'loses'} here, because {reasons}.")]
 
 
 def _waits(scope: Scope, hub: str) -> list[str]:
@@ -80,15 +81,14 @@ def _wires(scope: Scope) -> str:
     )
 
 
-def _cores(scope: Scope, results: Results) -> str:
-    """Without a link nothing decides but processors and copies."""
+def _cores(scope: Scope, results: Results, wins: bool) -> str:
+    """Without a link nothing decides but processors and copies; more processes than cores are no help."""
     n, k, cores = scope.setting["workers"], scope.setting["servers"], results["machine"]["cores"]
-    shared = (
-        f"{n + k} busy processes share {cores} cores, where the ring has {n}"
-        if n + k > cores
-        else f"every one of its {n + k} processes has a core"
-    )
-    return f"on one machine copies and cores decide, not wires: {shared}"
+    told = "on one machine copies and cores decide, not wires"
+    if n + k <= cores:
+        return f"{told}: every one of its {n + k} processes has a core"
+    joint = ", though" if wins else ":"
+    return f"{told}{joint} {n + k} busy processes share {cores} cores, where the ring has {n}"
 
 
 def asynchronous(scope: Scope, results: Results) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +19,9 @@ from workers.compare.outcome import Line
 from workers.compare.reading import read
 from workers.compare.table import columns, lines, notes
 
+FILE_WIDTH = 200
+"""Columns of a log, where nobody's window says how many there are; enough for every table."""
+
 
 class Screen:
     """Shows which run is at which step with which loss, then the table.
@@ -26,7 +31,7 @@ class Screen:
     """
 
     def __init__(self, runs: Sequence[str]) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        self._console = _console()
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -78,17 +83,18 @@ class Screen:
             self._bar.update(self._task, description=f"{later[0]}: starting")
 
 
-def show(results: Mapping[str, Any]) -> None:
-    """Prints the table, what to know of it, and the verdict.
+def show(results: Mapping[str, Any], report: Path) -> None:
+    """Prints the table, what to know of it, the verdict, and where the report lies.
 
     Args:
         results: What `results.json`, version 3, holds.
+        report: The page, to be opened in a browser.
 
     Raises:
         ConfigError: They are of another version, or not what they should be.
     """
     findings = read(results)
-    console = Console(stderr=True, highlight=False)
+    console = _console()
     for setting in findings.setting_keys:
         if len(findings.setting_keys) > 1:
             console.print(f"\n{words(findings.setting(setting), setting)}", style="bold", markup=False)
@@ -101,6 +107,12 @@ def show(results: Mapping[str, Any]) -> None:
     console.print()
     for sentence in findings.verdict:
         console.print(f"* {sentence}", markup=False)
+    console.print(f"\nThe report, for a browser: {report}", markup=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard error; rich takes a file for a terminal of 80 columns, and would break its tables."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else FILE_WIDTH)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -147,6 +147,12 @@ def _caveats(results: Results) -> list[str]:
         said.append(
             "Asynchronous rows were given the job's learning rate divided by their workers (lr = per-worker)."
         )
+    if any(pair["limit"] and not pair["passed"] for pair in results["gate"]["pairs"]):
+        said.append(
+            "Rows that should agree do not: one of them is wrong, or this job makes much of rounding, as wide"
+            " layers and high learning rates can. If it is rounding, ps-compare report FOLDER --tolerance"
+            " 0.001 allows more."
+        )
     if any(row["emulated"] for row in results["rows"]):
         said.append("Workers slept for a part of every step: these are times of an emulated machine.")
     if not results["noise"]["quiet"]:

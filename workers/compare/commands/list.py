@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ps import terminal
+from workers.compare.command import going_on
 
 if TYPE_CHECKING:
     from workers.compare.row import Row
@@ -36,8 +38,8 @@ def _list(folder: Path) -> dict[str, Any]:
     }
     for title, entries in parts.items():
         print(f"\n{title}", file=sys.stderr)
-        for name, about in entries.items():
-            print(f"  {name:<22} {about}", file=sys.stderr)
+        for name, about in (entries or {"none": ""}).items():
+            print(f"  {name:<22} {about}".rstrip(), file=sys.stderr)
     return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
 
 
@@ -50,4 +52,8 @@ def _state(folder: Path) -> str:
     finished = len(list(folder.glob("runs/*/outcome.json")))
     if (folder / "results.json").is_file():
         return f"finished, {finished} runs"
-    return f"interrupted after {finished} runs: ps-compare run EXPERIMENT --out {folder}"
+    try:
+        command = json.loads((folder / "experiment.json").read_text())["command"]
+    except (ValueError, KeyError, TypeError) as cause:
+        return f"experiment.json is damaged ({cause})"
+    return f"not finished, {finished} runs so far; to go on: {going_on(command, folder)}"

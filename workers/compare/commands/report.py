@@ -10,17 +10,23 @@ import typer
 from ps import terminal
 
 
-def report(folder: Annotated[Path, typer.Argument(help="what --out named")]) -> None:
+def report(
+    folder: Annotated[Path, typer.Argument(help="what --out named")],
+    tolerance: Annotated[
+        float | None, typer.Option(help="how far synchronous rows may be apart [as they were run]")
+    ] = None,
+) -> None:
     """Make results.json and the report again; nothing is trained."""
-    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder)))
+    raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
 
 
-def _report(folder: Path) -> dict[str, Any]:
+def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from workers.compare.comparison import Comparison
     from workers.compare.screen import show
 
-    results = Comparison.open(folder).report()
-    show(results)
+    comparison = Comparison.open(folder)
+    results = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()
+    show(results, folder / "report.html")
     return {
         "report": str(folder / "report.html"),
         "results": str(folder / "results.json"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from datetime import datetime
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ps import terminal
+from workers.compare.command import going_on, typed
 
 if TYPE_CHECKING:
     from workers.compare.cluster.task import Task
@@ -23,15 +23,18 @@ DEFAULT = "digits"
 
 def run(
     experiment: Annotated[
-        str | None, typer.Argument(help="TOML file, or one that ships: see ps-compare list [digits]")
+        str | None,
+        typer.Argument(help="TOML file, or the name of one that ships: see ps-compare list [digits]"),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="digits or char-lm")] = None,
+    job: Annotated[str | None, typer.Option(help="a job that ships: digits or char-lm")] = None,
     script: Annotated[Path | None, typer.Option(help="a training script of your own; needs --metric")] = None,
     arguments: Annotated[
         str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
     ] = None,
     metric: Annotated[str | None, typer.Option(help="which key of workers.report() is the measure")] = None,
-    rows: Annotated[str | None, typer.Option(help="which ways to train, by comma")] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="ways to train, by comma: see ps-compare list [the experiment's]")
+    ] = None,
     seeds: Annotated[str | None, typer.Option(help="by comma [0,1,2]")] = None,
     repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
     workers: Annotated[str | None, typer.Option(help="processes that share the batch, by comma [2]")] = None,
@@ -39,12 +42,16 @@ def run(
     transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
     backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
     batch: Annotated[int | None, typer.Option(help="samples a step over all workers [the job's]")] = None,
-    lr: Annotated[str | None, typer.Option(help="same, linear or per-worker [same]")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="[the job's]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="[the job's]")] = None,
+    lr: Annotated[
+        str | None,
+        typer.Option(help="of the learning rate: same, linear or per-worker [same]"),
+    ] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="before --lr changes it [the job's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="passes over the data [the job's]")] = None,
     target: Annotated[float | None, typer.Option(help="value of the measure to reach [the job's]")] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="how far synchronous rows may be apart [0.0001]")
+        float | None,
+        typer.Option(help="how far synchronous rows may be apart; wide ReLU layers want more [0.0001]"),
     ] = None,
     warmup: Annotated[int | None, typer.Option(help="steps that count for no speed [a tenth]")] = None,
     threads: Annotated[int | None, typer.Option(help="of PyTorch in every process [cores / workers]")] = None,
@@ -55,11 +62,13 @@ def run(
         str | None, typer.Option(help="workers sleep so long a step, as a GPU would compute: 50ms")
     ] = None,
     straggler: Annotated[
-        str | None, typer.Option(help="who is slow: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
+        str | None, typer.Option(help="slow workers: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
     ] = None,
-    straggler_ranks: Annotated[str | None, typer.Option(help="by comma, which ranks that are [all]")] = None,
+    straggler_ranks: Annotated[
+        str | None, typer.Option(help="which of them are slow, by comma [all]")
+    ] = None,
     kill: Annotated[
-        str | None, typer.Option(help="RANK@STEP, as 1@100: the worker, before that of its steps [nobody]")
+        str | None, typer.Option(help="kill a worker: RANK@STEP, as 1@100, before that of its steps [nobody]")
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="seconds that one run may take [600]")] = None,
     alone: Annotated[bool, typer.Option("--alone", help="here, whatever launcher started this")] = False,
@@ -82,8 +91,7 @@ def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: boo
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
     if code > 128 and _is_first(alone):
-        words = [word for word in sys.argv[1:] if out is None or word != str(out)]
-        print(f"ps-compare: to go on: {_again(words, folder)}", file=sys.stderr)
+        print(f"ps-compare: to go on: {going_on(typed(), folder)}", file=sys.stderr)
     return code
 
 
@@ -98,12 +106,6 @@ def _place(alone: bool) -> Task | None:
     from workers.compare.cluster import task
 
     return None if alone else task.find(environment())
-
-
-def _again(words: list[str], folder: Path) -> str:
-    """The command that finishes what was interrupted."""
-    kept = [word for word in words if word != "--out" and not word.startswith("--out=")]
-    return shlex.join(["ps-compare", *kept, "--out", str(folder)])
 
 
 def _compare(
@@ -127,7 +129,7 @@ def _compare(
 
     from workers.compare.screen import show
 
-    show(results)
+    show(results, folder / "report.html")
     return _result(results, folder)
 
 
@@ -140,7 +142,7 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
     from workers.compare.runner import Runner
     from workers.compare.screen import Screen
 
-    comparison = Comparison.begin(experiment, folder, _command())
+    comparison = Comparison.begin(experiment, folder, typed())
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
         measure = partial(calibrate, tell=screen.calibrating)
@@ -158,15 +160,11 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, A
 
     labels = [run.label for run in runs(experiment)]
     with conduct(task, folder) as site:
-        comparison = Comparison.begin(experiment, folder, _command(), site.machine)
+        comparison = Comparison.begin(experiment, folder, typed(), site.machine)
         with Lifeline() as lifeline, Screen(labels) as screen:
             results = comparison.run(Runner(experiment, lifeline, site), screen)
         site.code = _exit_code(results)
         return results
-
-
-def _command() -> str:
-    return shlex.join(["ps-compare", *sys.argv[1:]])
 
 
 def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:

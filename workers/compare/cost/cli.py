@@ -32,7 +32,7 @@ def calibrate(
         bool, typer.Option("--insecure", help="with --serve: listen beyond loopback without credentials")
     ] = False,
 ) -> None:
-    """Measure what wires and processors take here, for `predict` and every report's score.
+    """Measure what wires and processors take here, for `predict`; each `run` measures anew for its report.
 
     Takes some ten seconds. Shown are medians and their spread; measure on an idle machine.
     """
@@ -45,7 +45,7 @@ def calibrate(
 def predict(
     workers: Annotated[str, typer.Option(help="how many, by comma")] = "2,4,8,16,64",
     servers: Annotated[str, typer.Option(help="hosts with one shard each, by comma")] = "1",
-    rows: Annotated[str, typer.Option(help="ways to train, by comma; all but peers")] = ROWS,
+    rows: Annotated[str, typer.Option(help="ways to train, by comma: see ps-compare list")] = ROWS,
     model_bytes: Annotated[int | None, typer.Option(min=1, help="of all parameters")] = None,
     job: Annotated[
         str | None, typer.Option(help="instead of --model-bytes: digits, mlp or resnet50 [digits]")
@@ -63,7 +63,10 @@ def predict(
         str | None, typer.Option(help="of the latency, up and down [calibration's, or none]")
     ] = None,
     straggler: Annotated[
-        str | None, typer.Option(help="KIND:SECONDS[:RANKS], as pareto:0.02 or constant:50ms:0+3")
+        str | None, typer.Option(help="slow workers: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
+    ] = None,
+    straggler_ranks: Annotated[
+        str | None, typer.Option(help="which of them are slow, by comma [all]")
     ] = None,
     slice_bytes: Annotated[int | None, typer.Option(min=4096, help="what travels at once [tuned]")] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",

@@ -47,6 +47,7 @@ class Question:
         latency: str | None,
         jitter: str | None,
         straggler: str | None,
+        straggler_ranks: str | None,
         slice_bytes: int | None,
         optimizer: str,
         transport: str,
@@ -74,7 +75,7 @@ class Question:
             workers=counts,
             servers=_counts("--servers", servers),
             link=between,
-            straggler=None if straggler is None else _straggler(straggler, max(counts)),
+            straggler=_straggler(straggler, straggler_ranks, max(counts)),
             job=Job(
                 model_bytes=_size(model_bytes, job),
                 compute=(constants.compute or 0.0) if compute is None else quantity.seconds(compute),
@@ -156,17 +157,30 @@ def _size(model_bytes: int | None, job: str | None) -> int:
     return MODELS[name]
 
 
-def _straggler(text: str, workers: int) -> Straggler:
-    """What is slow of at most so many workers."""
-    match text.split(":"):
-        case [("constant" | "pareto" | "host") as kind, seconds, *ranks] if len(ranks) < 2:
-            named = ranks[0].split("+") if ranks else []
-            if all(rank.isdecimal() for rank in named):
-                slow = tuple(int(rank) for rank in named)
-                if slow and min(slow) >= workers:
-                    raise UsageError(
-                        f"--straggler {text}: nobody is slow; ranks of {workers} workers go from 0 to"
-                        f" {workers - 1}"
-                    )
-                return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=slow)
-    raise UsageError(f"--straggler {text}: expected KIND:SECONDS[:RANKS] with KIND of {', '.join(KINDS)}")
+def _straggler(text: str | None, named: str | None, workers: int) -> Straggler | None:
+    """What is slow of at most so many workers, and which of them; None: nothing."""
+    if text is None and named is None:
+        return None
+    if text is None:
+        raise UsageError(
+            f"--straggler-ranks {named}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
+        )
+    ranks = () if named is None else _ranks(named, workers)
+    match text.rpartition(":"):
+        case [("constant" | "pareto" | "host") as kind, _, seconds]:
+            return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=ranks)
+        case ["", "", seconds]:
+            return Straggler(kind="constant", seconds=quantity.seconds(seconds), ranks=ranks)
+    raise UsageError(f"--straggler {text}: expected KIND:SECONDS with KIND of {', '.join(KINDS)}")
+
+
+def _ranks(text: str, workers: int) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"--straggler-ranks {text}: expected ranks from 0, by comma, as in 0,3")
+    ranks = tuple(map(int, words))
+    if min(ranks) >= workers:
+        raise UsageError(
+            f"--straggler-ranks {text}: nobody is slow; ranks of {workers} workers go from 0 to {workers - 1}"
+        )
+    return ranks

@@ -93,7 +93,8 @@ class Score:
         job = replace(self._job, compute=computing or 0.0)
         foreseen = predict(self._constants, point.reading, point.setting, job)
         link = point.setting.link
-        links = 0.0 if link is None or link.rate is None else foreseen.links
+        wired = link is not None and link.rate is not None and not self._job.together
+        links = foreseen.links if wired else 0.0
         return Overhead.rest(point.step_seconds, foreseen.step_seconds, computing, links)
 
     # What the results show.

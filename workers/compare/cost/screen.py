@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from workers.compare.cost.constants import Constants
+from workers.compare.figures import digits
 
 NOTHING = "-"
 WORDS = ("row", "bound by", "found by")
@@ -87,10 +88,10 @@ def _columns(answer: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any]
         "workers": lambda each: str(each["workers"]),
         "row": lambda each: str(each["row"]),
         "servers": lambda each: NOTHING if each["servers"] is None else str(each["servers"]),
-        "step ms": lambda each: f"{each['step_ms']:.4g}",
+        "step ms": lambda each: digits(each["step_ms"], 4),
     }
     if answer["batch"] is not None:
-        columns["samples/s"] = lambda each: f"{each['samples_per_second']:,.4g}"
+        columns["samples/s"] = lambda each: digits(each["samples_per_second"], 4)
     if answer["compute_ms"]:
         columns["efficiency"] = lambda each: f"{each['efficiency']:.0%}"
     return columns | {
@@ -101,11 +102,14 @@ def _columns(answer: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any]
 
 def _told(each: Mapping[str, Any]) -> str:
     """The crossover in words."""
-    workers, needed, servers = each["workers"], each["by_bytes"], each["predicted"]
-    line = "never wins" if needed is None else f"wins from {needed} servers on"
+    needed, servers = each["by_bytes"], each["predicted"]
+    by_bytes = "with no number of servers" if needed is None else f"from {needed} servers on"
     here = (
-        f"bsp is not faster than the ring with up to {each['most_servers']} servers"
+        f"with no number up to {each['most_servers']}"
         if servers is None
-        else f"bsp is faster than the ring from {servers} server{'s' * (servers > 1)} on"
+        else f"from {servers} server{'s' * (servers > 1)} on"
     )
-    return f"{workers} workers: at line rate the hub {line}; here {here}"
+    return (
+        f"{each['workers']} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
+        f" by this calibration {here}"
+    )
