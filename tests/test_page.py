@@ -163,7 +163,7 @@ def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
         "1 worker has been held up for 4 s: the slowest is rank 0 (node1 pid 1000) at step 40.",
     ]
     assert list(alarms(SCENES["failed"])) == ["shard 0 is gone", "shard 0 does not answer"]
-    late = moment(shard(0, seconds_since_heartbeat=1.5))
+    late = moment(shard(0, seconds_since_heartbeat=1.8))
     assert list(alarms(late)) == ["Shard 0 (node0 pid 2000) has been silent for 1 s."]
     assert list(alarms(SCENES["training"])) == []
 

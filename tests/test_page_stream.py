@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 from ps.journal import Journal
 from ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
 from ps.page.history import History
-from ps.page.painter import SECTIONS, Painter
+from ps.page.painter import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
 from ps.page.reader import Reader
 from ps.page.routes import app
 from ps.timing import FakeTime
@@ -216,3 +216,26 @@ def test_a_quiet_hub_still_shows_that_the_line_holds(monkeypatch: pytest.MonkeyP
 
 def journal_record(text: str, level: str) -> Any:
     return logging.makeLogRecord({"msg": text, "levelname": level, "levelno": logging.INFO})
+
+
+def test_a_fresh_painting_does_until_somebodys_state_changes() -> None:
+    async def story() -> None:
+        stage = Stage()
+        async with watching(stage.app, "/events") as messages:
+            await told(messages)
+            stage.time.advance(0.5)
+            stage.hub.told["step"] = 41
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert stage.painter.paintings == 1
+            stage.hub.told["workers"][2]["seconds_since_heartbeat"] = 2.0
+            change = await told(messages)
+            assert "silent for 2" in change["elements"]["worker-2"]
+            assert "41" in change["elements"]["summary"]
+            assert stage.painter.paintings == 2
+
+    run(story())
+
+
+def test_what_is_seen_is_less_than_a_second_behind() -> None:
+    assert FRESH_SECONDS + TICK_SECONDS < 1.0

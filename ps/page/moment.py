@@ -13,7 +13,7 @@ from ps.membership import heartbeat_seconds
 from ps.page.history import Sample
 from ps.page.rates import Rates
 
-LATE_SECONDS = 0.4
+LATE_SECONDS = 0.5
 """How late a heartbeat may be until its sender counts as silent: with the page's own delay, whoever stops is
 seen to be silent within 2 seconds."""
 
@@ -163,6 +163,11 @@ class Moment:
         for row in self.report["shards"]:
             found.update({int(steps): count for steps, count in row["staleness"].items()})
         return dict(sorted(found.items()))
+
+
+def states(report: Mapping[str, Any]) -> dict[int, State]:
+    """In which state everybody is who takes part, by rank: what somebody watching wants to see at once."""
+    return {row["rank"]: _state(row, report) for row in report["workers"]}
 
 
 def overdue(seconds: float, every: float) -> bool:

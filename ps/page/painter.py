@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ps.journal import Journal
 from ps.page.history import History
 from ps.page.memo import Memo
-from ps.page.moment import Moment
+from ps.page.moment import Moment, states
 from ps.page.rates import Rates
 from ps.page.reader import Reader
 from ps.page.section import Section
@@ -23,8 +23,11 @@ from ps.page.sections.waits import waits
 from ps.page.sections.workers import workers
 from ps.timing import TimeSource
 
-TICK_SECONDS = 0.4
-"""From one painting to the next while somebody watches."""
+TICK_SECONDS = 0.2
+"""How often a hub is looked at while somebody watches: a change of somebody's state is painted at once."""
+
+FRESH_SECONDS = 0.7
+"""Until when a painting does for all else. At the next look after that a new one is due, in less than 1 s."""
 
 SECTIONS: Mapping[str, Callable[[Moment, Memo], Section]] = {
     "summary": summary,
@@ -71,12 +74,17 @@ class Painter:
         self._painted = 0.0
 
     async def latest(self) -> Painting:
-        """A painting that is no older than a quarter of a tick."""
+        """One that is fresh, and shows everybody in the state that they are in now."""
         async with self._busy:
-            if self._last is None or self._clock.now() - self._painted >= TICK_SECONDS / 4:
+            if self._last is None or not self._does(self._last):
                 self._last = await self._paint()
                 self._painted = self._clock.now()
             return self._last
+
+    def _does(self, painting: Painting) -> bool:
+        if self._clock.now() - self._painted >= FRESH_SECONDS:
+            return False
+        return states(self._reader.workers()) == states(painting.moment.report)
 
     async def _paint(self) -> Painting:
         report = await self._reader.read()
