@@ -45,6 +45,12 @@ class Fleet:
         found: list[Container] = json.loads(self._engine.run("inspect", *ids)) if ids else []
         return sorted(found, key=lambda one: int(one["Config"]["Labels"][NUMBER]))
 
+    def networks(self, service: str) -> list[dict[str, Any]]:
+        """The networks that a service's containers are in."""
+        names = {name for one in self.containers(service) for name in one["NetworkSettings"]["Networks"]}
+        found: list[dict[str, Any]] = json.loads(self._engine.run("network", "inspect", *sorted(names)))
+        return found
+
     def status(self) -> dict[str, Any]:
         """How the server is doing; empty where it does not answer, as while it starts."""
         asked = self.ask("exec", "-T", "server", "ps-server", "status", "127.0.0.1:5555")
