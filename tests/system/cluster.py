@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,21 @@ class Cluster:
         self.folder = folder
         self.programs: list[Program] = []
 
-    def run(self, name: str, module: str, *arguments: str, within: Sequence[str] = ()) -> Program:
+    def run(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        within: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
+    ) -> Program:
         """Starts a module; `within` goes before the command, as what runs it on another host."""
-        return self.start(name, [*within, sys.executable, "-m", module, *arguments])
+        return self.start(name, [*within, sys.executable, "-m", module, *arguments], variables)
 
-    def start(self, name: str, command: Sequence[str]) -> Program:
+    def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
+        """Starts a command, with these variables beside those of the test."""
         out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 command,

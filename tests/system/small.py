@@ -1,9 +1,10 @@
 """A training script that is quick to run and easy to stop: a small regression.
 
-    small.py STEPS [WIDTH] [hold FILE STEP]...
+    small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR]
 
 With `hold`, every worker waits at that step until FILE exists, so that a test
-can do its mischief at a known step.
+can do its mischief at a known step. With `spoil`, that rank's loss is multiplied
+by a factor in that step: nan, inf.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ def main() -> None:
         where = arguments.index("hold")
         holds[int(arguments[where + 2])] = Path(arguments[where + 1])
         del arguments[where : where + 3]
+    spoiled, factor = (-1, -1), 1.0
+    if "spoil" in arguments:
+        where = arguments.index("spoil")
+        spoiled = int(arguments[where + 1]), int(arguments[where + 2])
+        factor = float(arguments[where + 3])
+        del arguments[where : where + 4]
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
     workers.init()
@@ -52,6 +59,8 @@ def main() -> None:
             while not holds[step].exists():
                 time.sleep(0.02)
         loss = loss_of(model, step, workers.rank(), width)
+        if (workers.rank(), step) == spoiled:
+            loss = loss * factor
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

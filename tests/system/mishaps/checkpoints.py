@@ -1,0 +1,166 @@
+"""A checkpoint cannot be read, or not be written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import Mishap, Stage, like_anybody, mounted
+
+AFRESH = "Mend the file or who may read it, or start with another --checkpoint-dir to begin afresh"
+WIDE = "4096"
+"""Makes a model of 131 KB, and its momentum another."""
+
+
+def saved(stage: Stage, steps: int = 10) -> Path:
+    """The folder of checkpoints that a job of so many steps left."""
+    folder = stage.folder / "saved"
+    stage.train(f"job-{steps}", steps, "--checkpoint-dir", str(folder))
+    return folder
+
+
+def newest(folder: Path) -> Path:
+    """The shard's file in the newest checkpoint."""
+    return max(folder.iterdir()) / "shard-0.safetensors"
+
+
+def a_flipped_bit(stage: Stage) -> Program:
+    folder = saved(stage)
+    content = bytearray(newest(folder).read_bytes())
+    content[-1] ^= 1
+    newest(folder).write_bytes(content)
+    return stage.server("--checkpoint-dir", str(folder))
+
+
+def a_torn_file(stage: Stage) -> Program:
+    folder = saved(stage)
+    saved(stage, 20)
+    newest(folder).write_bytes(newest(folder).read_bytes()[:100])
+    stage.happens()
+    server, address = stage.cluster.server("--once", "--checkpoint-dir", str(folder))
+    stage.cluster.worker(address, SMALL, "30")
+    return server
+
+
+def a_locked_file(stage: Stage) -> Program:
+    folder = saved(stage)
+    newest(folder).chmod(0)
+    return stage.server("--checkpoint-dir", str(folder), within=like_anybody())
+
+
+def a_locked_folder(stage: Stage) -> Program:
+    folder = stage.folder / "saved"
+    folder.mkdir(mode=0o555)
+    return stage.server("--checkpoint-dir", str(folder), within=like_anybody())
+
+
+def another_model(stage: Stage) -> Program:
+    folder = saved(stage)
+    _, address = stage.cluster.server("--checkpoint-dir", str(folder))
+    return stage.worker("--server", address, SMALL, "10", "24")
+
+
+def a_full_disk(stage: Stage) -> Program:
+    server, address = small_disk(stage)
+    stage.cluster.worker(address, SMALL, "10", WIDE)
+    return server
+
+
+def a_full_disk_by_hand(stage: Stage) -> Program:
+    _, address = small_disk(stage, "--mode", "asp")  # else it would wait for the next step
+    script = [SMALL, "10", WIDE, "hold", str(stage.go), "5"]
+    stage.cluster.worker(address, *script).until_said("holding at 5")
+    stage.happens()
+    return stage.cluster.run("saving", "ps.cli", "checkpoint", address)
+
+
+def small_disk(stage: Stage, *flags: str) -> tuple[Program, str]:
+    """A server whose checkpoints go to a disk of 64 KiB."""
+    folder = stage.folder / "saved"
+    folder.mkdir()
+    disk = mounted(f"mount -t tmpfs -o size=64k small {folder}")
+    stage.happens()
+    return stage.cluster.server("--once", *flags, "--checkpoint-dir", str(folder), within=disk)
+
+
+def no_folder(stage: Stage) -> Program:
+    _, address = stage.cluster.server()
+    stage.happens()
+    return stage.cluster.run("saving", "ps.cli", "checkpoint", address)
+
+
+CHECKPOINTS = [
+    Mishap(
+        "a flipped bit in the only checkpoint",
+        "the server",
+        who=r"shard-0\.safetensors",
+        why="differs from its digest: it was changed or damaged",
+        mend=AFRESH,
+        code=78,
+        provoke=a_flipped_bit,
+    ),
+    Mishap(
+        "a torn file in the newest checkpoint",
+        "the server",
+        who=r"shard-0\.safetensors",
+        why=r"has 100 bytes where \d+ were written",
+        mend="trying the one before",
+        code=0,
+        provoke=a_torn_file,
+    ),
+    Mishap(
+        "a checkpoint that may not be read",
+        "the server",
+        who=r"shard-0\.safetensors",
+        why="cannot be read: Permission denied",
+        mend=AFRESH,
+        code=78,
+        provoke=a_locked_file,
+    ),
+    Mishap(
+        "a folder that may not be written",
+        "the server",
+        who="cannot write checkpoints to .*saved",
+        why="Permission denied",
+        mend="give --checkpoint-dir a folder that this user may write to",
+        code=78,
+        provoke=a_locked_folder,
+    ),
+    Mishap(
+        "a checkpoint of another model",
+        "the worker",
+        who="the checkpoint .*saved",
+        why=r"is of another model: this worker has .*0\.weight \[8, 24\]",
+        mend="Start the server with another --checkpoint-dir, or the job that it belongs to",
+        code=78,
+        provoke=another_model,
+    ),
+    Mishap(
+        "the disk is full",
+        "the server, which goes on",
+        who=r"no checkpoint: .*shard-0\.safetensors cannot be written",
+        since="the last one is none",
+        why="No space left on device",
+        mend=r"needs \d+ bytes, and \d+ bytes are free there: make room, or take another disk",
+        code=0,
+        provoke=a_full_disk,
+    ),
+    Mishap(
+        "the disk is full",
+        "`ps-server checkpoint`",
+        who=r"shard-0\.safetensors cannot be written",
+        why="No space left on device",
+        mend=r"needs \d+ bytes, and \d+ bytes are free there: make room, or take another disk",
+        code=78,
+        provoke=a_full_disk_by_hand,
+    ),
+    Mishap(
+        "a checkpoint is asked for, and there is no folder for it",
+        "`ps-server checkpoint`",
+        who="the server",
+        why="was started without --checkpoint-dir",
+        mend="start it again with one",
+        code=78,
+        provoke=no_folder,
+    ),
+]

@@ -1,0 +1,65 @@
+"""A gradient is NaN or infinite."""
+
+from __future__ import annotations
+
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import HOLD, Mishap, Stage
+
+MEND = "Lower the learning rate, clip gradients, .*take a torch.amp.GradScaler"
+
+
+def a_spoilt_gradient(stage: Stage, factor: str, *flags: str, mode: str = "bsp") -> Program:
+    """Rank 1's loss is spoilt once; returns rank 0, which must hear of it."""
+    _, address = stage.cluster.server("--workers", "2", "--once", "--mode", mode)
+    spoil = ["spoil", "1", str(HOLD), factor, "hold", str(stage.go), str(HOLD)]
+    script = [SMALL, str(100 * HOLD), "16", *spoil]
+    first, second = [stage.cluster.worker(address, "--rank", str(rank), *flags, *script) for rank in range(2)]
+    for worker in (first, second):
+        worker.until_said(f"holding at {HOLD}")
+    stage.happens()
+    stage.go.touch()
+    return first
+
+
+GRADIENTS = [
+    Mishap(
+        "a gradient is NaN",
+        "all workers",
+        who="the gradient of rank 1",
+        since=f"in step {HOLD + 1}",
+        why=r"is not finite.* nan in \d\.\w+ \[",
+        mend=MEND,
+        code=1,
+        provoke=lambda stage: a_spoilt_gradient(stage, "nan"),
+    ),
+    Mishap(
+        "a gradient is infinite, under `--mode asp`",
+        "all workers",
+        who="the gradient of rank 1",
+        since=f"in step {HOLD + 1}",
+        why=r"is not finite.* (-?inf|nan) in \d\.\w+ \[",
+        mend=MEND,
+        code=1,
+        provoke=lambda stage: a_spoilt_gradient(stage, "inf", mode="asp"),
+    ),
+    Mishap(
+        "a gradient is NaN, around the ring",
+        "all members",
+        who="rank 1's parameter",
+        since=f"after step {HOLD + 1}",
+        why=r"\d\.\w+ \[.*\] holds nan",
+        mend=MEND,
+        code=1,
+        provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--topology", "ring"),
+    ),
+    Mishap(
+        "a gradient is NaN, under `--aggregate`",
+        "all workers",
+        who="rank 1's parameter",
+        since=f"after step {HOLD + 1}",
+        why=r"\d\.\w+ \[.*\] holds nan",
+        mend=MEND,
+        code=1,
+        provoke=lambda stage: a_spoilt_gradient(stage, "nan", "--aggregate"),
+    ),
+]

@@ -1,0 +1,304 @@
+"""A worker, a shard or the server is lost, or does not come on, in the midst of training."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import HOLD, Mishap, Stage, children
+
+RANK_1 = r"rank 1 \(.* pid \d+\)"
+SILENT = r"sent no heartbeat for \d+\.\d s"
+AGAIN = "start the server again with its --checkpoint-dir, then the workers"
+
+
+def two_held(stage: Stage, *flags: str, topology: str = "hub") -> list[Program]:
+    _, address = stage.cluster.server("--workers", "2", "--once", *flags)
+    return stage.hold(address, 2, "--topology", topology)
+
+
+def a_killed_worker(stage: Stage, *flags: str, topology: str = "hub") -> Program:
+    first, second = two_held(stage, *flags, topology=topology)
+    second.process.kill()
+    return at_once(stage, first)
+
+
+def a_stopped_worker(stage: Stage, topology: str = "hub") -> Program:
+    first, second = two_held(stage, topology=topology)
+    second.process.send_signal(signal.SIGSTOP)
+    return at_once(stage, first)
+
+
+def a_worker_that_was_frozen(stage: Stage) -> Program:
+    first, second = two_held(stage)
+    second.process.send_signal(signal.SIGSTOP)
+    first.until_said("going on with 1 of 2 workers")
+    second.process.send_signal(signal.SIGCONT)
+    return at_once(stage, second)
+
+
+def a_failing_script(stage: Stage, *, own: bool) -> Program:
+    _, address = stage.cluster.server("--workers", "2", "--once")
+    script = stage.folder / "small.py"
+    script.write_text(
+        Path(SMALL).read_text().replace("loss.backward()", f"loss.backward(); 1 / (step < {HOLD})")
+    )
+    words = [SMALL, str(2 * HOLD), "16", "hold", str(stage.go), "1"]
+    good = stage.cluster.worker(address, "--rank", "0", *words)
+    bad = stage.cluster.worker(address, "--rank", "1", str(script), str(2 * HOLD))
+    good.until_said("holding at 1")
+    return at_once(stage, bad if own else good)
+
+
+def a_worker_that_does_not_come_on(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2", "--once")
+    first = stage.cluster.worker(address, "--rank", "0", SMALL, str(2 * HOLD))
+    script = [SMALL, str(2 * HOLD), "16", "hold", str(stage.go), str(HOLD)]
+    second = stage.cluster.worker(address, "--rank", "1", *script)
+    second.until_said(f"holding at {HOLD}")
+    stage.happens()
+    stage.afterwards = stage.go.touch
+    return first
+
+
+def a_killed_shard(stage: Stage, *, told: str) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--once")
+    (worker,) = stage.hold(address, 1)
+    os.kill(shard_of(server), signal.SIGKILL)
+    return at_once(stage, worker if told == "worker" else server)
+
+
+def a_stopped_shard(stage: Stage) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--once")
+    (worker,) = stage.hold(address, 1)
+    shard = shard_of(server)
+    os.kill(shard, signal.SIGSTOP)
+    stage.kept.callback(partial(resume, shard))
+    return at_once(stage, worker)
+
+
+def a_shard_beside_a_worker(stage: Stage) -> Program:
+    flags = ("--colocate", "--slice-bytes", "128")  # else one shard alone has all of so small a model
+    _, address = stage.cluster.server("--workers", "2", "--once", *flags)
+    first, second = stage.hold(address, 2)
+    os.kill(shard_of(second), signal.SIGKILL)
+    return at_once(stage, first)
+
+
+def a_lost_host(stage: Stage) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--once", "--slice-bytes", "128")
+    joined = stage.cluster.run("joined", "ps.cli", "start", "--join", address)
+    server.until_said("shard 1 (")
+    (worker,) = stage.hold(address, 1)
+    shard = shard_of(joined)
+    joined.process.kill()
+    os.kill(shard, signal.SIGKILL)
+    return at_once(stage, worker)
+
+
+def a_lost_server(stage: Stage, *, how: signal.Signals) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--once")
+    (worker,) = stage.run(address, 1)
+    stage.happens()
+    server.process.send_signal(how)
+    return worker
+
+
+def a_server_that_is_asked_to_stop(stage: Stage) -> Program:
+    server, address = stage.cluster.server("--workers", "1", "--checkpoint-dir", str(stage.folder / "saved"))
+    (worker,) = stage.run(address, 1)
+    stage.happens()
+    server.process.send_signal(signal.SIGTERM)
+    return worker
+
+
+def at_once(stage: Stage, told: Program) -> Program:
+    stage.happens()
+    stage.go.touch()
+    return told
+
+
+def resume(pid: int) -> None:
+    with suppress(ProcessLookupError):  # the server has killed it
+        os.kill(pid, signal.SIGCONT)
+
+
+def shard_of(program: Program) -> int:
+    (shard,) = children(program)
+    return shard
+
+
+LOSSES = [
+    Mishap(
+        "a worker is killed",
+        "the other workers",
+        who=RANK_1,
+        since=SILENT,
+        why="it was killed, stopped or cut off; going on with 1 of 2 workers",
+        mend="started again with --rank 1 it takes part again",
+        code=0,
+        provoke=a_killed_worker,
+    ),
+    Mishap(
+        "a worker is killed, under `--on-loss wait`",
+        "the other workers",
+        who=RANK_1,
+        since=SILENT,
+        why="it was killed, stopped or cut off; --on-loss wait does not go on without it",
+        mend="start the job again from its checkpoint",
+        code=69,
+        provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
+    ),
+    Mishap(
+        "a worker is stopped (SIGSTOP)",
+        "the other workers",
+        who=RANK_1,
+        since=SILENT,
+        why="it was killed, stopped or cut off; going on with 1 of 2 workers",
+        mend="started again with --rank 1 it takes part again",
+        code=0,
+        provoke=a_stopped_worker,
+    ),
+    Mishap(
+        "a worker goes on after it was stopped",
+        "that worker",
+        who=f"{RANK_1} has no place in the job",
+        since=SILENT,
+        why="its lease is 5 s",
+        mend="Start the worker again to rejoin",
+        code=75,
+        provoke=a_worker_that_was_frozen,
+    ),
+    Mishap(
+        "a training script fails",
+        "that worker",
+        who="ps-worker: ",
+        why="ZeroDivisionError: division by zero",
+        mend="",
+        code=1,
+        provoke=lambda stage: a_failing_script(stage, own=True),
+    ),
+    Mishap(
+        "a training script fails",
+        "the other workers",
+        who=RANK_1,
+        why="failed: ZeroDivisionError: division by zero; going on with 1 of 2 workers",
+        mend="started again with --rank 1 it takes part again",
+        code=0,
+        provoke=lambda stage: a_failing_script(stage, own=False),
+    ),
+    Mishap(
+        "a worker does not come to its next step",
+        "the other workers",
+        who=f"the slowest is {RANK_1}",
+        since=r"waiting for 1\d s at step \d+",
+        why="which computes, loads data or hangs",
+        mend=r"see its log, or its stack \(py-spy dump",
+        code=0,
+        provoke=a_worker_that_does_not_come_on,
+    ),
+    Mishap(
+        "a member of the ring is killed",
+        "the other members",
+        who=RANK_1,
+        since=SILENT,
+        why="it was killed, stopped or cut off; a ring cannot go on without it",
+        mend="start the job again",
+        code=69,
+        provoke=lambda stage: a_killed_worker(stage, topology="ring"),
+    ),
+    Mishap(
+        "a member of the ring is stopped (SIGSTOP)",
+        "the other members",
+        who=RANK_1,
+        since=SILENT,
+        why="it was killed, stopped or cut off; a ring cannot go on without it",
+        mend="start the job again",
+        code=69,
+        provoke=lambda stage: a_stopped_worker(stage, topology="ring"),
+    ),
+    Mishap(
+        "a shard is killed",
+        "the workers",
+        who=r"a shard process \(pid \d+\)",
+        since=r"at about step \d+",
+        why="was killed by signal 9",
+        mend=AGAIN,
+        code=69,
+        provoke=lambda stage: a_killed_shard(stage, told="worker"),
+    ),
+    Mishap(
+        "a shard is killed",
+        "the server",
+        who=r"a shard process \(pid \d+\)",
+        since=r"at about step \d+",
+        why="was killed by signal 9",
+        mend=AGAIN,
+        code=69,
+        provoke=lambda stage: a_killed_shard(stage, told="server"),
+    ),
+    Mishap(
+        "a shard is stopped (SIGSTOP)",
+        "the workers",
+        who=r"shard 0 \(.* pid \d+\)",
+        since=SILENT,
+        why="its part of the parameters is lost",
+        mend=AGAIN,
+        code=69,
+        provoke=a_stopped_shard,
+    ),
+    Mishap(
+        "a worker's shard is killed, under `--colocate`",
+        "the other workers",
+        who=r"shard 1 \(rank 1's, .* pid \d+\)",
+        since=r"at about step \d+",
+        why="was killed by signal 9",
+        mend="start the job again from its checkpoint",
+        code=69,
+        provoke=a_shard_beside_a_worker,
+    ),
+    Mishap(
+        "a host that joined with shards is lost",
+        "the workers",
+        who=r"shard 1 \(.* pid \d+\)",
+        since=SILENT,
+        why="its part of the parameters is lost",
+        mend=AGAIN,
+        code=69,
+        provoke=a_lost_host,
+    ),
+    Mishap(
+        "the server is killed",
+        "the workers",
+        who=r"the server at 127\.0\.0\.1:\d+",
+        since=r"has not answered for \d+\.\d s",
+        why="it was stopped or the network is cut",
+        mend="Start it again with the same --checkpoint-dir, then the workers",
+        code=69,
+        provoke=lambda stage: a_lost_server(stage, how=signal.SIGKILL),
+    ),
+    Mishap(
+        "the server is stopped (SIGSTOP)",
+        "the workers",
+        who=r"the server at 127\.0\.0\.1:\d+",
+        since=r"has not answered for \d+\.\d s",
+        why="it was stopped or the network is cut",
+        mend="Start it again with the same --checkpoint-dir, then the workers",
+        code=69,
+        provoke=lambda stage: a_lost_server(stage, how=signal.SIGSTOP),
+    ),
+    Mishap(
+        "the server is asked to stop (SIGTERM)",
+        "the workers",
+        who="the hub was asked to stop",
+        since="after this step",
+        why="all workers stop with it",
+        mend="start both again, and the job goes on from the last checkpoint",
+        code=75,
+        provoke=a_server_that_is_asked_to_stop,
+    ),
+]

@@ -1,0 +1,36 @@
+"""The machine has too little of something."""
+
+from __future__ import annotations
+
+from tests.system.cluster import Program
+from tests.system.mishaps.mishap import Mishap, Stage, mounted
+
+TINY = mounted("mount -t tmpfs -o size=256k small /dev/shm")
+
+LOADER = """
+import torch, workers
+workers.init()
+dataset = torch.utils.data.TensorDataset(torch.zeros(8, 1 << 20))
+for batch in torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1):
+    pass
+"""
+
+
+def a_loader_without_room(stage: Stage) -> Program:
+    script = stage.folder / "loader.py"
+    script.write_text(LOADER)
+    stage.happens()
+    return stage.cluster.run("worker", "workers.cli", str(script), within=TINY)
+
+
+MACHINE = [
+    Mishap(
+        "a small /dev/shm, for a DataLoader with processes",
+        "the worker",
+        who="/dev/shm holds 262144 bytes",
+        why="shared memory",
+        mend="give the container more, as by --shm-size=1g, or the DataLoader num_workers=0",
+        code=1,
+        provoke=a_loader_without_room,
+    ),
+]

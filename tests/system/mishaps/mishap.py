@@ -1,0 +1,156 @@
+"""One mishap: what goes wrong, who must be told, in which words, and with which code the told one ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.system.cluster import SMALL, Cluster, Program
+from tests.system.stopwatch import Stopwatch
+
+LOOK_SECONDS = 0.1
+SOON = 15.0
+"""Seconds, by a stopwatch, from the mishap to the sentence."""
+
+HOLD = 20
+"""The step at which workers hold until the mischief is done; they take three times as many."""
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """What goes wrong, and what must be said of it, as patterns that one line matches.
+
+    Attributes:
+        name: What goes wrong.
+        told: Which program must tell it.
+        who: Who or what is at fault.
+        since: Since when; empty where it is told at once, and nobody has waited.
+        why: The cause.
+        mend: What to do.
+        code: With which the told program ends; 0 where it goes on and is done.
+        provoke: Makes it happen, and returns the program that tells.
+    """
+
+    name: str
+    told: str
+    who: str
+    why: str
+    mend: str
+    code: int
+    provoke: Callable[[Stage], Program]
+    since: str = ""
+
+    def sentence(self, said: str) -> str:
+        """The first line that says it all; empty if none does."""
+        words = [self.who, self.since, self.why, self.mend]
+        return next((line for line in said.splitlines() if all(re.search(one, line) for one in words)), "")
+
+
+class Stage:
+    """Where one mishap is provoked: programs, their folder, and the watch that runs from the moment on."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.folder = cluster.folder
+        self.go = self.folder / "go"
+        """Workers that hold go on once it is there."""
+        self.afterwards: Callable[[], object] = _nothing
+        """What lets the told program come to its end, once it has told."""
+        self.kept = ExitStack()
+        """What must stay open until then."""
+        self._watch: Stopwatch | None = None
+
+    def happens(self) -> None:
+        """From now on the seconds count."""
+        self._watch = Stopwatch()
+
+    def play(self, mishap: Mishap) -> str:
+        """Provokes it, waits for the sentence and for the end; returns the sentence.
+
+        Raises:
+            AssertionError: It was not told, too late, or the program ended with another code.
+        """
+        with self.kept:
+            program = mishap.provoke(self)
+            assert self._watch is not None, f"{mishap.name}: nothing happened"
+            ended = False
+            while not mishap.sentence(program.said()):
+                assert not ended, f"{program.name} ended, and told nothing like {mishap}:\n{program.said()}"
+                ended = program.process.poll() is not None
+                # Looked at often: it knows of a thread that waited for a core only from the first look on.
+                seconds = self._watch.seconds
+                assert seconds < SOON, f"nothing like {mishap} after {seconds:.1f} s:\n{program.said()}"
+                time.sleep(LOOK_SECONDS)
+            self.afterwards()
+            program.done(mishap.code)
+            return mishap.sentence(program.said())
+
+    def worker(self, *words: str) -> Program:
+        """A worker that goes wrong from the start: the seconds count at once."""
+        self.happens()
+        return self.cluster.run("worker", "workers.cli", *words)
+
+    def seeker(self, address: str) -> Program:
+        """A worker that looks for a server; the seconds count once it does, however long torch took."""
+        record = self.folder / "record"
+        words = ("--record", str(record), SMALL, "5")
+        seeker = self.cluster.run("worker", "workers.cli", "--server", address, *words)
+        seeker.until(record.exists, "record")  # the last thing that is made before
+        self.happens()
+        return seeker
+
+    def server(self, *words: str, within: Iterable[str] = ()) -> Program:
+        """A server that goes wrong from the start."""
+        self.happens()
+        return self.cluster.run("failing", "ps.cli", "start", "--port", "0", *words, within=tuple(within))
+
+    def hold(self, address: str, count: int, *flags: str) -> list[Program]:
+        """Workers that wait at a step until `go` is there."""
+        script = [SMALL, str(3 * HOLD), "16", "hold", str(self.go), str(HOLD)]
+        held = [self.cluster.worker(address, "--rank", str(rank), *flags, *script) for rank in range(count)]
+        for worker in held:
+            worker.until_said(f"holding at {HOLD}")
+        return held
+
+    def run(self, address: str, count: int, *flags: str) -> list[Program]:
+        """Workers that train on and on, some steps into it."""
+        record = self.folder / "record"
+        flags = ("--record", str(record), *flags)
+        running = [
+            self.cluster.worker(address, "--rank", str(rank), *flags[2 * (rank > 0) :], SMALL, "1000000")
+            for rank in range(count)
+        ]
+        running[0].until(lambda: record.exists() and record.read_bytes().count(b"\n") > HOLD, "steps")
+        return running
+
+    def train(self, name: str, steps: int, *flags: str) -> None:
+        """One worker's whole job on a server of its own."""
+        server, address = self.cluster.server("--once", *flags, name=name)
+        self.cluster.worker(address, SMALL, str(steps), name=f"{name}-worker").done()
+        server.done()
+
+
+def children(program: Program) -> list[int]:
+    """The processes that a program started itself: a server's shards."""
+    pid = program.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def mounted(what: str) -> list[str]:
+    """What runs a command that sees other mounts than everybody else; `what` is a shell command."""
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    return ["unshare", *as_root, "--mount", "sh", "-c", f'{what} && exec "$@"', "sh"]
+
+
+def like_anybody() -> list[str]:
+    """What runs a command for which the rights of files hold, as they do not for root."""
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+
+
+def _nothing() -> None:
+    """It ends by itself."""

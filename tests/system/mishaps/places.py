@@ -1,0 +1,223 @@
+"""A worker or a shard finds a server, and no place there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ps.types import PROTOCOL
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import Mishap, Stage
+
+OLDER = f"import ps.types\nps.types.PROTOCOL = {PROTOCOL - 1}\n"
+
+
+def an_older_worker(stage: Stage) -> Program:
+    _, address = stage.cluster.server()
+    stage.happens()
+    flags = ("--server", address, SMALL, "5")
+    return stage.cluster.run("worker", "workers.cli", *flags, variables=older(stage))
+
+
+def an_older_shard(stage: Stage) -> Program:
+    _, address = stage.cluster.server()
+    stage.happens()
+    flags = ("start", "--join", address)
+    return stage.cluster.run("joining", "ps.cli", *flags, variables=older(stage))
+
+
+def older(stage: Stage) -> dict[str, str]:
+    """What lets programs, and those that they start, be of the version before."""
+    (stage.folder / "sitecustomize.py").write_text(OLDER)
+    root = Path(__file__).parents[3]
+    return {"PYTHONPATH": f"{stage.folder}:{root}"}
+
+
+def another_job(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "1")
+    stage.hold(address, 1)
+    return stage.worker("--server", address, "--job", "char-lm")
+
+
+def another_topology(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2")
+    first = stage.cluster.worker(address, SMALL, "5")
+    first.until_said("waiting for 1 of 2 workers")
+    return stage.worker("--server", address, "--topology", "ring", SMALL, "5")
+
+
+def another_world_size(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2")
+    return stage.worker("--server", address, "--world-size", "3", SMALL, "5")
+
+
+def too_few(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "3")
+    stage.cluster.worker(address, SMALL, "5")
+    return stage.worker("--server", address, "--timeout", "8", SMALL, "5")
+
+
+def too_many(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "1")
+    stage.hold(address, 1)
+    return stage.worker("--server", address, SMALL, "5")
+
+
+def the_same_rank_twice(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2")
+    first = stage.cluster.worker(address, "--rank", "1", SMALL, "5")
+    first.until_said("waiting for 1 of 2 workers")
+    return stage.worker("--server", address, "--rank", "1", SMALL, "5")
+
+
+def a_rank_too_high(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2")
+    return stage.worker("--server", address, "--rank", "5", SMALL, "5")
+
+
+def another_model(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2", "--lease", "1")
+    first, second = stage.hold(address, 2)
+    second.process.kill()
+    first.until_said("going on with 1 of 2 workers")
+    return stage.worker("--server", address, "--rank", "1", SMALL, "60", "24")
+
+
+def a_ring_that_has_begun(stage: Stage) -> Program:
+    _, address = stage.cluster.server("--workers", "2")
+    stage.hold(address, 2, "--topology", "ring")
+    return stage.worker("--server", address, "--topology", "ring", SMALL, "60")
+
+
+def no_values(stage: Stage) -> Program:
+    """Rank 0 fails where it should give the hub its parameters."""
+    _, address = stage.cluster.server("--workers", "2")
+    script = stage.folder / "empty.py"
+    script.write_text(
+        "import time, sys, torch, workers\nfrom pathlib import Path\nworkers.init()\n"
+        "print('ready', file=sys.stderr, flush=True)\n"
+        "if workers.rank() == 0:\n"
+        f"    while not Path({str(stage.go)!r}).exists(): time.sleep(0.02)\n"
+        "    raise ValueError('no data')\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+    )
+    first, second = [stage.cluster.worker(address, "--rank", str(rank), str(script)) for rank in range(2)]
+    first.until_said("ready")
+    second.until_said("ready")
+    stage.happens()
+    stage.go.touch()
+    return second
+
+
+PLACES = [
+    Mishap(
+        "a worker of an older version",
+        "the worker",
+        who=f"the worker speaks protocol {PROTOCOL - 1}",
+        why=f"this server {PROTOCOL}",
+        mend="install the same version on both",
+        code=78,
+        provoke=an_older_worker,
+    ),
+    Mishap(
+        "a host that joins with an older version",
+        "the joining host",
+        who=f"the shard speaks protocol {PROTOCOL - 1}",
+        why=f"this server {PROTOCOL}",
+        mend="install the same version on both",
+        code=78,
+        provoke=an_older_shard,
+    ),
+    Mishap(
+        "the server runs another job",
+        "the worker",
+        who=r"this server runs the job 'small\.py'",
+        why="this worker wants 'char-lm'",
+        mend="wait until it is done, or start another server",
+        code=78,
+        provoke=another_job,
+    ),
+    Mishap(
+        "the other workers use another topology",
+        "the worker",
+        who="the other workers use --topology hub",
+        why="this one ring",
+        mend="give all of them the same",
+        code=78,
+        provoke=another_topology,
+    ),
+    Mishap(
+        "another world size than the server's",
+        "the worker",
+        who="the worker's launcher says 3 workers",
+        why="the server expects 2",
+        mend="start the server with --workers 3",
+        code=78,
+        provoke=another_world_size,
+    ),
+    Mishap(
+        "too few workers",
+        "those that are there",
+        who=r"waiting for 1 of 3 workers \(rank 2",
+        since=r"for \d+ s by now",
+        why="not started yet",
+        mend="start what is missing",
+        code=1,
+        provoke=too_few,
+    ),
+    Mishap(
+        "too many workers",
+        "the worker",
+        who=r"by rank 0 \(.* pid \d+\)",
+        why="all 1 places are taken",
+        mend="start the server with --workers 2, or wait until one of them leaves",
+        code=78,
+        provoke=too_many,
+    ),
+    Mishap(
+        "the same rank twice",
+        "the second",
+        who=r"rank 1 \(.* pid \d+\)",
+        why="holds its place already",
+        mend="give this worker another --rank, or stop that one",
+        code=78,
+        provoke=the_same_rank_twice,
+    ),
+    Mishap(
+        "a rank beyond the world",
+        "the worker",
+        who="rank 5",
+        why=r"is outside a world of 2 \(ranks 0 to 1\)",
+        mend="start the server with --workers 6 or more, or the worker with a lower --rank",
+        code=78,
+        provoke=a_rank_too_high,
+    ),
+    Mishap(
+        "a worker with another model",
+        "the worker",
+        who="this worker's model is not the job's",
+        why=r"0\.weight \[8, 24\]",
+        mend="start all workers with the same script and arguments",
+        code=78,
+        provoke=another_model,
+    ),
+    Mishap(
+        "a ring that has begun",
+        "the worker",
+        who="the ring has begun",
+        why="takes nobody in any more",
+        mend="wait until its job is done, or start another server",
+        code=78,
+        provoke=a_ring_that_has_begun,
+    ),
+    Mishap(
+        "rank 0 fails before it has given the hub its parameters",
+        "the other workers",
+        who="rank 0 left the job",
+        since="before it had given key 0 its first values",
+        why="see why it failed",
+        mend="then start the job again",
+        code=69,
+        provoke=no_values,
+    ),
+]

@@ -1,0 +1,199 @@
+"""The address leads to no server that the worker could talk to."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import grpc
+from grpc_health.v1 import health, health_pb2_grpc
+
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import Mishap, Stage
+
+ANY = r"127\.0\.0\.1:\d+"
+CHECK = r"check the address, or start one there: ps-server start"
+
+
+def nobody_listens(stage: Stage) -> Program:
+    free = stage.kept.enter_context(socket.socket())
+    free.bind(("127.0.0.1", 0))
+    return look_for(stage, free)
+
+
+def a_stopped_server(stage: Stage) -> Program:
+    server, address = stage.cluster.server()
+    server.process.send_signal(signal.SIGSTOP)
+    return stage.seeker(address)
+
+
+def another_grpc_service(stage: Stage) -> Program:
+    other = grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), other)
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    stage.kept.callback(lambda: other.stop(None).wait())
+    return stage.seeker(f"127.0.0.1:{port}")
+
+
+def a_web_server(stage: Stage) -> Program:
+    web = stage.cluster.start("web", [sys.executable, "-u", "-m", "http.server", "--bind", "127.0.0.1", "0"])
+    web.until(lambda: "port " in web.out.read_text(), "port")
+    port = web.out.read_text().partition("port ")[2].split()[0]
+    return stage.seeker(f"127.0.0.1:{port}")
+
+
+def a_tls_server(stage: Stage) -> Program:
+    door = stage.kept.enter_context(socket.create_server(("127.0.0.1", 0)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    def serve() -> None:
+        with suppress(OSError):  # the door is closed
+            while True:
+                line, _ = door.accept()
+                line.settimeout(1)
+                with line, suppress(OSError):
+                    context.wrap_socket(line, server_side=True)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    stage.kept.callback(thread.join)
+    stage.kept.callback(lambda: door.shutdown(socket.SHUT_RDWR))
+    return look_for(stage, door)
+
+
+def an_unknown_host(stage: Stage) -> Program:
+    return stage.seeker("no-such-host.invalid:5555")
+
+
+def no_port(stage: Stage) -> Program:
+    return stage.worker("--server", "localhost", SMALL, "5")
+
+
+def a_url(stage: Stage) -> Program:
+    return stage.worker("--server", "https://127.0.0.1:5555", SMALL, "5")
+
+
+def status_of_nobody(stage: Stage) -> Program:
+    free = stage.kept.enter_context(socket.socket())
+    free.bind(("127.0.0.1", 0))
+    stage.happens()
+    return stage.cluster.run("status", "ps.cli", "status", f"127.0.0.1:{free.getsockname()[1]}")
+
+
+def join_of_nobody(stage: Stage) -> Program:
+    free = stage.kept.enter_context(socket.socket())
+    free.bind(("127.0.0.1", 0))
+    joining = stage.cluster.run("joining", "ps.cli", "start", "--join", f"127.0.0.1:{free.getsockname()[1]}")
+    joining.until_said("looking for")
+    stage.happens()
+    return joining
+
+
+def look_for(stage: Stage, listening: socket.socket) -> Program:
+    return stage.seeker(f"127.0.0.1:{listening.getsockname()[1]}")
+
+
+REACHING = [
+    Mishap(
+        "no server at the address",
+        "the worker",
+        who=f"no server answers at {ANY}",
+        since="for 10 s",
+        why="nobody listens on that port",
+        mend=CHECK,
+        code=69,
+        provoke=nobody_listens,
+    ),
+    Mishap(
+        "the server was stopped (SIGSTOP) before",
+        "the worker",
+        who=f"no server answers at {ANY}",
+        since="for 10 s",
+        why="says nothing: it was stopped",
+        mend=CHECK,
+        code=69,
+        provoke=a_stopped_server,
+    ),
+    Mishap(
+        "the port of a web server, or of the status page",
+        "the worker",
+        who=f"no server answers at {ANY}",
+        since="for 10 s",
+        why="speaks HTTP, as the status page does",
+        mend=CHECK,
+        code=69,
+        provoke=a_web_server,
+    ),
+    Mishap(
+        "the port of a server that speaks TLS",
+        "the worker",
+        who=f"no server answers at {ANY}",
+        since="for 10 s",
+        why="speaks TLS, and our programs speak plain gRPC",
+        mend=CHECK,
+        code=69,
+        provoke=a_tls_server,
+    ),
+    Mishap(
+        "the port of another gRPC service",
+        "the worker",
+        who=f"what answers at {ANY}",
+        why="is a gRPC service, but no ps-server",
+        mend="check the port, which the server's banner names",
+        code=69,
+        provoke=another_grpc_service,
+    ),
+    Mishap(
+        "the name of no host",
+        "the worker",
+        who="no server answers at no-such-host",
+        since="for 10 s",
+        why="no host is called 'no-such-host.invalid'",
+        mend=CHECK,
+        code=69,
+        provoke=an_unknown_host,
+    ),
+    Mishap(
+        "an address without a port",
+        "the worker",
+        who="address 'localhost'",
+        why="expected HOST:PORT",
+        mend=r"as in 127\.0\.0\.1:5555",
+        code=78,
+        provoke=no_port,
+    ),
+    Mishap(
+        "a URL for an address",
+        "the worker",
+        who=r"address 'https://127\.0\.0\.1:5555'",
+        why="expected HOST:PORT",
+        mend=r"as in 127\.0\.0\.1:5555",
+        code=78,
+        provoke=a_url,
+    ),
+    Mishap(
+        "`ps-server status` of no server",
+        "`ps-server status`",
+        who=f"no server answers at {ANY}",
+        why="nobody listens on that port",
+        mend="check the address, or start one: ps-server start",
+        code=69,
+        provoke=status_of_nobody,
+    ),
+    Mishap(
+        "`ps-server start --join` of no server",
+        "the joining host",
+        who=f"no hub answers at {ANY}",
+        since="for 10 s",
+        why="nobody listens on that port",
+        mend="check the address, or start it first",
+        code=69,
+        provoke=join_of_nobody,
+    ),
+]

@@ -1,0 +1,230 @@
+"""A command line, a variable or a file says what cannot be."""
+
+from __future__ import annotations
+
+import socket
+
+from tests.system.cluster import SMALL, Program
+from tests.system.mishaps.mishap import Mishap, Stage
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def a_misspelt_flag(stage: Stage) -> Program:
+    return stage.worker("--sever", "127.0.0.1:5555")
+
+
+def a_misspelt_variable(stage: Stage) -> Program:
+    stage.happens()
+    return stage.cluster.run("worker", "workers.cli", SMALL, "5", variables={"PS_SERVR": "127.0.0.1:5555"})
+
+
+def bad_toml(stage: Stage) -> Program:
+    file = stage.folder / "settings.toml"
+    file.write_text("[server]\nworkers 2\n")
+    return stage.server("--config", str(file))
+
+
+def an_unknown_key(stage: Stage) -> Program:
+    file = stage.folder / "settings.toml"
+    file.write_text("[server]\nworker = 2\n")
+    return stage.server("--config", str(file))
+
+
+def contradicting_flags(stage: Stage) -> Program:
+    return stage.server("--mode", "bsp", "--staleness", "3")
+
+
+def no_script(stage: Stage) -> Program:
+    return stage.worker("trian.py")
+
+
+def two_ranks(stage: Stage) -> Program:
+    stage.happens()
+    flags = ("--rank", "0", "--world-size", "2", "--server", "127.0.0.1:5555", SMALL, "5")
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    return stage.cluster.run("worker", "workers.cli", *flags, variables=launched)
+
+
+def launched_without_a_server(stage: Stage) -> Program:
+    stage.happens()
+    launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
+    return stage.cluster.run("worker", "workers.cli", SMALL, "5", variables=launched)
+
+
+def a_taken_port(stage: Stage) -> Program:
+    taken = stage.kept.enter_context(socket.create_server(("127.0.0.1", 0)))
+    stage.happens()
+    return stage.cluster.run("failing", "ps.cli", "start", "--port", str(taken.getsockname()[1]))
+
+
+def a_foreign_host(stage: Stage) -> Program:
+    return stage.server("--host", "192.0.2.1", "--insecure")  # TEST-NET-1 (RFC 5737): nobody's
+
+
+def open_to_all(stage: Stage) -> Program:
+    return stage.server("--host", "0.0.0.0")
+
+
+def no_gpu_for_the_server(stage: Stage) -> Program:
+    stage.happens()
+    return stage.cluster.run("failing", "ps.cli", "start", "--device", "cuda", variables=NO_GPU)
+
+
+def no_gpu_for_the_ring(stage: Stage) -> Program:
+    stage.happens()
+    flags = ("--server", "127.0.0.1:5555", "--topology", "ring", "--backend", "nccl", SMALL, "5")
+    return stage.cluster.run("worker", "workers.cli", *flags, variables=NO_GPU)
+
+
+def no_folder_for_the_record(stage: Stage) -> Program:
+    return stage.worker("--record", str(stage.folder / "missing" / "record.jsonl"), SMALL, "5")
+
+
+def a_misused_optimizer(stage: Stage) -> Program:
+    script = stage.folder / "twice.py"
+    script.write_text(
+        "import torch, workers\nworkers.init()\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+        "for _ in range(2):\n    model(torch.ones(2)).sum().backward()\n"
+    )
+    return stage.worker(str(script))
+
+
+SETTINGS = [
+    Mishap(
+        "a misspelt flag",
+        "the worker",
+        who="--sever",
+        why="No such option",
+        mend="--server.*see ps-worker --help",
+        code=2,
+        provoke=a_misspelt_flag,
+    ),
+    Mishap(
+        "a misspelt variable",
+        "the worker",
+        who="PS_SERVR in the environment",
+        why="no such setting",
+        mend=r"did you mean PS_SERVER\?",
+        code=78,
+        provoke=a_misspelt_variable,
+    ),
+    Mishap(
+        "a settings file that is no TOML",
+        "the server",
+        who=r"settings file .*settings\.toml",
+        why="is not TOML: Expected '=' after a key",
+        mend="at line 2",
+        code=78,
+        provoke=bad_toml,
+    ),
+    Mishap(
+        "an unknown key in a settings file",
+        "the server",
+        who=r"worker in .*settings\.toml \[server\]",
+        why="no such setting",
+        mend=r"did you mean workers\?",
+        code=78,
+        provoke=an_unknown_key,
+    ),
+    Mishap(
+        "settings that contradict each other",
+        "the server",
+        who="--staleness 3",
+        why="means something only with --mode ssp, but there is --mode bsp",
+        mend="drop one",
+        code=78,
+        provoke=contradicting_flags,
+    ),
+    Mishap(
+        "a script that is not there",
+        "the worker",
+        who=r"trian\.py",
+        why="no script",
+        mend="name a file",
+        code=2,
+        provoke=no_script,
+    ),
+    Mishap(
+        "a flag and the launcher disagree on the rank",
+        "the worker",
+        who="on the rank: ",
+        why="two sources disagree",
+        mend="unset one of them",
+        code=78,
+        provoke=two_ranks,
+    ),
+    Mishap(
+        "a launcher starts several workers, and no server is named",
+        "the worker",
+        who="started 2 workers",
+        why="no server is named",
+        mend=r"give --server HOST:PORT \(or PS_SERVER\)",
+        code=78,
+        provoke=launched_without_a_server,
+    ),
+    Mishap(
+        "the port is taken",
+        "the server",
+        who=r"cannot listen on 127\.0\.0\.1:\d+",
+        why="Address already in use",
+        mend="try --port 0 for a free one",
+        code=78,
+        provoke=a_taken_port,
+    ),
+    Mishap(
+        "the host is another machine's",
+        "the server",
+        who=r"cannot listen on 192\.0\.2\.1",
+        why="Cannot assign requested address",
+        mend="another --host",
+        code=78,
+        provoke=a_foreign_host,
+    ),
+    Mishap(
+        "a server on the network without credentials",
+        "the server",
+        who=r"--host 0\.0\.0\.0",
+        why="is reachable from other machines, and workers are not asked for credentials",
+        mend=r"Listen on 127\.0\.0\.1, or add --insecure",
+        code=78,
+        provoke=open_to_all,
+    ),
+    Mishap(
+        "a GPU for the shards that is not there",
+        "the server",
+        who="--device cuda",
+        why="finds no GPU here",
+        mend="take --device cpu",
+        code=78,
+        provoke=no_gpu_for_the_server,
+    ),
+    Mishap(
+        "NCCL without a GPU",
+        "the worker",
+        who="--backend nccl",
+        why="needs a CUDA device, and torch finds none here",
+        mend="use --backend gloo",
+        code=78,
+        provoke=no_gpu_for_the_ring,
+    ),
+    Mishap(
+        "a record in a folder that is not there",
+        "the worker",
+        who=r"--record .*record\.jsonl",
+        why="there is no folder",
+        mend="make it first",
+        code=78,
+        provoke=no_folder_for_the_record,
+    ),
+    Mishap(
+        "backward twice before a step",
+        "the worker",
+        who=r"twice\.py line 6",
+        why="backward",
+        mend="backward_passes_per_step",
+        code=78,
+        provoke=a_misused_optimizer,
+    ),
+]
