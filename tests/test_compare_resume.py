@@ -139,6 +139,15 @@ def test_a_report_judges_by_another_tolerance_what_was_run(tmp_path: Path) -> No
     assert not Comparison.open(tmp_path).report()["gate"]["passed"]
 
 
+@pytest.mark.slow
+def test_a_later_report_judges_by_the_tolerance_of_the_last_run(tmp_path: Path) -> None:
+    apart = {f"n2 k1 hub-bsp seed0{turn}": 1.001 for turn in ("", " turn1")}
+    asked = {"rows": ("ring", "hub-bsp"), "seeds": (0,)}
+    carried_out(tmp_path, Replayed(parameters=apart), **asked)
+    carried_out(tmp_path, Replayed(), tolerance=0.01, **asked)
+    assert Comparison.open(tmp_path).report()["gate"]["passed"]
+
+
 def test_a_tolerance_that_allows_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--tolerance 0: expected a number above 0"):
         Comparison.begin(experiment(), tmp_path, "ps-compare run").judged_by(0)

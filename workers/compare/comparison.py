@@ -103,12 +103,13 @@ class Comparison:
             there = cls.open(folder)
             _check_same(there.experiment, experiment, folder)
             _check_same_site(there.machine, here, folder)
-            return cls(experiment, folder, there.command, there.machine)
-        comparison = cls(experiment, folder, command, here)
+            if there.experiment == experiment:
+                return there
+            here = there.machine
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"experiment": experiment.as_json(), "machine": comparison.machine, "command": command}
+        content = {"experiment": experiment.as_json(), "machine": here, "command": command}
         write_whole(folder / FILE, json.dumps(content, indent=1))
-        return comparison
+        return cls(experiment, folder, command, here)
 
     @classmethod
     def open(cls, folder: Path) -> Comparison:
