@@ -13,15 +13,17 @@ from ps.journal import Entry
 from ps.page.chart import curve, ticks
 from ps.page.document import answer, page
 from ps.page.figures import duration, loss, number, size
+from ps.page.history import Sample
 from ps.page.memo import Memo
 from ps.page.moment import Moment
 from ps.page.painter import SECTIONS, Painting
+from ps.page.rates import Rates
 from ps.page.section import Section, changes
 from ps.page.sections.picture import SIGNS
 from ps.page.sections.staleness import bins
 from ps.page.sections.summary import alarms, headline
 from tests.outline import Node, outline
-from tests.paged import moment, shard, worker
+from tests.paged import moment, report, shard, worker
 
 LOG = (Entry(1, 1.7e9, "info", "rank 0 joined"), Entry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {
@@ -297,3 +299,22 @@ def test_numbers_are_written_for_people() -> None:
         *("0 s", "59 s", "1 min", "1 h 2 min", "1 d 1 h")
     ]
     assert (loss(None), loss(0.123456)) == ("–", "0.1235")
+
+
+def test_a_cut_network_is_told_in_few_sentences() -> None:
+    silent = [worker(rank, seconds_since_heartbeat=3.0) for rank in range(64)]
+    told = list(alarms(moment(count=64, workers=silent)))
+    assert len(told) == 4
+    assert told[-1] == "And 61 more are silent: the table of workers tells who."
+
+
+def test_the_courses_table_begins_with_the_newest_and_keeps_its_rows() -> None:
+    samples = [Sample(float(second), second, 1.0, 8.0) for second in range(200)]
+    before, after = (
+        SECTIONS["course"](Moment.of(report() | {"shards": []}, Rates(), samples[:count], ()), Memo()).rows
+        for count in (199, 200)
+    )
+    assert next(iter(before)) == "sample-198000"
+    assert next(iter(after)) == "sample-199000"
+    assert len(before.keys() - after.keys()) <= 1
+    assert len(after) <= 26

@@ -14,13 +14,15 @@ from ps.page.section import Section
 from ps.page.table import headed, row, table
 
 HEADS = ("Time", "Step", "Loss", "Steps/s in all")
+CAPTION = "The job's course, the newest first; time since the server began"
 MOST_ROWS = 24
 """Of the table: the last of the samples, and others evenly spread before it."""
 
 
 def course(moment: Moment, memo: Memo) -> Section:
     """Two curves, and the same in numbers."""
-    return Section(memo("course", _made, moment.samples))
+    rows = {_name(each): memo(_name(each), _row, each) for each in _told(moment.samples)}
+    return Section(memo("course", _made, moment.samples), rows)
 
 
 def _made(samples: tuple[Sample, ...]) -> Html:
@@ -36,7 +38,9 @@ def _made(samples: tuple[Sample, ...]) -> Html:
         _figure("rate", "Steps a second of all workers together", rates, number),
         class_="drawing pair",
     )
-    return headed("course", title, drawn, element("div", _numbers(samples), class_="numbers"))
+    return headed(
+        "course", title, drawn, element("div", table("course-table", CAPTION, HEADS), class_="numbers")
+    )
 
 
 def _figure(name: str, title: str, points: list[tuple[float, float]], write: Callable[[float], str]) -> Html:
@@ -47,12 +51,16 @@ def _figure(name: str, title: str, points: list[tuple[float, float]], write: Cal
     return element("figure", element("figcaption", said), curve(name, title, points, write))
 
 
-def _numbers(samples: tuple[Sample, ...]) -> Html:
+def _told(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """The newest first; those before it are always the same ones, until there are too many."""
     apart = -(-len(samples) // MOST_ROWS)
-    rows = [
-        row(duration(each.seconds), f"{each.step:,}", loss(each.loss), number(each.rate))
-        for each in samples[::-1][::apart]
-    ]
-    return table(
-        "course-table", "The job's course, the newest first; time since the server began", HEADS, rows
-    )
+    return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
+
+
+def _row(sample: Sample) -> Html:
+    told = f"{sample.step:,}", loss(sample.loss), number(sample.rate)
+    return row(duration(sample.seconds), *told, name=_name(sample))
+
+
+def _name(sample: Sample) -> str:
+    return f"sample-{1000 * sample.seconds:.0f}"

@@ -11,6 +11,9 @@ from ps.page.memo import Memo
 from ps.page.moment import Moment
 from ps.page.section import Section
 
+MOST_TOLD = 3
+"""Workers that are silent, each in a sentence of its own; a whole network that is cut takes one more."""
+
 
 def summary(moment: Moment, memo: Memo) -> Section:
     """The page's first section."""
@@ -51,11 +54,13 @@ def alarms(moment: Moment) -> Iterator[str]:
     if report["failure"]:
         yield report["failure"]
     yield from moment.troubles
-    for worker in moment.silent:
+    for worker in moment.silent[:MOST_TOLD]:
         yield (
             f"Rank {worker.rank} ({worker.where}) has been {worker.doing}: after"
             f" {report['lease_seconds']:g} s it counts as lost."
         )
+    if len(moment.silent) > MOST_TOLD:
+        yield f"And {len(moment.silent) - MOST_TOLD} more are silent: the table of workers tells who."
     for shard in moment.shards:
         if shard.silent:
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
