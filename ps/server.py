@@ -133,12 +133,13 @@ class Server:
         shards = ShardProcesses(count, control, config)
         self._heed_signals(coordinator)
         site: Site | None = None
+        opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
             await shards.start()
             self._banner(address, restored, site)
             if site is not None:
-                await site.serve(coordinator)
+                opening = asyncio.create_task(site.serve(coordinator))  # leases run meanwhile
             await self._supervise(coordinator, shards)
             result = self._result(coordinator, address, site)
         finally:
@@ -147,6 +148,8 @@ class Server:
             await shards.stop()
             await coordinator.see_off(self._guests(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
+            if opening is not None:
+                await opening
             if site is not None:
                 await site.close()
             await server.stop(GOODBYE_SECONDS if coordinator.failure else 0.5)

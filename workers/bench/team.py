@@ -22,6 +22,10 @@ from workers.compare.runner import await_address
 # Not imported: it brings torch, which the bench itself does not need.
 MEMBER = "workers.bench.member"
 
+LIKE_FOR_LIKE = ["--no-page", "--nonfinite", "allow"]
+"""Nobody else who is timed shows a page or looks for NaN; looking costs a hub over shared memory 8 % of a step
+(2 workers, SGD)."""
+
 
 class Turn(NamedTuple):
     """What one turn gave: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
@@ -119,7 +123,7 @@ class Team:
         size = ["--workers", str(self._job.size), "--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
-        command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
+        command = [sys.executable, "-m", "ps.cli", "start", *LIKE_FOR_LIKE, *flags, *(self.row.server or ())]
         return self._start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[Process]:

@@ -70,7 +70,16 @@ class Programs:
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
-        argv = [sys.executable, "-m", "ps.cli", "start", "--once", *self._listening("server"), *words]
+        argv = [
+            sys.executable,
+            "-m",
+            "ps.cli",
+            "start",
+            "--once",
+            "--no-page",
+            *self._listening("server"),
+            *words,
+        ]
         return self.hosts.command("server", [*argv, *row.server])
 
     def shard(self, number: int, server: str) -> list[str]:
