@@ -52,6 +52,11 @@ def launched_without_a_server(stage: Stage) -> Program:
     return stage.cluster.run("worker", "workers.cli", SMALL, "5", variables=launched)
 
 
+def a_taken_page_port(stage: Stage) -> Program:
+    taken = stage.kept.enter_context(socket.create_server(("127.0.0.1", 0)))
+    return stage.server("--page-port", str(taken.getsockname()[1]))
+
+
 def a_taken_port(stage: Stage) -> Program:
     taken = stage.kept.enter_context(socket.create_server(("127.0.0.1", 0)))
     stage.happens()
@@ -172,6 +177,15 @@ SETTINGS = [
         mend="try --port 0 for a free one",
         code=78,
         provoke=a_taken_port,
+    ),
+    Mishap(
+        "the status page's port is taken",
+        "the server",
+        who=r"the status page cannot listen on 127\.0\.0\.1:\d+",
+        why="Address already in use",
+        mend="try --page-port 0 for a free one",
+        code=78,
+        provoke=a_taken_page_port,
     ),
     Mishap(
         "the host is another machine's",
