@@ -326,7 +326,7 @@ class Coordinator:
         return await self.keeper.save()
 
     async def end(self, why: str) -> None:
-        """Ends the job for everyone, at once and without a checkpoint; the server goes on as after a failure.
+        """Ends the job for everyone, in the midst of a step; the server goes on as after a failure.
 
         Raises:
             ConfigError: There is none to end.

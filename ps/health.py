@@ -7,6 +7,8 @@ for it; who does not know of that sees a plain NOT_SERVING.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,6 +28,12 @@ READY = "ready"
 
 WHY = "hubring-why-bin"
 """Trailing metadata, in UTF-8: hosts and jobs may be named in any alphabet."""
+
+WHY_BYTES = 2000
+"""How much of it is told: gRPC refuses metadata of 8 KiB, and a failure may hold a whole traceback."""
+
+TELL_SECONDS = 0.1
+"""How long a watcher that does not read may hold up the hub; it is told with a later tick."""
 
 Troubles = Mapping[str, str]
 """For each service what is in its way, as a clause; empty where it serves."""
@@ -50,7 +58,7 @@ class _Health:
 
     def _explain(self, service: str, context: Any) -> None:
         if why := self._why.get(service):
-            context.set_trailing_metadata(((WHY, why.encode()),))
+            context.set_trailing_metadata(((WHY, why.encode()[:WHY_BYTES]),))
 
 
 class HubHealth(_Health):
@@ -58,12 +66,16 @@ class HubHealth(_Health):
 
     def __init__(self) -> None:
         super().__init__(health.aio.HealthServicer())
+        self._told: dict[str, Any] = {}
 
     async def tell(self, troubles: Troubles) -> None:
         """Takes down how it goes; whoever watches learns of what has changed."""
         self._why.update(troubles)
         for service, why in troubles.items():
-            await self._servicer.set(service, _status(why))
+            if self._told.get(service) != _status(why):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._servicer.set(service, _status(why)), TELL_SECONDS)
+                    self._told[service] = _status(why)
 
     async def Check(self, request: Any, context: Any) -> Any:
         self._explain(request.service, context)

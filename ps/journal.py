@@ -32,8 +32,12 @@ class Journal(logging.Handler):
         self._numbers = count(1)
 
     def emit(self, record: logging.LogRecord) -> None:
-        level = record.levelname.lower()
-        self._entries.append(Entry(next(self._numbers), record.created, level, record.getMessage()))
+        try:
+            text = record.getMessage()
+        except Exception:  # whoever logs goes on, as with every handler
+            self.handleError(record)
+            return
+        self._entries.append(Entry(next(self._numbers), record.created, record.levelname.lower(), text))
 
     def entries(self) -> list[Entry]:
         """What is kept, the oldest first."""

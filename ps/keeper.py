@@ -48,6 +48,7 @@ class Keeper:
         self._held = held
         self._saving = asyncio.Lock()
         self._passing: asyncio.Task[None] | None = None
+        self._under_way: asyncio.Task[tuple[Path, int]] | None = None
         self.begin()
 
     def begin(self) -> None:
@@ -71,12 +72,19 @@ class Keeper:
         """Writes a checkpoint now; returns its folder and its step.
 
         Raises:
-            ConfigError: There is no directory, or nothing to save.
+            ConfigError: There is no directory, nothing to save, or it was given up.
         """
         if self._saver is None:
             raise ConfigError("the server was started without --checkpoint-dir: start it again with one")
         async with self._saving:
-            self.last, step = await self._saver.save(self._held())
+            work = self._under_way = asyncio.create_task(self._saver.save(self._held()))
+            try:
+                await asyncio.wait([work])
+            finally:
+                work.cancel()  # whoever asked is gone
+            if work.cancelled():
+                raise ConfigError("the job came to rest before all shards had reached the step to be saved")
+            self.last, step = work.result()
             self.written += 1
             self.begin()
         return self.last, step
@@ -86,10 +94,11 @@ class Keeper:
         self._passing = asyncio.create_task(self._try_to_save())
 
     async def give_up(self) -> None:
-        """Ends a checkpoint under way: the job is at rest, and its step will not come."""
-        if self._passing is not None and not self._passing.done():
-            self._passing.cancel()
-            await asyncio.wait([self._passing])
+        """Ends a checkpoint under way, whoever asked for it: the job is at rest, its step will not come."""
+        for task in (self._passing, self._under_way):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the job at rest, if there is a place for it."""

@@ -61,5 +61,5 @@ def _refused(address: str, service: str, error: Any) -> HubringError:
 def _why(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     for key, value in metadata:
         if key == WHY and isinstance(value, bytes):
-            return value.decode()
+            return value.decode(errors="replace")
     return "it does not say why"

@@ -20,7 +20,7 @@ from ps.config import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator
-from ps.errors import ConfigError, HubringError
+from ps.errors import ConfigError, HubringError, NonFinite
 from ps.fleet import Shard
 from ps.health import CONTROL, HubHealth
 from ps.page.site import Site
@@ -139,7 +139,7 @@ class Server:
             await shards.start()
             self._banner(address, restored, site)
             if site is not None:
-                opening = asyncio.create_task(site.serve(coordinator))  # leases run meanwhile
+                opening = asyncio.create_task(_open(site, coordinator))  # leases run meanwhile
             await self._supervise(coordinator, shards)
             result = self._result(coordinator, address, site)
         finally:
@@ -251,6 +251,9 @@ class Server:
     def _exit_code(self, coordinator: Coordinator) -> int:
         if coordinator.failure is not None:
             return coordinator.failure.exit_code
+        failed = coordinator.job.failure
+        if self._config.once and isinstance(failed, NonFinite | ConfigError):
+            return failed.exit_code  # to start it again does not help
         if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:
             # 75 asks to be started again, and what is done need not be.
             return 0 if self._config.once and coordinator.outcome and coordinator.outcome.ok else 75
@@ -259,6 +262,14 @@ class Server:
         if self._config.once and coordinator.outcome is not None and not coordinator.outcome.ok:
             return 75 if coordinator.outcome.was_preempted else 1
         return 0
+
+
+async def _open(site: Site, coordinator: Coordinator) -> None:
+    try:
+        await site.serve(coordinator)
+    except Exception:
+        log.exception("no status page and no metrics; the job goes on without them")
+        await site.close()  # who dials is refused rather than left waiting
 
 
 async def join(config: ServerConfig) -> int:

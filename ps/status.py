@@ -54,11 +54,10 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
 
 
 def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """The same shards, each with the seconds since its last heartbeat; a row that tells of none stays."""
+    """The same shards, each with the seconds since its last heartbeat, without those dismissed meanwhile."""
     since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
     return [
-        {**row, "seconds_since_heartbeat": since[row["shard"]]} if row.get("shard") in since else row
-        for row in shards
+        {**row, "seconds_since_heartbeat": since[row["shard"]]} for row in shards if row["shard"] in since
     ]
 
 

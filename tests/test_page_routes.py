@@ -179,3 +179,32 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
         await reader.close()
 
     asyncio.run(asyncio.wait_for(story(), 20.0))
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:5556", 200), ("[::1]:5556", 200), ("[::1]", 200), ("rebound.example:5556", 421), ("", 421)],
+)
+def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status: int) -> None:
+    hub = PagedHub()
+    reader = Reader(hub)
+    painter = Painter(reader, History(), Journal(), FakeTime())
+    shut = app(hub, reader, painter, Broadcast(painter), TOKEN, {"localhost", "[::1]"})
+    assert run(ask(shut, "/status.json", host=host)).status == status
+
+
+def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
+    async def story() -> list[dict[str, Any]]:
+        hub = PagedHub()
+        told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
+        reader = Reader(hub)
+        first = await reader.read()
+        hub.shards = told  # type: ignore[method-assign]
+        return [first, await reader.read()]
+
+    async def dismissed() -> list[dict[str, Any]]:
+        raise asyncio.CancelledError
+
+    first, second = asyncio.run(asyncio.wait_for(story(), 20.0))
+    assert first["workers"] == second["workers"]
+    assert (first["shards"], bool(second["shards"])) == ([], True)

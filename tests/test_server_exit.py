@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from ps.config import ServerConfig
+from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
 from ps.job import Outcome
 from ps.server import Server
 from tests.test_coordinator import Hub, run
@@ -22,6 +23,22 @@ def test_a_server_that_is_stopped_asks_to_be_started_again_unless_its_only_job_i
         server, coordinator = Server(ServerConfig(once=True)), Hub(monkeypatch, once=True).coordinator
         coordinator.outcome = outcome
         server._on_signal(number, coordinator)
+        assert server._exit_code(coordinator) == code
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(NonFinite("x"), 1), (ConfigError("x"), 78), (JobFailed("x"), 75)]
+)
+def test_what_would_fail_again_is_not_asked_to_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, failure: HubringError, code: int
+) -> None:
+    async def story() -> None:
+        server, coordinator = Server(ServerConfig(once=True)), Hub(monkeypatch, once=True).coordinator
+        coordinator.job.fail(failure)
+        coordinator.outcome = coordinator.job.outcome
+        server._on_signal(signal.SIGTERM, coordinator)
         assert server._exit_code(coordinator) == code
 
     run(story())

@@ -128,9 +128,11 @@ class Broadcast:
                 before = after
         except Exception:
             log.exception("the status page cannot be made")
-            self._telling = None
-            for watcher in self._watchers:
-                watcher.end()
+        finally:
+            if self._telling is asyncio.current_task():  # not where `_stop` has let it go
+                self._telling = None
+                for watcher in self._watchers:
+                    watcher.end()
 
 
 def _news(before: Painting, after: Painting) -> Iterable[str]:

@@ -35,8 +35,8 @@ ACTIONS = (
     Action(
         "/end",
         "End the job",
-        "For everyone and at once, without a checkpoint; the server waits for the next job.",
-        "End the job for everyone, at once and without a checkpoint?",
+        "For everyone and at once, in the midst of a step: its last work may not be saved.",
+        "End the job for everyone, at once, in the midst of a step?",
     ),
 )
 

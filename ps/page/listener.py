@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+
+log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 1
 """How long whoever is being answered may take to read the end of it."""
@@ -44,7 +47,9 @@ class HttpListener:
     async def close(self) -> None:
         """Ends it; who has not read its answer by then is cut off."""
         self._server.end()
-        await self._serving
+        await asyncio.wait([self._serving])
+        if error := self._serving.exception():
+            log.error("the status page broke off: %s", error)
 
 
 class _Server(uvicorn.Server):

@@ -69,15 +69,32 @@ function clock() {
   return new Date().toLocaleTimeString()
 }
 
+const PATIENCE = 5 // seconds; while the server lives, its time up changes every second
+
 function watch() {
   const events = new EventSource("/events")
-  events.onopen = () => say("yes", "Live")
-  events.onmessage = show
+  let heard = Date.now()
+  const alive = () => {
+    heard = Date.now()
+    say("yes", "Live")
+  }
+  events.onopen = alive
+  events.onmessage = message => {
+    alive()
+    show(message)
+  }
+  // A line that is cut, or a server that is stopped, is no error to the browser.
+  const watchdog = setInterval(() => {
+    const silent = Math.round((Date.now() - heard) / 1000)
+    if (silent < PATIENCE || document.body.dataset.live !== "yes") return
+    say("no", `${clock()}: the server has said nothing for ${silent} s. It was stopped, or the network is cut. What you see is old.`)
+  }, 1000)
   events.onerror = () => {
     if (document.body.dataset.live !== "no") say("no", `${clock()}: no connection to the server. What you see is old; trying again.`)
   }
   events.addEventListener("end", () => {
     events.close()
+    clearInterval(watchdog)
     say("no", `${clock()}: the server has ended. This is the last that it told.`)
   })
 }

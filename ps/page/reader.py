@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 SHARD_SECONDS = 0.2
-"""How long shards may take to tell of themselves; a stopped one must not hide the rest."""
+"""How long shards may take to tell of themselves on a page; a stopped one must not hide the rest."""
 
 
 class Hub(Protocol):
@@ -33,20 +33,25 @@ class Reader:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._known: list[dict[str, Any]] = []
 
-    async def read(self) -> dict[str, Any]:
-        """A report as of `Coordinator.status`; where shards are slow to tell, what they told before."""
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._hub.shards())
+    async def read(self, patience: float = SHARD_SECONDS) -> dict[str, Any]:
+        """A report as of `Coordinator.status`; where shards are slow to tell, what they told before.
+
+        Args:
+            patience: Seconds that they may take.
+        """
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
         asking = self._asking
-        await asyncio.wait([asking], timeout=SHARD_SECONDS)
-        if asking.done():
-            self._known = asking.result()
-            if self._asking is asking:
-                self._asking = None
+        await asyncio.wait([asking], timeout=patience)
+        if asking.done() and not asking.cancelled():  # cancelled: a shard was dismissed while it was asked
+            asking.result()
         return self._hub.report(self._known)
+
+    async def _ask(self) -> None:
+        self._known = await self._hub.shards()
 
     def workers(self) -> dict[str, Any]:
         """The same without asking the shards."""

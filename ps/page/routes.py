@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from importlib.resources import files
 from urllib.parse import parse_qs
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ps import metrics
 from ps.errors import ConfigError, HubringError
+from ps.fleet import LOOK_SECONDS
 from ps.page import token as tokens
 from ps.page.broadcast import Broadcast
 from ps.page.document import answer, page
@@ -23,6 +24,9 @@ from ps.page.painter import Painter
 from ps.page.reader import Hub, Reader
 
 log = logging.getLogger(__name__)
+
+ASKED_SECONDS = LOOK_SECONDS + 0.2
+"""How long numbers wait for a shard: the hub gives it up first, and says why."""
 
 FORM_BYTES = 4096
 """More than any form of ours is long."""
@@ -47,7 +51,9 @@ BANNER = "the banner of ps-server start shows it after #token=, or the file of -
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def app(hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token: str) -> ASGIApp:
+def app(
+    hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token: str, names: Collection[str] = ()
+) -> ASGIApp:
     """What the listener serves.
 
     Args:
@@ -56,6 +62,7 @@ def app(hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token:
         painter: Where the page comes from.
         broadcast: Where its changes come from.
         token: What a button must come with.
+        names: By which alone it may be called, IPv6 in brackets; none: by any.
     """
     looks = _Looks(reader, painter, broadcast)
     guard = _Guard(token)
@@ -72,15 +79,21 @@ def app(hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token:
                 Route("/drain", guard.before(actions.drain), methods=["POST"]),
                 Route("/end", guard.before(actions.end), methods=["POST"]),
             ]
-        )
+        ),
+        names,
     )
 
 
 class _Headed:
-    """Adds `HEADERS` to every answer of an app."""
+    """Adds `HEADERS` to every answer of an app.
 
-    def __init__(self, inner: ASGIApp) -> None:
+    Where `names` are given, whoever calls the server by another is refused: a page of somebody else's, whose
+    own name has been made to mean this machine, would read what only loopback may.
+    """
+
+    def __init__(self, inner: ASGIApp, names: Collection[str]) -> None:
         self._inner = inner
+        self._names = names
         self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,7 +102,17 @@ class _Headed:
                 message = {**message, "headers": [*message["headers"], *self._headers]}
             await send(message)
 
+        if self._names and (called := _called(scope)) not in self._names:
+            refusal = PlainTextResponse(f"This hub is not called {called}; its banner says how it is.", 421)
+            await refusal(scope, receive, send_headed)
+            return
         await self._inner(scope, receive, send_headed)
+
+
+def _called(scope: Scope) -> str:
+    """The name by which the server was called, without its port."""
+    host: str = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+    return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
 class _Looks:
@@ -107,10 +130,12 @@ class _Looks:
         return _Events(self._broadcast.watch())
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse(await self._reader.read())
+        return JSONResponse(await self._reader.read(ASKED_SECONDS))
 
     async def metrics(self, request: Request) -> Response:
-        return Response(metrics.exposition(await self._reader.read()), media_type=metrics.CONTENT_TYPE)
+        return Response(
+            metrics.exposition(await self._reader.read(ASKED_SECONDS)), media_type=metrics.CONTENT_TYPE
+        )
 
 
 class _Events(StreamingResponse):
@@ -151,7 +176,7 @@ class _Actions:
 
     async def end(self) -> str:
         await self._hub.end("somebody ended it on the status page")
-        return "The job ends now, for everyone and without a checkpoint."
+        return "The job ends now, for everyone; its last work may not be saved."
 
 
 class _Guard:

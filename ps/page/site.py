@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ps.config import ServerConfig
+from ps.config import ServerConfig, is_loopback
 from ps.journal import Journal
 from ps.page import port
 from ps.page import token as tokens
@@ -64,7 +64,9 @@ class Site:
         from ps.page.listener import HttpListener
         from ps.page.routes import app
 
-        made: ASGIApp = app(hub, reader, painter, broadcast, self._token)
+        host = self._config.host
+        names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
+        made: ASGIApp = app(hub, reader, painter, broadcast, self._token, names)
         self._listener = HttpListener(made, self._listening)
         self._sampling = asyncio.create_task(_sample(reader, history))
 

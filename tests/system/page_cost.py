@@ -98,7 +98,7 @@ class Watched:
     def __enter__(self) -> Watched:
         host, _, port = self._page.removeprefix("http://").rpartition(":")
         self._stream = socket.create_connection((host, int(port)))
-        self._stream.sendall(b"GET /events HTTP/1.1\r\nHost: hub\r\n\r\n")
+        self._stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         self._threads = [threading.Thread(target=run) for run in (self._read, self._scrape)]
         for thread in self._threads:
             thread.start()

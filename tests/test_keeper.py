@@ -1,0 +1,52 @@
+"""The keeper gives up what can not be saved any more, whoever asked for it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ps import keeper
+from ps.errors import ConfigError
+from ps.fleet import Fleet
+from ps.keeper import Keeper
+from ps.saver import Held
+from ps.timing import FakeTime
+
+
+class NeverReached:
+    """A saver whose step does not come."""
+
+    def __init__(self, fleet: Fleet, directory: Path) -> None:
+        pass
+
+    async def save(self, held: Held) -> tuple[Path, int]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("in_passing", [False, True])
+def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_passing: bool
+) -> None:
+    monkeypatch.setattr(keeper, "Saver", NeverReached)
+
+    async def story() -> None:
+        kept = Keeper(Fleet(5.0), tmp_path, 60.0, FakeTime(), lambda: None, None)  # type: ignore[arg-type, return-value]
+        asked = None
+        if in_passing:
+            kept.save_in_passing()
+        else:
+            asked = asyncio.create_task(kept.save())
+        while not kept._saving.locked():
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await kept.give_up()
+        if asked is not None:
+            with pytest.raises(ConfigError, match="came to rest before all shards"):
+                await asked
+        assert not kept._saving.locked()
+        assert kept.written == 0
+
+    asyncio.run(asyncio.wait_for(story(), 20.0))
