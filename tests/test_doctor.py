@@ -298,7 +298,16 @@ CASES = [
         disk.judge(DIR._replace(refusal=errno.EROFS)), "failure", "/saved is read-only", "mount -o remount,rw"
     ),
     Case(
-        disk.judge(DIR._replace(refusal=errno.EACCES)), "failure", "/saved may not be written by", "chown -R"
+        disk.judge(DIR._replace(refusal=errno.EACCES, tried=DIR.folder)),
+        "failure",
+        "/saved/run may not be written by",
+        "chown -R",
+    ),
+    Case(
+        disk.judge(DIR._replace(refusal=errno.EACCES)),
+        "failure",
+        "/saved may not be written by",
+        "install -d -o",
     ),
     Case(
         disk.judge(DIR._replace(refusal=errno.ENOTDIR)), "failure", "is no folder", "another --checkpoint-dir"

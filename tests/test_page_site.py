@@ -53,8 +53,6 @@ def test_it_answers_over_http() -> None:
         assert b"uvicorn" not in answer.lower()
         silent = "POST /end HTTP/1.1\nHost: localhost\nConnection: close\nContent-Length: 0\n\n"
         refused = await ask(site, silent)
-            site, "POST /end HTTP/1.1\nHost: localhost\nConnection: close\nContent-Length: 0\n\n"
-        )
         assert refused.startswith(b"HTTP/1.1 403")
         assert hub.done == []
 

@@ -156,7 +156,7 @@ def actions(job: dict[str, Any]) -> list[tuple[str, list[int] | str]]:
 
 def test_a_hubs_worker_that_was_stopped_is_replaced_and_a_hopeless_one_is_not() -> None:
     found = jobs("train.py", requeue=True)
-    assert actions(found["worker"]) == [("FailJob", [2, 78]), ("Ignore", [75]), ("Ignore", "taken away")]
+    assert actions(found["worker"]) == [("FailJob", [2]), ("Ignore", [75]), ("Ignore", "taken away")]
     assert actions(found["server"]) == [("FailJob", [75]), ("FailJob", "taken away")]
     assert (found["worker"]["backoffLimit"], found["server"]["backoffLimit"]) == (3, 0)
 

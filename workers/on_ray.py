@@ -99,9 +99,14 @@ def work(words: Sequence[str]) -> dict[str, Any]:
     ran = subprocess.run(command, stdout=subprocess.PIPE, env=variables, text=True, check=False)
     if ran.returncode < 0:
         return {"error": f"ended by signal {-ran.returncode}", "exit_code": 128 - ran.returncode}
-    *said, last = ran.stdout.splitlines()
-    print(*said, sep="\n")
-    result: dict[str, Any] = json.loads(last)
+    said = ran.stdout.splitlines()
+    try:
+        result: dict[str, Any] = json.loads(said[-1])
+    except (IndexError, ValueError):
+        code = ran.returncode or 1
+        return {"error": f"ended with {ran.returncode} and no result; its log says why", "exit_code": code}
+    for line in said[:-1]:
+        print(line)
     return result
 
 

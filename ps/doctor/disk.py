@@ -65,7 +65,8 @@ def judge(disk: Disk) -> Finding:
         return failure(NAME, found, f"mount -o remount,rw $(stat -c %m {disk.tried}), {elsewhere}")
     if disk.refusal in (errno.EACCES, errno.EPERM):
         found = f"{disk.tried} may not be written by user {os.geteuid()}"
-        return failure(NAME, found, f"as its owner: chown -R {os.geteuid()} {disk.tried}, {elsewhere}")
+        owner = f"chown -R {os.geteuid()}" if disk.tried == disk.folder else f"install -d -o {os.geteuid()}"
+        return failure(NAME, found, f"as root: {owner} {disk.folder}, {elsewhere}")
     if disk.refusal == errno.ENOTDIR:
         return failure(NAME, f"{disk.tried} is no folder", "another --checkpoint-dir")
     if disk.refusal:

@@ -122,8 +122,13 @@ class _Run:
 
     def close(self) -> None:
         """Gives everything back."""
-        if self.ended:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        deadline = time.monotonic() + LAST_SECONDS
+        while self.ended and self._code is None and time.monotonic() < deadline:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+            else:
+                time.sleep(0.01)
         self._said = self._last_words()
         os.close(self.answer)
         os.close(self._noise)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps.errors import ConfigError, Fenced, UsageError
+from ps.errors import Fenced, UsageError
 from ps.submit import pods
 from ps.submit.job import Job
 
 PREEMPTED = Fenced.exit_code
-HOPELESS = sorted({UsageError.exit_code, ConfigError.exit_code})
-"""Exit codes of a worker that would end the same way again."""
+HOPELESS = [UsageError.exit_code]
+"""Exit codes of a worker that would end the same way again; not 78, which tells of a lease that runs, too."""
 REPLACEMENTS = 3
 """How often workers of a hub that failed are replaced, all of them together."""
 

@@ -52,15 +52,20 @@ fi
 srun --overlap --kill-on-bad-exit=0 --wait=0 \\
   ps-worker --server "$(cat "$address")" {worker}
 code=$?
-if ps-server status "$(cat "$address")" 2> /dev/null | grep -q '"job": ""'; then
-  # No worker came to the server, which would wait on. This goes to steps, and that is the only one left.
-  scancel --signal=TERM "$SLURM_JOB_ID"
-  wait $server
-else
-  # It ends with its job, and knows best how that went: on a hub the others may have gone on without one.
-  wait $server
-  code=$?
-fi
+# No worker is left. The server ends with its job, and knows best how that went: on a hub the others may have
+# gone on without one. A job that never began it forgets once the last lease is over, and would wait on.
+begun=1
+while kill -0 $server 2> /dev/null; do
+  if ps-server status "$(cat "$address")" 2> /dev/null | grep -q '"job": ""'; then
+    begun=
+    scancel --signal=TERM "$SLURM_JOB_ID" # goes to steps, and that is the only one left
+    break
+  fi
+  sleep 1
+done
+wait $server
+ended=$?
+[ -z "$begun" ] || code=$ended
 cat "$result"
 {requeue}exit $code
 """

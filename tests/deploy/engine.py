@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.system.stopwatch import Stopwatch
 
-PROGRAMS = ("dockerd", "docker", "debootstrap", "unshare", "ip")
+PROGRAMS = ("dockerd", "docker", "debootstrap", "unshare", "ip", "setpriv")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 CGROUP = f"hubring-test-{os.getpid()}"
 PATIENCE = 180.0
@@ -70,7 +70,19 @@ class Engine:
         script = 'ip link set lo up && exec "$@"'
         with self._log.open("wb") as log:
             self._daemon = subprocess.Popen(
-                ["unshare", *namespaces, "sh", "-c", script, "sh", *self._command],
+                # Whoever kills the tests kills all of it: the kernel sees to that.
+                [
+                    "setpriv",
+                    "--pdeathsig",
+                    "KILL",
+                    "unshare",
+                    *namespaces,
+                    "sh",
+                    "-c",
+                    script,
+                    "sh",
+                    *self._command,
+                ],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
