@@ -133,11 +133,13 @@ class Job:
             world_size = self._workers or joiner.world_size or 1
             self.membership = Membership(world_size, self._lease, first_incarnation=self._first_incarnation)
             self.name, self.topology = joiner.job, joiner.topology
-        known = self.membership.holds(joiner.token)
+        known, step = self.membership.holds(joiner.token), self.step
         member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now)
         if not known:
             log.info("%s joined", member)
-        self.progress.setdefault(member.rank, Progress()).heard = now
+            # Who comes late goes on where the others are, not where an earlier holder of its place was.
+            self.progress[member.rank] = Progress(step if self.membership.complete else 0)
+        self.progress[member.rank].heard = now
         return member
 
     def _check(self, joiner: Joiner) -> None:
@@ -211,8 +213,9 @@ class Job:
         assert self.membership is not None
         self.membership.beat(sender, now)
         progress = self.progress[sender.rank]
-        progress.step, progress.loss, progress.heard, progress.waiting = step, loss, now, waiting
-        progress.pace.note(step, now)
+        progress.step = max(progress.step, step)  # a worker tells 0 until it has its plan
+        progress.loss, progress.heard, progress.waiting = loss, now, waiting
+        progress.pace.note(progress.step, now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:

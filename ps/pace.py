@@ -18,7 +18,7 @@ class Pace:
 
     def note(self, step: int, now: float) -> None:
         """Takes down the steps completed by `now`, in monotonic seconds."""
-        if self._since is None or step < self._from:
+        if self._since is None or not self._from:  # from 0 on a job that resumes would leap
             self._since, self._from = now, step
         elif now - self._since >= LATELY:
             self.rate = (step - self._from) / (now - self._since)

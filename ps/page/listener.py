@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 GOODBYE_SECONDS = 1
 """How long whoever is being answered may take to read the end of it."""
 
+MOST_VISITORS = 64
+"""At once; whoever comes beyond is told 503, and the process's descriptors stay its workers'."""
+
 DATE_SECONDS = 1.0
 """How often the date is written anew that goes with every answer."""
 
@@ -40,6 +43,7 @@ class HttpListener:
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
+            limit_concurrency=MOST_VISITORS,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve([listening]))

@@ -1,0 +1,25 @@
+"""A pace is that of the last seconds, and no leap is taken for one."""
+
+from __future__ import annotations
+
+from ps.pace import LATELY, Pace
+
+
+def test_it_is_steps_a_second_lately() -> None:
+    pace = Pace()
+    for second in range(20):
+        pace.note(10 * second, float(second))
+    assert pace.rate == 10.0
+    for second in range(20, 40):
+        pace.note(200 + 2 * (second - 20), float(second))
+    assert pace.rate == 2.0
+
+
+def test_a_job_that_resumes_does_not_leap() -> None:
+    pace = Pace()
+    pace.note(0, 0.0)
+    pace.note(0, LATELY)
+    pace.note(10_000, 2 * LATELY)
+    assert pace.rate == 0.0
+    pace.note(10_030, 3 * LATELY)
+    assert pace.rate == 30 / LATELY
