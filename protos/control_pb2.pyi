@@ -279,7 +279,7 @@ class HeartbeatReply(_message.Message):
     exit_code: _builtins.int
     """goes with failed"""
     slowest: _builtins.str
-    """for whom the others wait; empty where that is nobody"""
+    """told to who waits: for whom; empty where that is nobody"""
     draining: _builtins.bool
     """ring: the server asks all to stop"""
     stop_after: _builtins.int

@@ -86,7 +86,7 @@ class Control(ControlServicer):
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
             news=news,
-            slowest=job.slowest(),
+            slowest=job.slowest() if request.waiting else "",  # which looks at all, at each one's every beat
             draining=job.draining and job.topology == "ring",
             stop_after=job.stop_after,
             stop_agreed=agreed,

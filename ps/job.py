@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
@@ -71,6 +71,17 @@ class Outcome:
     lost: dict[int, str] = field(default_factory=dict)
     broke: bool = False
     """The job could not go on, though some may have finished before."""
+    departures: Counter[str] = field(default_factory=Counter)
+    """How often workers left, by the names above: a place that was lost twice counts twice."""
+
+    def leave(self, way: str, rank: int, text: str = "") -> None:
+        """Takes down that a worker left, by one of the names above; `text` says why it failed or was lost."""
+        self.departures[way] += 1
+        known = getattr(self, way)
+        if isinstance(known, dict):
+            known[rank] = text
+        else:
+            known.append(rank)
 
     @property
     def ok(self) -> bool:
@@ -239,7 +250,7 @@ class Job:
         for member in lost:
             silent = now - self.progress[member.rank].heard
             self._gone(member, f"sent no heartbeat for {silent:.1f} s: it was killed, stopped or cut off")
-            self.outcome.lost[member.rank] = f"silent for {silent:.1f} s at step {self._step(member)}"
+            self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
         return lost
 
     def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
@@ -250,19 +261,19 @@ class Job:
             return []
         self.progress[member.rank].step = step
         if reason is Reason.FINISHED:
-            self.outcome.finished.append(member.rank)
+            self.outcome.leave("finished", member.rank)
             log.info("%s finished after step %d", member, step)
         elif reason is Reason.PREEMPTED:
-            self.outcome.preempted.append(member.rank)
+            self.outcome.leave("preempted", member.rank)
             if not self.draining and self.membership.members:
                 self._gone(member, "was asked to stop")
             else:
                 log.info("%s stopped after step %d, as asked", member, step)
         elif reason is Reason.DIVERGED:
-            self.outcome.failed[member.rank] = text
+            self.outcome.leave("failed", member.rank, text)
             self.fail(NonFinite(text))
         else:
-            self.outcome.failed[member.rank] = text
+            self.outcome.leave("failed", member.rank, text)
             self._gone(member, f"failed: {text}")
         return self._news.pop(member.rank, [])
 

@@ -9,7 +9,7 @@ from ps.job import Outcome
 RESULTS = ("finished", "preempted", "failed")
 """How a job ends."""
 WAYS = ("finished", "preempted", "failed", "lost")
-"""How a worker leaves one; also the fields of an outcome that name those who did."""
+"""How a worker leaves one: the names of an outcome's departures."""
 
 
 class Tally:
@@ -28,19 +28,15 @@ class Tally:
 
     def leave(self, outcome: Outcome) -> None:
         """All workers left before it was a job."""
-        self._workers.update(_left(outcome))
+        self._workers.update(outcome.departures)
         self._counted = outcome
 
     def counts(self, latest: Outcome) -> dict[str, dict[str, int]]:
         """Jobs by result and workers by way, zeros too; `latest` is of the job that runs, or ran last."""
         workers = self._workers.copy()
         if latest is not self._counted:
-            workers.update(_left(latest))
+            workers.update(latest.departures)
         return {
             "jobs": {result: self._jobs[result] for result in RESULTS},
             "workers": {way: workers[way] for way in WAYS},
         }
-
-
-def _left(outcome: Outcome) -> dict[str, int]:
-    return {way: len(getattr(outcome, way)) for way in WAYS}

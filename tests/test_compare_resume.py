@@ -78,6 +78,21 @@ def test_a_finished_experiment_trains_nothing_and_comes_out_the_same(tmp_path: P
 
 
 @pytest.mark.slow
+def test_who_goes_on_with_a_script_that_was_changed_is_warned(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    own = {"job": None, "script": script, "metric": "loss", "rising": False, "arguments": ("{seed}",)}
+    carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
+    _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
+    assert heard.warnings == []
+    finished = max(file.stat().st_mtime for file in tmp_path.glob("out/runs/*/outcome.json"))
+    os.utime(script, times=(finished, finished + 1))
+    _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
+    [warning] = heard.warnings
+    assert "train.py was changed after n2 k1 ring seed0, one of 2 finished runs" in warning
+
+
+@pytest.mark.slow
 def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
     carried_out(tmp_path, Replayed())
     with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\];.*another --out"):

@@ -60,6 +60,22 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
     assert [line["hidden_seconds"] for line in lines] == [None, 0]
 
 
+def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:
+    place = Placement(), LocalCommunicator(), torch.device("cpu")
+    alone = context.Context(WorkerConfig(), *place, None, Record(None), logs.Place())
+    reports = [*["nan"] * 9, "1.0", "inf"]
+    looks: list[bool] = []
+    trainer: Any = SimpleNamespace(
+        synchronize=lambda: looks.append(True), named_parameters={}, exchange_seconds=0.0
+    )
+    alone.trainers.append(trainer)
+    counts = []
+    for value in reports:
+        alone.report({"metric": float(value)})
+        counts.append(len(looks))
+    assert counts == [1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 5]
+
+
 def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -16,7 +16,9 @@ def test_a_job_counts_by_its_result() -> None:
 
 
 def test_who_left_the_job_that_runs_counts_at_once_and_once() -> None:
-    tally, running = Tally(), Outcome(finished=[0], lost={1: "silent for 5.0 s at step 3"})
+    tally, running = Tally(), Outcome()
+    running.leave("finished", 0)
+    running.leave("lost", 1, "silent for 5.0 s at step 3")
     counts = {**NOBODY, "finished": 1, "lost": 1}
     assert tally.counts(running)["workers"] == counts
     tally.close(running)
@@ -25,9 +27,18 @@ def test_who_left_the_job_that_runs_counts_at_once_and_once() -> None:
 
 
 def test_a_start_that_came_to_nothing_is_no_job() -> None:
-    tally = Tally()
-    tally.leave(Outcome(lost={0: "silent for 5.0 s at step 0"}))
+    tally, started = Tally(), Outcome()
+    started.leave("lost", 0, "silent for 5.0 s at step 0")
+    tally.leave(started)
     assert tally.counts(Outcome()) == {
         "jobs": {"finished": 0, "preempted": 0, "failed": 0},
         "workers": {**NOBODY, "lost": 1},
     }
+
+
+def test_a_place_that_was_lost_twice_counts_twice() -> None:
+    tally, running = Tally(), Outcome()
+    for step in (3, 8):
+        running.leave("lost", 1, f"silent for 5.0 s at step {step}")
+    assert running.lost == {1: "silent for 5.0 s at step 8"}
+    assert tally.counts(running)["workers"] == {**NOBODY, "lost": 2}

@@ -72,6 +72,8 @@ class Context:
     recorder: FlightRecorder | None = None
     hardship: Hardship | None = None
     """What makes this worker slow in an experiment."""
+    odd_reports: int = 0
+    """How many in a row held what is not finite."""
     pid: int = field(default_factory=os.getpid)
     """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
 
@@ -159,7 +161,10 @@ class Context:
         """
         self.record.report(metrics, self._exposed, self._hidden)
         told = [self.record.latest[name] for name in metrics]
-        if any(isinstance(value, float) and not isfinite(value) for value in told):
+        odd = any(isinstance(value, float) and not isfinite(value) for value in told)
+        self.odd_reports = self.odd_reports + 1 if odd else 0
+        # A metric may stay NaN for good while training is well: then one looks after 1, 2, 4, 8... reports.
+        if self.odd_reports.bit_count() == 1:
             self.synchronize()
             parameters = (trainer.named_parameters for trainer in self.trainers)
             finite.check(parameters, self.communicator.rank, self.completed_steps)

@@ -167,7 +167,7 @@ class Comparison:
                 watcher.warn(f"{name} is not idle: other programs disturb what is measured")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
-            self._check_kept()
+            self._check_kept(watcher)
             for run in runs(self.experiment):
                 if outcome.finished(self.place(run)):
                     watcher.kept(run.label)
@@ -206,11 +206,20 @@ class Comparison:
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
 
-    def _check_kept(self) -> None:
+    def _check_kept(self, watcher: Watcher) -> None:
         """What was finished before and cannot be measured is told now, not after hours of what is missing."""
-        for run in runs(self.experiment):
-            if outcome.finished(self.place(run)):
-                measure(self._outcome(run), self.experiment.yardstick)
+        kept = [run for run in runs(self.experiment) if outcome.finished(self.place(run))]
+        for run in kept:
+            measure(self._outcome(run), self.experiment.yardstick)
+        script = self.experiment.script
+        if script is not None and script.is_file():
+            changed = script.stat().st_mtime
+            older = [run.label for run in kept if outcome.finished_at(self.place(run)) < changed]
+            if older:
+                watcher.warn(
+                    f"{script.name} was changed after {older[0]}, one of {len(older)} finished runs that are"
+                    " kept: where that matters, give another --out, and all are run with it as it is now"
+                )
 
     def _outcome(self, run: Run) -> Outcome:
         if not outcome.finished(self.place(run)):

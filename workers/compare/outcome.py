@@ -93,6 +93,11 @@ def finished(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
+def finished_at(folder: Path) -> float:
+    """When it did, in seconds since the epoch."""
+    return (folder / FILE).stat().st_mtime
+
+
 def discard(folder: Path) -> None:
     """Makes the run there one that is not finished, so that it is made anew."""
     (folder / FILE).unlink()

@@ -137,11 +137,14 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Runs all of it on this machine."""
     from workers.compare.comparison import Comparison
     from workers.compare.cost.calibration import calibrate
+    from workers.compare.hardship import hosts
     from workers.compare.lifeline import Lifeline
     from workers.compare.plan import runs
     from workers.compare.runner import Runner
     from workers.compare.screen import Screen
 
+    for setting in experiment.settings:
+        hosts.check(setting)  # rather than after a minute's calibration
     comparison = Comparison.begin(experiment, folder, typed())
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:

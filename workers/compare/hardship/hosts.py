@@ -45,6 +45,19 @@ class Hosts:
         return self.behind_links[role].traffic() if self.behind_links else None
 
 
+def check(setting: Setting) -> None:
+    """Makes sure that a setting's hosts can be had, before anything is run for it.
+
+    Raises:
+        UsageError: As `hosts` does.
+    """
+    if setting.link is not None and (reason := why_not(setting.link)):
+        raise UsageError(
+            f"the link {setting.link} was asked for, but {reason}: run as root on Linux with iproute2"
+            " (ip, tc), or leave out the link"
+        )
+
+
 @contextlib.contextmanager
 def hosts(setting: Setting) -> Iterator[Hosts]:
     """The hosts that a setting asks for, for as long as the block lasts.
@@ -56,14 +69,10 @@ def hosts(setting: Setting) -> Iterator[Hosts]:
         UsageError: There is a link, and networks cannot be built here; says why, and the mend.
         HubringError: A network could not be built, or failed on the way.
     """
+    check(setting)
     if setting.link is None:
         yield Hosts()
         return
-    if reason := why_not(setting.link):
-        raise UsageError(
-            f"the link {setting.link} was asked for, but {reason}: run as root on Linux with iproute2"
-            " (ip, tc), or leave out the link"
-        )
     roles = roles_of(setting)
     with network(len(roles), setting.link) as members:
         yield Hosts(dict(zip(roles, members, strict=True)))
