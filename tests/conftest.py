@@ -9,12 +9,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.system.cluster import Cluster
+    from tests.system.nursery import Nursery
 
 SYSTEM_SECONDS = 600.0
 """For a test of whole programs, so that on a busy machine its own deadlines come first and tell more."""
@@ -24,20 +25,28 @@ GRACE = 20.0
 PR_SET_CHILD_SUBREAPER = 36
 
 
+ALONE = ("tests/deploy/", "tests/launchers/")
+"""Folders whose tests share what a machine has room for once, a Docker engine or a SLURM."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if {"slurm", "yard"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.packages)
         if {"system", "launchers"} & {folder.name for folder in item.path.parents}:
             item.add_marker(pytest.mark.timeout(SYSTEM_SECONDS))
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Starts our programs, and ends all that the test left."""
-    from tests.system.cluster import Cluster  # which looks here for the processes below us
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Where tests run side by side, those of one of these folders run in one process, one by one."""
+    from xdist.scheduler import LoadScopeScheduling
 
-    cluster = Cluster(tmp_path)
-    yield cluster
-    cluster.end()
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return next(filter(nodeid.startswith, ALONE), nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -45,6 +54,25 @@ def orphans_come_to_us() -> None:
     """Makes a process whose parent ended a child of this one, so that it is not lost from sight."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
+
+
+@pytest.fixture(scope="session")
+def nursery(orphans_come_to_us: None) -> Iterator[Nursery]:
+    """Forks the programs under test, from the first test on that starts one."""
+    from tests.system.nursery import Nursery  # which imports ours: not for tests of a single rule
+
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, nursery: Nursery) -> Iterator[Cluster]:
+    """Starts our programs, and ends all that the test left."""
+    from tests.system.cluster import Cluster  # which looks here for the processes below us
+
+    cluster = Cluster(tmp_path, nursery)
+    yield cluster
+    cluster.end()
 
 
 @pytest.fixture(autouse=True)

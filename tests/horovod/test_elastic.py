@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +133,6 @@ def test_a_sampler_in_a_state_is_dealt_out_with_it(on_two: Everybody) -> None:
         return list(sampler)
 
     assert on_two(act) == [[4, 6], [5, 7]]
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    started = Cluster(tmp_path)
-    yield started
-    started.end()
 
 
 @pytest.mark.slow

@@ -12,13 +12,12 @@ import pytest
 
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import torchrun
-from tests.system.cluster import Cluster, Program
+from tests.system.cluster import Cluster, Program, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMPARE = "workers.compare.cli"
-ONCE = ["--seeds=1", "--target=0.1"]
-WORDS = ["run", "--rows=ring,hub-bsp", "--epochs=1", *ONCE]
+WORDS = measured(60, "--rows=ring,hub-bsp", "--seeds=1")
 
 PATIENT = 280.0
 """Seconds for a comparison: some ten processes import torch, on a busy machine for 20 s each."""
@@ -70,9 +69,9 @@ def test_srun_starts_a_comparison_with_a_shard_and_an_idle_task(
 
 def task(cluster: Cluster, rank: int, out: Path, name: str) -> Program:
     """One of two tasks, as an operator of Kubernetes starts them."""
-    place = [f"RANK={rank}", "WORLD_SIZE=2", f"LOCAL_RANK={rank}", "LOCAL_WORLD_SIZE=2"]
-    words = ["run", "--rows=ring,hub-aggregate", "--epochs=30", *ONCE, "--out", str(out)]
-    return cluster.run(f"{name} {rank}", COMPARE, *words, within=["env", *place])
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "2"}
+    words = measured(3000, "--rows=ring,hub-aggregate", "--seeds=1", "--out", str(out))
+    return cluster.run(f"{name} {rank}", COMPARE, *words, variables=place)
 
 
 @pytest.mark.parametrize(("killed", "says"), [(1, "rank 1 on "), (0, "rank 0 at 127.0.0.1:")])
@@ -96,5 +95,5 @@ def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
 
 def test_too_few_tasks_are_told_with_both_numbers(cluster: Cluster, tmp_path: Path) -> None:
     words = [*WORDS, "--workers", "3", "--out", str(tmp_path / "out")]
-    program = cluster.run("compare", COMPARE, *words, within=["env", "RANK=0", "WORLD_SIZE=2"])
+    program = cluster.run("compare", COMPARE, *words, variables={"RANK": "0", "WORLD_SIZE": "2"})
     assert "has 3 workers, and environment started 2 tasks" in program.done(2, PATIENT)["error"]

@@ -12,17 +12,14 @@ from typing import Any
 
 import pytest
 
+from tests.needs import needs
 from tests.system.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
-mpirun = pytest.mark.skipif(
-    shutil.which("mpirun") is None, reason="no mpirun here: apt-get install openmpi-bin"
-)
-mpiexec = pytest.mark.skipif(
-    shutil.which("mpiexec.hydra") is None, reason="no mpiexec.hydra here: apt-get install mpich"
-)
+mpirun = needs(shutil.which("mpirun"), "mpirun", "apt-get install openmpi-bin")
+mpiexec = needs(shutil.which("mpiexec.hydra"), "mpiexec.hydra", "apt-get install mpich")
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
 
 

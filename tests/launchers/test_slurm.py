@@ -29,10 +29,6 @@ srun --overlap --output=worker-%t.out --error=worker-%t.err \\
 code=$?; wait
 [ $code != 75 ] || scontrol requeue $SLURM_JOB_ID
 """
-WAYS = {
-    "requeue": (["scontrol", "requeue"], "SIGTERM"),
-    "notice": (["scancel", "--signal=USR1"], "SIGUSR1"),  # as --signal=USR1@SECONDS sends it
-}
 RING = "--topology ring --checkpoint-dir saved"
 
 
@@ -105,18 +101,16 @@ class Job:
         return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.[eo]*")))
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("flags", ["", RING], ids=["hub", "ring"])
 def test_a_requeued_job_goes_on_at_the_same_step_to_the_same_bytes(
-    slurm: Slurm, tmp_path: Path, flags: str, way: str
+    slurm: Slurm, tmp_path: Path, flags: str
 ) -> None:
-    command, signal = WAYS[way]
     whole = Job(slurm, tmp_path / "whole", flags).done()
     go = tmp_path / "go"
     job = Job(slurm, tmp_path / "parted", flags, "hold", str(go), "20")
     job.until("worker-*.err", "holding at 20")
-    slurm.ask(*command, job.number)
-    job.until("worker-*.err", f"{signal}: all workers leave after a common step")
+    slurm.ask("scontrol", "requeue", job.number)
+    job.until("worker-*.err", "SIGTERM: all workers leave after a common step")
     go.touch()
     slurm.until(lambda: slurm.state(job.number) == "PENDING", f"requeue of\n{job.said()}")
     stopped = job.results()

@@ -12,6 +12,7 @@ import pytest
 
 from ps.submit.engines import ENGINES
 from ps.submit.job import assemble
+from tests.needs import needs
 from tests.test_submit import IMAGE
 from tests.test_submit_containers import WORDS
 
@@ -26,9 +27,7 @@ def there_is_compose() -> bool:
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not there_is_compose(), reason="no docker compose here: apt-get install docker-compose"
-    ),
+    *needs(there_is_compose(), "docker compose", "apt-get install docker-compose"),
 ]
 
 

@@ -11,19 +11,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
+from tests.system.nursery import Forked, Nursery
 from tests.system.stopwatch import Stopwatch
 
 SMALL = str(Path(__file__).with_name("small.py"))
 TRAIN = str(Path(__file__).parents[2] / "workers" / "examples" / "train.py")
+MEASURED = str(Path(__file__).with_name("measured.py"))
 PATIENCE = 90.0
 """Seconds, by a stopwatch, in which a program does whatever it was asked for."""
 LOOK_SECONDS = 0.5
+
+
+def measured(steps: int, *more: str) -> list[str]:
+    """Words for `ps-compare`: a script of so many steps, and more."""
+    return ["run", "--script", MEASURED, "--metric", "fit", "--arguments", f"{steps} {{seed}}", *more]
 
 
 @dataclass
@@ -31,7 +38,7 @@ class Program:
     """One started program; its output goes to files."""
 
     name: str
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     out: Path
     err: Path
 
@@ -51,6 +58,17 @@ class Program:
         lines = self.out.read_text().splitlines()
         assert lines, f"{self.name} printed nothing:\n{self.said()}"
         return json.loads(lines[-1])
+
+    def children(self, module: str) -> list[int]:
+        """Processes that it started to run this module of ours; a fork is known by its short name."""
+        pid = self.process.pid
+        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [
+            int(child)
+            for child in below
+            if module in Path(f"/proc/{child}/cmdline").read_text()
+            or Path(f"/proc/{child}/comm").read_text().strip() == module[:15]
+        ]
 
     def done(self, code: int = 0, timeout: float = PATIENCE) -> dict[str, Any]:
         """Waits for the end, asserts the exit code, returns the last line's object."""
@@ -75,10 +93,14 @@ class Program:
 
 
 class Cluster:
-    """Starts programs in a folder, and ends what is left of them."""
+    """Starts programs in a folder, and ends what is left of them.
 
-    def __init__(self, folder: Path) -> None:
+    With a nursery, our own programs on this host are forks of it; see there.
+    """
+
+    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
         self.folder = folder
+        self._nursery = nursery
         self.programs: list[Program] = []
 
     def run(
@@ -89,21 +111,38 @@ class Cluster:
         within: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Program:
-        """Starts a module; `within` goes before the command, as what runs it on another host."""
-        return self.start(name, [*within, sys.executable, "-m", module, *arguments], variables)
+        """Starts a module; `within` goes before the command, as what runs it on another host.
+
+        It is started afresh there, but for `ip netns exec NAME`, where a fork can go by itself.
+        """
+        nursery, network, variables = self._nursery, _network(within), variables or {}
+        of_python = any(variable.startswith("PYTHON") for variable in variables)  # is read as one starts
+        if nursery is None or network is None or of_python:
+            return self.start(name, [*within, sys.executable, "-m", module, *arguments], variables)
+        environment = {**self._environment(), **variables}
+        return self._add(name, lambda *files: nursery.start(module, arguments, environment, *files, network))
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
         """Starts a command, with these variables beside those of the test."""
-        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
-        with out.open("wb") as stdout, err.open("wb") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdout=stdout,
-                stderr=stderr,
-                stdin=subprocess.DEVNULL,
-                env=environment,
+
+        def started(out: BinaryIO, err: BinaryIO) -> subprocess.Popen[bytes]:
+            environment = {**self._environment(), **(variables or {})}
+            return subprocess.Popen(
+                command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment
             )
+
+        return self._add(name, started)
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def _add(
+        self, name: str, started: Callable[[BinaryIO, BinaryIO], subprocess.Popen[bytes] | Forked]
+    ) -> Program:
+        out, err = self.folder / f"{name}.out", self.folder / f"{name}.err"
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = started(stdout, stderr)
         program = Program(name, process, out, err)
         self.programs.append(program)
         return program
@@ -136,3 +175,13 @@ class Cluster:
                 program.process.send_signal(signal.SIGCONT)
                 program.process.kill()
                 program.process.wait()
+
+
+def _network(within: Sequence[str]) -> str | None:
+    """The network namespace in which this runs what follows; empty: ours; None: it does something else."""
+    match list(within):
+        case []:
+            return ""
+        case ["ip", "netns", "exec", name]:
+            return name
+    return None

@@ -38,10 +38,8 @@ def held(cluster: Cluster, address: str, tmp_path: Path, name: str) -> tuple[lis
 
 
 def shard_of(worker: Program) -> int:
-    children = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
-    return next(
-        int(pid) for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    (shard,) = worker.children("ps.shard_process")
+    return shard
 
 
 @pytest.mark.parametrize("flags", [[], ["--transport", "zmq"]], ids=["shm", "zmq"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.cluster import PATIENCE, Cluster
+from tests.system.cluster import MEASURED, PATIENCE, Cluster, measured
 from tests.system.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,7 +52,7 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
 
 def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = [*SHORT, "--epochs", "30", "--out", str(out)]
+    words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
     killed = cluster.run("killed", COMPARE, *words)
     record = out / "runs" / LABELS[1] / "record 0.jsonl"
     killed.until(lambda: record.exists() and record.stat().st_size > 0, "its second run")
@@ -92,48 +93,26 @@ def alive(pid: int) -> bool:
 def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     cluster: Cluster, tmp_path: Path, number: int, code: int
 ) -> None:
-    words = ["run", "--rows", "hub-bsp", "--epochs", "1000", "--out", str(tmp_path / "out")]
+    words = measured(1_000_000, "--rows", "hub-bsp", "--seeds", "0", "--out", str(tmp_path / "out"))
     program = cluster.run("compare", COMPARE, *words)
     record = tmp_path / "out" / "runs" / "n2 k1 hub-bsp seed0" / "record 0.jsonl"
     program.until(lambda: record.exists() and record.stat().st_size > 0, "its first run")
     program.process.send_signal(number)
     assert program.done(code)["exit_code"] == code
-    assert f"to go on: ps-compare run --rows hub-bsp --epochs 1000 --out {tmp_path / 'out'}" in program.said()
+    assert f"to go on: ps-compare {shlex.join(words)}" in program.said()
     assert finished(tmp_path / "out") == {}
     # that no child is left is seen to by the fixture no_process_outlives_its_test
 
 
 def test_a_script_of_ones_own_is_compared_by_what_it_reports(cluster: Cluster, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(Path(MEASURED).read_text())
     experiment = tmp_path / "mine.toml"
     experiment.write_text(
         'script = "train.py"\nmetric = "fit"\nrising = false\ntarget = 0.5\nrows = ["ring", "hub-bsp"]\n'
-        'seeds = [1, 2]\narguments = ["{seed}"]\n'
+        'seeds = [1, 2]\narguments = ["60", "{seed}"]\n'
     )
     last = cluster.run("compare", COMPARE, "run", str(experiment), "--out", str(tmp_path / "out")).done()
     assert last["gate"]["passed"]
     found = results(tmp_path / "out")
     assert found["job"]["title"] == "fit"
     assert all(row["numbers"]["samples_to_target"] is not None for row in found["rows"])
-
-
-SCRIPT = """
-import sys
-import torch
-import workers
-
-workers.init()
-torch.manual_seed(int(sys.argv[1]))
-model = torch.nn.Linear(4, 1)
-optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
-inputs = torch.randn(16, 4)
-for step in range(60):
-    optimizer.zero_grad()
-    loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
-    loss.backward()
-    optimizer.step()
-    workers.report(loss=loss.item(), samples=16)
-    if workers.rank() == 0 and step % 20 == 19:
-        workers.report(fit=loss.item())
-"""

@@ -26,6 +26,8 @@ from tests.system.cluster import Cluster, Program
 
 pytestmark = pytest.mark.slow
 
+FRESH = ("env",)
+"""What starts a process anew: the doctor knows processes by their commands."""
 LONG = "80"
 
 
@@ -46,12 +48,12 @@ class Report:
         return [found["name"] for found in self.result["findings"] if found["state"] == "failure"]
 
 
-def start(cluster: Cluster, *arguments: str, within: Sequence[str] = ()) -> Program:
+def start(cluster: Cluster, *arguments: str, within: Sequence[str] = FRESH) -> Program:
     count = sum(program.name.startswith("doctor") for program in cluster.programs)
     return cluster.run(f"doctor{count}", "ps.cli", "doctor", "--timeout", LONG, *arguments, within=within)
 
 
-def examine(cluster: Cluster, *arguments: str, code: int, within: Sequence[str] = ()) -> Report:
+def examine(cluster: Cluster, *arguments: str, code: int, within: Sequence[str] = FRESH) -> Report:
     return Report(start(cluster, *arguments, within=within), code)
 
 
@@ -93,7 +95,7 @@ def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def test_a_server_of_ours_is_found_well_and_its_port_is_known_as_taken(cluster: Cluster) -> None:
-    server, address = cluster.server("--workers", "2", "--once", "--no-page")
+    server, address = cluster.server("--workers", "2", "--once", "--no-page", within=FRESH)
     port = address.rpartition(":")[2]
     report = examine(cluster, address, code=0, within=["env", f"PS_PORT={port}"])
     assert "waiting for" in report["server"]["found"]

@@ -3,7 +3,7 @@
 A link is as busy as its rate allows when an exchange takes what its bytes, and
 the headers of the frames that they fill, take at that rate. Pushes and answers
 go opposite ways at once, but a slice is answered when all ranks have pushed it:
-n slices take the time of n + 1, so of 40 the best an exchange can show is 0.976.
+n slices take the time of n + 1, so of 20 the best an exchange can show is 0.952.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 EXCHANGE = str(Path(__file__).with_name("exchange.py"))
 MEBI = 1 << 20
-SLICES, SLICE_BYTES, STEPS = 40, MEBI, 5
+SLICES, SLICE_BYTES, STEPS = 20, MEBI, 3
 NBYTES = SLICES * SLICE_BYTES
-GIGABIT = 125_000_000
-"""Bytes a second each way, headers of frames included."""
+RATE = 50_000_000
+"""Bytes a second each way, headers of frames included: little enough that other tests may run beside this."""
 HALF = 0.5
-"""Of the rate: what an exchange cannot pass whose ways up and down take turns. Measured: 0.93 to 0.98."""
+"""Of the rate: what an exchange cannot pass whose ways up and down take turns."""
 
 
 @pytest.mark.parametrize(("workers", "colocated"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
@@ -39,7 +39,7 @@ def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bo
     # The hub's link carries what all exchange; a colocated shard's, what its worker exchanges with the
     # other shards and they with its own.
     carried = NBYTES * (2 * (workers - 1) / workers if colocated else workers)
-    least = carried * LINE_BYTES / PAYLOAD_BYTES / GIGABIT
+    least = carried * LINE_BYTES / PAYLOAD_BYTES / RATE
     steps = zip(*(json.loads(each["seconds"]) for each in metrics), strict=True)
     seconds = median(max(step) for step in steps)
     print(f"{workers} workers: {1e3 * seconds:.0f} ms, {least / seconds:.3f} of the rate")
@@ -48,7 +48,7 @@ def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bo
 
 def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, str | int]]:
     """What each worker reports, on a host of its own."""
-    with network(workers if colocated else workers + 1, Link(rate=1e9)) as hosts:
+    with network(workers if colocated else workers + 1, Link(rate=8.0 * RATE)) as hosts:
         flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]
         place = ["--host", hosts[0].address, *(["--colocate"] if colocated else [])]
         server, address = cluster.server(*flags, *place, within=hosts[0].command())

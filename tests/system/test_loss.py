@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from pathlib import Path
 
@@ -98,37 +97,6 @@ def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> N
         assert "rank 1" in error
         assert "a ring cannot go on without it" in error
     server.done(1)
-
-
-def test_the_ring_does_not_wait_for_a_stopped_member(cluster: Cluster, tmp_path: Path) -> None:
-    _, address = cluster.server("--workers", "3", "--once", "--lease", "2")
-    workers, go = three(cluster, address, tmp_path, "--topology", "ring")
-    workers[1].process.send_signal(signal.SIGSTOP)
-    go.touch()
-    for rank in (0, 2):
-        assert "rank 1" in workers[rank].done(69, timeout=20)["error"]
-
-
-def test_a_killed_server_ends_the_workers_with_69(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once")
-    workers, go = three(cluster, address, tmp_path)
-    server.process.kill()
-    go.touch()
-    for worker in workers:
-        result = worker.done(69, timeout=15)
-        assert address in result["error"] or "shard" in result["error"]
-
-
-def test_a_killed_shard_ends_workers_and_server_with_69(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once")
-    workers, go = three(cluster, address, tmp_path)
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    shard = next(pid for pid in children if b"ps.shard_process" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(int(shard), signal.SIGKILL)
-    go.touch()
-    for worker in workers:
-        assert "shard" in worker.done(69, timeout=15)["error"]
-    assert "shard process" in server.done(69, timeout=15)["error"]
 
 
 def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_path: Path) -> None:

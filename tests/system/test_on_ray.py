@@ -24,6 +24,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
+@pytest.mark.packages
 @pytest.mark.skipif(find_spec("ray") is None, reason="no ray here: pip install 'hubring[ray]'")
 def test_ray_starts_hub_and_workers_and_tells_how_they_ended(cluster: Cluster) -> None:
     program = cluster.start("driver", [sys.executable, DRIVER, SMALL, "10"])

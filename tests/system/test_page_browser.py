@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.needs import needs
 from tests.paged import worker
 from tests.system.cluster import SMALL, Cluster, Program
 from tests.system.staged_page import EVERY_STATE, staged
@@ -21,10 +22,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
 SHOTS = Path(os.environ["PAGE_SHOTS"]) if "PAGE_SHOTS" in os.environ else None
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, *needs(CHROMIUM, "Chromium", "apt-get install chromium")]
 
 PHONE, DESK = 320, 1280
 PATIENCE_MS = 90_000.0

@@ -18,6 +18,7 @@ from workers.compare.peers.rows import PEERS, PeerPrograms, find
 
 pytestmark = pytest.mark.slow
 
+EXTRAS = {"mpi", "ray"}
 SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
 DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
 
@@ -59,7 +60,9 @@ def ended(program: Program) -> None:
     assert program.wait() == 0, f"{program.name}:\n{program.said()}"
 
 
-@pytest.mark.parametrize("name", PEERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.packages if name in EXTRAS else ()) for name in PEERS]
+)
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
     # The script goes without torch's compiler, which DDP asks for a word.
     words, steps = (DIGITS, DIGITS_STEPS) if name == "ddp" else (SCRIPT, SCRIPT_STEPS)

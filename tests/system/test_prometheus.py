@@ -15,16 +15,14 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tests.needs import needs
 from tests.system.cluster import SMALL, Cluster, Program
 from tests.system.test_metrics import OPENER
 from tests.test_monitoring import MONITORING, exported, panels
 
 PROGRAMS = {name: shutil.which(name) for name in ("promtool", "prometheus")}
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(None in PROGRAMS.values(), reason="no Prometheus here: apt-get install prometheus"),
-]
+pytestmark = [pytest.mark.slow, *needs(all(PROGRAMS.values()), "Prometheus", "apt-get install prometheus")]
 
 STEPS_DONE = 20
 

@@ -11,15 +11,13 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from tests.compared import full, minimal
+from tests.needs import needs
 from workers.compare.page import page as made_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.slow, *needs(CHROMIUM, "Chromium", "apt-get install chromium")]
 
 PHONE, DESK = 320, 1280
 OPEN_ALL = "() => document.querySelectorAll('details').forEach(each => { each.open = true })"

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.system.cluster import SMALL, Program
-from tests.system.mishaps.mishap import HOLD, Mishap, Stage, children
+from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 RANK_1 = r"rank 1 \(.* pid \d+\)"
 SILENT = r"sent no heartbeat for \d+\.\d s"
@@ -128,7 +128,7 @@ def resume(pid: int) -> None:
 
 
 def shard_of(program: Program) -> int:
-    (shard,) = children(program)
+    (shard,) = program.children("ps.shard_process")
     return shard
 
 

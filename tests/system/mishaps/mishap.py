@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.system.cluster import SMALL, Cluster, Program
 from tests.system.stopwatch import Stopwatch
@@ -133,12 +132,6 @@ class Stage:
         server, address = self.cluster.server("--once", *flags, name=name)
         self.cluster.worker(address, SMALL, str(steps), name=f"{name}-worker").done()
         server.done()
-
-
-def children(program: Program) -> list[int]:
-    """The processes that a program started itself: a server's shards."""
-    pid = program.process.pid
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def mounted(what: str) -> list[str]:

@@ -1,0 +1,35 @@
+"""A training script that reports what a comparison measures, and is quick to start: a small regression.
+
+measured.py STEPS SEED
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+import workers
+from tests.system.spare import spare_compiler
+
+
+def main() -> None:
+    spare_compiler()
+    steps, seed = map(int, sys.argv[1:])
+    workers.init()
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1)
+    optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
+    inputs = torch.randn(16, 4)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        optimizer.step()
+        workers.report(loss=loss.item(), samples=16)
+        if workers.rank() == 0 and step % 20 == 19:
+            workers.report(fit=loss.item())
+
+
+if __name__ == "__main__":
+    main()

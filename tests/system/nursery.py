@@ -1,0 +1,235 @@
+"""Where programs under test are born: forks of one process that has imported torch already.
+
+A fresh Python takes more than two seconds of processor time until it has torch, and as long again
+for its first optimizer; the tests start some two thousand. A fork is a process like any other: it
+has its own id, files, signals and end, and is the child of whoever asked for it.
+
+The nursery forks the tests' programs. Each program has a seed, a fork from before it began, which
+does the same for it: what the program starts as `python -m MODULE` is forked from its seed, and all
+else is started as ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from ps.config import become, spare_forks
+
+_IMPORTED = ("torch._dynamo", "sklearn.datasets", "ps.server", "workers.run")
+"""torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""
+_LONGEST = 1 << 17
+"""Bytes of one request, which is mostly the environment."""
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+_CLONE_NEWNET = 0x40000000
+
+
+class Forked:
+    """A program that the nursery started; stands for a `subprocess.Popen`."""
+
+    def __init__(self, pid: int, command: Sequence[str]) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._command = command
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                ready, _, _ = select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+            if not ready:
+                raise subprocess.TimeoutExpired(self._command, timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    """Starts modules as `python -m MODULE ARGUMENTS` would, only sooner."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        out: BinaryIO,
+        err: BinaryIO,
+        network: str = "",
+    ) -> Forked:
+        """Its variables are given whole; what Python or torch read of them as they start is the nursery's.
+
+        `network` is the name of its network namespace, as `ip netns` knows it.
+        """
+        told = {"module": module, "arguments": arguments, "environment": environment}
+        files = [0, out.fileno(), err.fileno()]
+        pid = _ask(self._socket, files, stand={"network": network}, **told)
+        return Forked(pid, [sys.executable, "-m", module, *arguments])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._socket.close()
+        self._process.wait()
+
+
+def main() -> None:
+    """Forks whatever is asked for; each fork leaves here by running its module."""
+    spare_forks()
+    for name in _IMPORTED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what forks share is not to be copied by looking at it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this by hanging up
+    asked = _serve(socket.socket(fileno=int(sys.argv[1])))
+    while asked is not None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork():
+            theirs.close()
+            _run(ours, **asked)
+            return
+        ours.close()
+        asked = _serve(theirs)
+    os._exit(0)  # there is nothing to take down
+
+
+def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
+    """Asks a nursery or a seed for a process with these standard files; returns its id."""
+    socket.send_fds(by, [json.dumps({"folder": os.getcwd(), **asked}).encode()], files)
+    pid = int.from_bytes(by.recv(8))
+    if not pid:
+        raise OSError(f"{asked['module']} could not be forked")
+    return pid
+
+
+def _serve(asking: socket.socket) -> dict[str, Any] | None:
+    """Returns None when whoever asks has ended; in a fork, what it is to do."""
+    while True:
+        request, files, _, _ = socket.recv_fds(asking, _LONGEST, 3)
+        if not request:
+            return None
+        read, write = os.pipe()
+        between = os.fork()
+        if between == 0:
+            # The child of one that has ended falls to the nearest above that takes in orphans: who asked.
+            if os.fork():
+                os._exit(0)
+            asking.close()
+            for target, file in enumerate(files):
+                os.dup2(file, target)
+            for file in (*files, read):
+                os.close(file)
+            asked: dict[str, Any] = json.loads(request)
+            _stand(**asked.pop("stand"))
+            os.write(write, os.getpid().to_bytes(8))
+            os.close(write)
+            return asked
+        os.waitpid(between, 0)
+        os.close(write)
+        asking.send(os.read(read, 8) or bytes(8))
+        for file in (*files, read):
+            os.close(file)
+
+
+def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
+    """Puts this process into a session or process group of its own, and into a network namespace."""
+    if session:
+        os.setsid()
+    elif group >= 0:
+        os.setpgid(0, group)
+    if network:
+        with open(f"/run/netns/{network}") as namespace:
+            if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), f"setns {network}")
+
+
+def _run(
+    seed: socket.socket, module: str, arguments: list[str], environment: dict[str, str], folder: str
+) -> None:
+    """Makes this process what a fresh one would be, but for its children, and runs the module."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for option, value in ((_PR_SET_NAME, module.encode()), (_PR_SET_CHILD_SUBREAPER, 1)):
+        ctypes.CDLL(None).prctl(option, value)
+    become(environment)
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    os.chdir(folder)
+    sys.argv = [module, *arguments]
+    _fork_modules(seed)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _fork_modules(seed: socket.socket) -> None:
+    """From here on, `subprocess` has this process's seed fork what runs a module of Python's."""
+    afresh = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    one_by_one = threading.Lock()
+
+    def start(process: Any, args: Any, *how: Any) -> None:
+        _, preexec, _, pass_fds, folder, environment, *_ = how
+        pipes, (session, group) = how[9:15], how[-2:]
+        module = list(args[2:]) if list(args[:2]) == [sys.executable, "-m"] else []
+        if not module or preexec or pass_fds or folder:
+            return afresh(process, args, *how)
+        stdin, _, _, stdout, _, stderr = pipes
+        files = [given if given >= 0 else own for own, given in enumerate((stdin, stdout, stderr))]
+        told = {
+            "module": module[0],
+            "arguments": module[1:],
+            "environment": dict(os.environ if environment is None else environment),
+            "stand": {"session": session, "group": group},
+        }
+        with one_by_one:
+            process.pid = _ask(seed, files, **told)
+        process._child_created = True
+        process._close_pipe_fds(*pipes)
+        return None
+
+    subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()
