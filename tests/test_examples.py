@@ -14,6 +14,7 @@ from torch import nn
 
 import workers
 from ps.errors import UsageError
+from tests.pictures import idx, write_pictures
 from workers import context
 from workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
 from workers.examples.images import images, read_idx
@@ -157,11 +158,6 @@ def test_the_learning_rate_rises_from_one_workers_to_all() -> None:
     assert mnist.warmth(0, factor=4, warm_up=0) == 1.0
 
 
-def idx(values: torch.Tensor) -> bytes:
-    header = bytes((0, 0, 8, values.dim())) + b"".join(size.to_bytes(4, "big") for size in values.shape)
-    return header + bytes(values.flatten().tolist())
-
-
 def test_mnists_files_are_read_packed_or_not(tmp_path: Path) -> None:
     pictures = torch.arange(24, dtype=torch.uint8).view(2, 3, 4)
     for part in ("train", "t10k"):
@@ -227,8 +223,10 @@ def test_a_file_that_is_replaced_leaves_nothing_else(alone: None, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(ddp_amp.DTYPES))
 def test_mixed_precision_goes_on_in_the_same_bits(alone: None, tmp_path: Path, precision: str) -> None:
+    write_pictures(tmp_path, 128)
+
     def run(epochs: int, file: str) -> bytes:
-        flags = ["--epochs", str(epochs), "--precision", precision, "--batch-size", "128"]
+        flags = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]
         ddp_amp.main([*flags, "--checkpoint", str(tmp_path / file)])
         workers.shutdown()
         return (tmp_path / file).read_bytes()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.pictures import write_pictures
 from tests.system.cluster import Cluster
 
 pytestmark = pytest.mark.slow
@@ -88,9 +89,10 @@ def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
     _, address = cluster.server("--workers", "2")
     monkeypatch.setenv("PS_SERVER", address)
     monkeypatch.setenv("PS_TOPOLOGY", topology)
+    write_pictures(tmp_path, 256)
 
     def run(epochs: int, file: str) -> bytes:
-        arguments = ["--epochs", str(epochs), "--precision", precision, "--batch-size", "128"]
+        arguments = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]
         name = f"launcher{len(cluster.programs)}"
         flags = ["--nodes", "1", "--gpus", "2", "--nr", "0", "--checkpoint", str(tmp_path / file)]
         launcher = cluster.run(name, "workers.examples.ddp_amp", *arguments, *flags)
