@@ -20,8 +20,8 @@ COMMANDS = {
 @pytest.mark.parametrize("path", COMMANDS)
 def test_the_example_is_what_its_command_prints(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert program(*COMMANDS[path]) == 0
-    assert (DEPLOY / path).read_text() == capsys.readouterr().out
+    assert (DEPLOY / "examples" / path).read_text() == capsys.readouterr().out
 
 
 def test_every_example_has_its_command() -> None:
-    assert {f"examples/{path.name}" for path in (DEPLOY / "examples").iterdir()} == COMMANDS.keys()
+    assert {path.name for path in (DEPLOY / "examples").iterdir()} == COMMANDS.keys()
