@@ -19,8 +19,12 @@ from ps.errors import HubringError, UsageError
 from tests.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 from workers.compare import comparison, lifeline
 from workers.compare.command import going_on
+from workers.compare.commands import run as command
 from workers.compare.commands.list import show_list
 from workers.compare.comparison import Comparison
+from workers.compare.cost import calibration
+from workers.compare.experiment import LinkTable
+from workers.compare.hardship import network
 from workers.compare.job import Job
 from workers.compare.lifeline import Lifeline
 from workers.compare.measure import Numbers, measure
@@ -90,6 +94,24 @@ def test_who_goes_on_with_a_script_that_was_changed_is_warned(tmp_path: Path) ->
     _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
     [warning] = heard.warnings
     assert "train.py was changed after n2 k1 ring seed0, one of 2 finished runs" in warning
+
+
+def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = experiment(rows=("ring",), link=LinkTable(rate=(2e8,)))
+    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(calibration, "calibrate", lambda tell: pytest.fail("it was calibrated"))
+    with pytest.raises(UsageError, match=r"the link 200mbit was asked for, but .*need root"):
+        command._here(linked, tmp_path)
+
+
+def test_what_is_missing_is_what_was_not_finished(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        carried_out(tmp_path, Interrupted())
+    assert [run.label for run in Comparison.open(tmp_path).missing] == LABELS[3:]
+    carried_out(tmp_path, Replayed())
+    assert Comparison.open(tmp_path).missing == []
 
 
 @pytest.mark.slow

@@ -143,6 +143,11 @@ class Comparison:
         """Folder of a run."""
         return self.folder / "runs" / run.label
 
+    @property
+    def missing(self) -> list[Run]:
+        """Runs that are not finished."""
+        return [run for run in runs(self.experiment) if not outcome.finished(self.place(run))]
+
     def run(
         self, trainer: Trainer, watcher: Watcher, calibrate: Callable[[], Constants] | None = None
     ) -> dict[str, Any]:

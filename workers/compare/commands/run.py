@@ -143,9 +143,9 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
     from workers.compare.runner import Runner
     from workers.compare.screen import Screen
 
-    for setting in experiment.settings:
-        hosts.check(setting)  # rather than after a minute's calibration
     comparison = Comparison.begin(experiment, folder, typed())
+    for missing in comparison.missing:
+        hosts.check(missing.setting)  # rather than after a minute's calibration
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
         measure = partial(calibrate, tell=screen.calibrating)
