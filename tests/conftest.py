@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -13,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.orphans import take_in_orphans
+
 if TYPE_CHECKING:
     from tests.system.cluster import Cluster
     from tests.system.nursery import Nursery
@@ -22,8 +23,6 @@ SYSTEM_SECONDS = 600.0
 
 GRACE = 20.0
 """Seconds in which a process that was told to end may do so; a busy machine takes its time."""
-PR_SET_CHILD_SUBREAPER = 36
-
 
 ALONE = ("tests/deploy/", "tests/launchers/")
 """Folders whose tests share what a machine has room for once, a Docker engine or a SLURM."""
@@ -52,8 +51,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(autouse=True, scope="session")
 def orphans_come_to_us() -> None:
     """Makes a process whose parent ended a child of this one, so that it is not lost from sight."""
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
+    take_in_orphans()
 
 
 @pytest.fixture(scope="session")

@@ -28,12 +28,13 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 from ps.config import become, spare_forks
+from tests.orphans import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "ps.server", "workers.run")
 """torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""
 _LONGEST = 1 << 17
 """Bytes of one request, which is mostly the environment."""
-_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+_PR_SET_NAME = 15
 _CLONE_NEWNET = 0x40000000
 
 
@@ -193,8 +194,8 @@ def _run(
     import torch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for option, value in ((_PR_SET_NAME, module.encode()), (_PR_SET_CHILD_SUBREAPER, 1)):
-        ctypes.CDLL(None).prctl(option, value)
+    take_in_orphans()
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, module.encode())
     become(environment)
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     os.chdir(folder)
@@ -204,8 +205,13 @@ def _run(
 
 
 def _fork_modules(seed: socket.socket) -> None:
-    """From here on, `subprocess` has this process's seed fork what runs a module of Python's."""
-    afresh = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    """From here on, `subprocess` has this process's seed fork what runs a module of Python's.
+
+    `_execute_child` is nobody's interface, but whatever starts a program comes through it, asyncio too, with
+    its pipes made; and what follows, waiting and signals, is `Popen`'s own as ever.
+    """
+    popen: Any = subprocess.Popen
+    afresh = popen._execute_child
     one_by_one = threading.Lock()
 
     def start(process: Any, args: Any, *how: Any) -> None:
@@ -228,7 +234,7 @@ def _fork_modules(seed: socket.socket) -> None:
         process._close_pipe_fds(*pipes)
         return None
 
-    subprocess.Popen._execute_child = start  # type: ignore[attr-defined]
+    popen._execute_child = start
 
 
 if __name__ == "__main__":

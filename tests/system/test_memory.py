@@ -27,10 +27,9 @@ def held(server: Program) -> int:
     return sum(1024 * int(line.split()[1]) for line in rollup if line.startswith(kinds))
 
 
-@pytest.mark.parametrize(("transport", "steps"), [("shm", 10_000), ("zmq", 4_000), ("grpc", 4_000)])
-def test_a_shard_does_not_grow_over_thousands_of_steps(
-    cluster: Cluster, tmp_path: Path, transport: str, steps: int
-) -> None:
+@pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
+def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Path, transport: str) -> None:
+    steps = 10_000
     server, address = cluster.server("--workers", "2", "--once")
     early, late = tmp_path / "early", tmp_path / "late"
     holds = ["hold", str(early), "1000", "hold", str(late), str(steps)]

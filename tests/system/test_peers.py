@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.needs import do_without
 from tests.system.cluster import SMALL, Cluster, Program
 from tests.test_peers import Here
 from workers.compare import gate
@@ -40,7 +41,7 @@ def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -
     """Trains by a peer to the end; its results by rank."""
     row = find(name)
     if missing := row.missing():
-        pytest.skip(missing)
+        do_without(missing)
     programs = PeerPrograms(row, 2, cluster.folder, Here(), servers=servers)
     serving = [cluster.start(f"{name} {each.name}", each.argv) for each in programs.server_programs()]
     if row.leads:
