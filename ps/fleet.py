@@ -40,6 +40,7 @@ class Shard:
     host_id: str
     addresses: dict[str, str]
     channel: grpc.aio.Channel
+    stub: ShardControlAsyncStub
     heard: float
     worker: int = 0
     """Incarnation of the worker that brought it; 0 where nobody did."""
@@ -74,6 +75,7 @@ class Fleet:
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         """Takes a shard in under this number."""
+        channel = open_async_channel(request.addresses["grpc"])
         shard = Shard(
             index=index,
             token=request.token,
@@ -81,7 +83,8 @@ class Fleet:
             pid=request.pid,
             host_id=request.host_id,
             addresses=dict(request.addresses),
-            channel=open_async_channel(request.addresses["grpc"]),
+            channel=channel,
+            stub=ShardControlStub(channel),
             heard=now,
             worker=request.worker,
         )
@@ -161,7 +164,7 @@ class Fleet:
 
     async def _one(self, shard: Shard, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> _T:
         try:
-            return await call(ShardControlStub(shard.channel))
+            return await call(shard.stub)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigError(f"{shard}: {error.details()}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from html import escape
 
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
@@ -35,13 +36,13 @@ def element(tag: str, /, *children: Child | Iterable[Child], **attributes: Value
         attributes: `class_` is written `class`, `aria_label` `aria-label`. None and False leave one out, True
             writes the name alone.
     """
-    opened = f"<{tag}{''.join(_attribute(key, value) for key, value in attributes.items())}>"
-    return Html(opened if tag in VOID else f"{opened}{together(*children)}</{tag}>")
+    opened = f"<{tag}{''.join([_attribute(key, value) for key, value in attributes.items()])}>"
+    return Html(opened if tag in VOID else f"{opened}{_joined(children)}</{tag}>")
 
 
 def together(*children: Child | Iterable[Child]) -> Html:
     """Several elements or texts, one after the other."""
-    return Html("".join(_child(child) for child in children))
+    return Html(_joined(children))
 
 
 def verbatim(text: str) -> Html:
@@ -49,20 +50,23 @@ def verbatim(text: str) -> Html:
     return Html(escape(text, quote=False))
 
 
+def _joined(children: Iterable[Child | Iterable[Child]]) -> str:
+    return "".join([child if type(child) is Html else _child(child) for child in children])
+
+
 def _child(child: Child | Iterable[Child]) -> str:
     if child is None:
         return ""
-    if isinstance(child, Html):
+    if isinstance(child, str):
+        return _text(child)
+    if isinstance(child, int | float):
         return str(child)
-    if isinstance(child, str | int | float):
-        return _text(child) if isinstance(child, str) else str(child)
-    return together(*child)
+    return _joined(child)
 
 
+@lru_cache(maxsize=1024)  # of a table's cells, most say what others say, or said before
 def _text(text: str) -> str:
-    if " " in text:  # most have none, and looking for units takes longer than looking for that
-        text = _UNIT.sub("\\1\u00a0\\2", text)
-    return escape(text, quote=False)
+    return escape(_UNIT.sub("\\1\u00a0\\2", text), quote=False)
 
 
 def _attribute(key: str, value: Value) -> str:

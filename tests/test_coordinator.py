@@ -41,8 +41,8 @@ class FakeFleet(Fleet):
         self.silent_ones = False
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
-        channel: Any = None
-        shard = Shard(index, request.token, "here", 1, "host", {}, channel, float("inf"), request.worker)
+        none: Any = None
+        shard = Shard(index, request.token, "here", 1, "host", {}, none, none, float("inf"), request.worker)
         self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
         return shard
 

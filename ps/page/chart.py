@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from ps.markup import Html, element, percent, together
 from ps.page.figures import duration
@@ -71,6 +72,7 @@ def _level(level: float, share: float, write: Callable[[float], str]) -> Html:
     return together(line, element("text", write(level), x=-8, y=at, dy="0.32em", class_="tick end"))
 
 
+@lru_cache(maxsize=256)
 def bar(share: float, kind: str) -> Html:
     """A bar within a table, from 0 to 1; the cell beside it says what it shows."""
     shown = element("rect", width=percent(share), height=10)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ps.journal import Journal
 from ps.page.history import History
 from ps.page.memo import Memo
-from ps.page.moment import Moment, states
+from ps.page.moment import Moment, State, states
 from ps.page.rates import Rates
 from ps.page.reader import Reader
 from ps.page.section import Section
@@ -23,10 +23,10 @@ from ps.page.sections.waits import waits
 from ps.page.sections.workers import workers
 from ps.timing import TimeSource
 
-TICK_SECONDS = 0.2
+TICK_SECONDS = 0.3
 """How often a hub is looked at while somebody watches: a change of somebody's state is painted at once."""
 
-FRESH_SECONDS = 0.7
+FRESH_SECONDS = 0.65
 """Until when a painting does for all else. At the next look after that a new one is due, in less than 1 s."""
 
 SECTIONS: Mapping[str, Callable[[Moment, Memo], Section]] = {
@@ -72,19 +72,21 @@ class Painter:
         self._busy = asyncio.Lock()
         self._last: Painting | None = None
         self._painted = 0.0
+        self._shown: dict[int, State] = {}
 
     async def latest(self) -> Painting:
         """One that is fresh, and shows everybody in the state that they are in now."""
         async with self._busy:
-            if self._last is None or not self._does(self._last):
+            if self._last is None or not self._does():
                 self._last = await self._paint()
+                self._shown = states(self._last.moment.report)
                 self._painted = self._clock.now()
             return self._last
 
-    def _does(self, painting: Painting) -> bool:
+    def _does(self) -> bool:
         if self._clock.now() - self._painted >= FRESH_SECONDS:
             return False
-        return states(self._reader.workers()) == states(painting.moment.report)
+        return states(self._reader.workers()) == self._shown
 
     async def _paint(self) -> Painting:
         report = await self._reader.read()

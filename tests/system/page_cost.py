@@ -1,17 +1,20 @@
 """What the status page costs a job of many simulated workers.
 
-    page_cost.py WORKERS SHARDS BLOCKS SECONDS
+    page_cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE
 
 The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
-lines to the shards; all push one gradient a step, in lockstep. In turns of SECONDS nobody watches, or
-somebody does: one browser's stream is read, and the metrics are asked for every five seconds, as
-Prometheus might. Prints one JSON object: of each turn the median step, and the hub process's processor time.
+lines to the shards; in lockstep all sleep for COMPUTE seconds, as long as an accelerator would compute, and
+push one gradient. In turns of SECONDS nobody watches; the page
+is watched: one browser's stream is read; or it is watched and metrics are asked for besides, every five
+seconds, as Prometheus might. Prints one JSON object: of each turn the median step, and the hub process's
+processor time; and what page and metrics add to it, as a share of the cores that all the rest runs on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
 import statistics
@@ -21,7 +24,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from ps.types import BucketSpec, TensorSpec
 from ps.work import Work
 
 NUMEL = 4096
+KINDS = ("nobody", "page", "page and metrics")
 SCRAPED_EVERY = 5.0
 LIMIT = 60.0
 HYPER = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
@@ -88,10 +92,11 @@ class SimulatedWorker:
 
 
 class Watched:
-    """Somebody watches: a stream is read, and metrics are asked for now and then."""
+    """Somebody watches: a stream is read, and where they are wanted metrics are asked for now and then."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page: str, metrics: bool) -> None:
         self._page = page
+        self._metrics = metrics
         self._over = threading.Event()
         self.frames = self.scrapes = 0
 
@@ -99,10 +104,13 @@ class Watched:
         host, _, port = self._page.removeprefix("http://").rpartition(":")
         self._stream = socket.create_connection((host, int(port)))
         self._stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        self._threads = [threading.Thread(target=run) for run in (self._read, self._scrape)]
+        self._threads = [threading.Thread(target=run) for run in self._runs()]
         for thread in self._threads:
             thread.start()
         return self
+
+    def _runs(self) -> list[Callable[[], None]]:
+        return [self._read, self._scrape] if self._metrics else [self._read]
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
@@ -149,11 +157,12 @@ def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], st
                 server.terminate()
 
 
-def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float) -> list[float]:
+def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float, compute: float) -> list[float]:
     """Steps in lockstep, for so long; how long each took."""
     took: list[float] = []
     until = time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
+        time.sleep(compute)
         for work in [each.push() for each in crew]:
             work.wait(LIMIT)
         for each in crew:
@@ -162,25 +171,25 @@ def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float) -> lis
     return took
 
 
-def measure(workers: int, shards: int, blocks: int, seconds: float) -> dict[str, Any]:
+def measure(workers: int, shards: int, blocks: int, seconds: float, compute: float) -> dict[str, Any]:
     turns: list[dict[str, Any]] = []
     with hub(workers, shards) as (server, address, page), ThreadPoolExecutor(workers) as pool:
         crew = list(pool.map(lambda _: SimulatedWorker(address, workers), range(workers)))
         for call in (lambda each: each.agree(shards), SimulatedWorker.init, SimulatedWorker.pull):
             list(pool.map(call, crew))
-        done = len(steps_for(crew, 0, 1.0))
-        for turn in range(2 * blocks):
-            # Now the one first, now the other, so that no drift favours either.
-            with_page = turn % 4 in (1, 2)
-            watched = Watched(page) if with_page else None
+        done = len(steps_for(crew, 0, 1.0, compute))
+        for turn in range(len(KINDS) * blocks):
+            # There and back again, so that no drift favours any.
+            kind = (*KINDS, *reversed(KINDS))[turn % (2 * len(KINDS))]
+            watched = None if kind == "nobody" else Watched(page, metrics=kind == "page and metrics")
             with watched or contextlib.nullcontext():
                 before, began = processor_seconds(server.pid), time.perf_counter()
-                took = steps_for(crew, done, seconds)
+                took = steps_for(crew, done, seconds, compute)
                 used = (processor_seconds(server.pid) - before) / (time.perf_counter() - began)
             done += len(took)
             turns.append(
                 {
-                    "watched": with_page,
+                    "kind": kind,
                     "steps": len(took),
                     "step_ms": 1000 * statistics.median(took),
                     "hub_cpu_ms_per_s": 1000 * used,
@@ -193,19 +202,24 @@ def measure(workers: int, shards: int, blocks: int, seconds: float) -> dict[str,
     return {"workers": workers, "shards": shards, "steps": done, "turns": turns, **summary(turns)}
 
 
-def summary(turns: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians over the turns with and without a watcher, and what the page adds."""
-    found = {}
-    for what in ("step_ms", "hub_cpu_ms_per_s"):
-        plain, seen = (
-            statistics.median(turn[what] for turn in turns if turn["watched"] is with_page)
-            for with_page in (False, True)
+def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Medians over the turns of each kind, and what watching adds."""
+    found: dict[str, Any] = {}
+    for kind in KINDS:
+        alike = [turn for turn in turns if turn["kind"] == kind]
+        step, cpu = (
+            statistics.median(turn[what] for turn in alike) for what in ("step_ms", "hub_cpu_ms_per_s")
         )
-        found |= {f"{what}_unwatched": plain, f"{what}_watched": seen}
-    found["step_added"] = found["step_ms_watched"] / found["step_ms_unwatched"] - 1
-    found["hub_cpu_added"] = (found["hub_cpu_ms_per_s_watched"] - found["hub_cpu_ms_per_s_unwatched"]) / 1000
+        plain = found.get("nobody", {"step_ms": step, "hub_cpu_ms_per_s": cpu})
+        found[kind] = {
+            "step_ms": step,
+            "hub_cpu_ms_per_s": cpu,
+            "step_added": step / plain["step_ms"] - 1,
+            "share_of_cores": (cpu - plain["hub_cpu_ms_per_s"]) / 1000 / len(os.sched_getaffinity(0)),
+        }
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*(int(argument) for argument in sys.argv[1:4]), float(sys.argv[4]))))
+    counts, seconds = sys.argv[1:4], sys.argv[4:6]
+    print(json.dumps(measure(*map(int, counts), *map(float, seconds))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element
+from ps.markup import Html, element, together
 from ps.page.chart import bar
 from ps.page.figures import size
 from ps.page.memo import Memo
@@ -39,7 +39,7 @@ def _row(shard: Shard, share: float) -> Html:
         size(shard.bytes_in),
         size(shard.bytes_out),
         f"{size(shard.rate)}/s",
-        [bar(share, "bytes"), f"{100 * share:.0f} %"],
+        together(bar(share, "bytes"), f"{100 * share:.0f} %"),
         f"{shard.pushes:,}",
         f"{shard.dropped:,}",
         versions,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ps.markup import Html, element
 from ps.page.figures import NOTHING, loss, number
 from ps.page.memo import Memo
@@ -34,13 +36,18 @@ def _made(
     step, rate, lost = told or (None, None, None)
     return row(
         str(rank),
-        element("span", doing, class_=f"state {kind(state)}"),
+        _standing(doing, state),
         NOTHING if step is None else f"{step:,}",
         NOTHING if rate is None else number(rate),
         loss(lost),
         where or NOTHING,
         name=f"worker-{rank}",
     )
+
+
+@lru_cache(maxsize=256)
+def _standing(doing: str, state: State) -> Html:
+    return element("span", doing, class_=f"state {kind(state)}")
 
 
 def kind(state: State) -> str:
