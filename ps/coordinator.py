@@ -369,6 +369,7 @@ class Coordinator:
             "started": self._complete,
             "epoch": self._published,
             "draining": self.stopping or self.job.draining,
+            "ends_with_job": self.config.once or self.stopping,
             "failure": str(self.failure or self.job.failure or ""),
             "world_size": self.job.world_size or self.config.workers,
             "lease_seconds": self.config.lease,

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 """Of `exposition`: the text format that every Prometheus reads."""
 
-STALENESS_BUCKETS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0)
+STALENESS_BUCKETS = (0.0, *(2.0**power for power in range(12)))
 """Versions, each bound included; one more bucket takes the rest."""
 
 Report = Mapping[str, Any]
@@ -141,11 +141,11 @@ def _shards_up(report: Report) -> Iterator[Reading]:
 
 
 def _held(report: Report) -> Iterator[Reading]:
-    present = {str(row["rank"]): 0.0 for row in report["workers"]}
+    present = [str(row["rank"]) for row in report["workers"]]
     for (shard,), ranks in _shards("held_seconds")(report):
-        # The slowest is never held, and the one to look for: it counts 0.
-        for rank, seconds in (present | ranks).items():
-            yield (shard, rank), seconds
+        # The slowest is never held, and the one to look for: it counts 0. Who is gone holds nobody up.
+        for rank in present:
+            yield (shard, rank), ranks.get(rank, 0.0)
 
 
 # fmt: off
@@ -161,6 +161,8 @@ METRICS = (
            "1 while the job, or the hub itself, cannot go on."),
     Metric("ps_draining", "gauge", (), "", _hub("draining"),
            "1 while all workers are asked to leave after their step."),
+    Metric("ps_ends_with_job", "gauge", (), "", _hub("ends_with_job"),
+           "1 where the hub ends when its job does: `--once`, or it was asked to stop."),
     Metric("ps_epoch", "gauge", (), "", _hub("epoch"),
            "Rises with every change of who takes part, from 1 on; 0 before the job begins."),
     Metric("ps_world_size", "gauge", (), "workers", _hub("world_size"),

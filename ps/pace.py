@@ -17,9 +17,10 @@ class Pace:
     _from: int = 0
 
     def note(self, step: int, now: float) -> None:
-        """Takes down the steps completed by `now`, in monotonic seconds."""
-        if self._since is None or not self._from:  # from 0 on a job that resumes would leap
-            self._since, self._from = now, step
+        """Takes down the steps completed by `now`, in monotonic seconds; fewer than before: another job."""
+        # From 0 on a job that resumes would leap.
+        if self._since is None or not self._from or step < self._from:
+            self._since, self._from, self.rate = now, step, 0.0
         elif now - self._since >= LATELY:
             self.rate = (step - self._from) / (now - self._since)
             self._since, self._from = now, step

@@ -69,6 +69,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
         "started": True,
         "epoch": 1,
         "draining": False,
+        "ends_with_job": False,
         "failure": "",
         "world_size": count,
         "lease_seconds": 5.0,

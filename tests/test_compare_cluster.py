@@ -82,7 +82,7 @@ def test_who_says_alone_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
             "has 8 workers, and slurm started 4 tasks.*: start 8 tasks, or ask for at most 4",
         ),
         ({"link": {"rate": (1e9,)}}, r"\[link\] emulates links on one machine"),
-        ({"fault": {"rank": 0, "step": 3}}, r"\[fault\] kills a worker of this machine"),
+        ({"fault": {"rank": 1, "step": 3}}, r"\[fault\] kills a worker of this machine"),
     ],
 )
 def test_what_a_cluster_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:

@@ -105,6 +105,14 @@ def test_stragglers_cost_lockstep_more_than_others() -> None:
     assert speeds["hub-bsp"] < speeds["hub-ssp"] < speeds["hub-asp"]
 
 
+def test_a_process_alone_computes_for_all() -> None:
+    calm, computing = (
+        predict(CONSTANTS, "local", Setting(workers=4, compute=compute), JOB).step_seconds
+        for compute in (None, 0.01)
+    )
+    assert computing - calm == pytest.approx(0.04)
+
+
 def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> None:
     lossy = replace(LINKED, fault=Fault(rank=1, step=10))
     assert not predict(CONSTANTS, "ring", lossy, JOB).finished

@@ -132,6 +132,8 @@ def cluster(host: str) -> dict[str, Any]:
         (MACHINE, cluster("b"), "on one machine without a launcher, and this is slurm's b .ranks 0, 1;"),
         (cluster("a"), MACHINE, "on slurm's a .*, and this is one machine without a launcher"),
         (cluster("a"), cluster("b"), "on slurm's a .*, and this is slurm's b .*: go on there, or .* --out"),
+        (MACHINE, MACHINE | {"cores": 3}, "elsewhere, .*cores was 2 and is now 3; go on there, or .* --out"),
+        (MACHINE, MACHINE | {"torch": "3.0"}, "with other packages: torch was None and is now 3.0"),
     ],
 )
 def test_what_was_begun_elsewhere_does_not_go_on_here(
@@ -286,8 +288,10 @@ def test_a_run_s_folder_that_others_still_write_to_is_named(
 
 def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
     comparison = Comparison.begin(experiment(), tmp_path, "ps-compare run")
-    with (tmp_path / "experiment.json").open() as file:
+    with (tmp_path / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        # Rewrites the experiment's file, on which a lock would be lost.
+        comparison = Comparison.begin(experiment(timeout=99.0), tmp_path, "ps-compare run")
         with pytest.raises(UsageError, match="another ps-compare is at work in"):
             comparison.run(Replayed(), Heard())
 

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.compare.statistics import Interval, differ, median_interval, ratio_interval
+from workers.compare.statistics import (
+    Interval,
+    by_chance,
+    differ,
+    interval_words,
+    median_interval,
+    ratio_interval,
+)
 
 
 def chance_at_most(rank: int, count: int) -> float:
@@ -104,3 +111,10 @@ def test_rows_with_other_seeds_cannot_be_paired() -> None:
 def test_a_ratio_of_what_is_not_above_zero_is_refused(wrong: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         differ([1.0, wrong], [1.0, 2.0])
+
+
+def test_it_is_said_how_little_few_seeds_tell() -> None:
+    assert interval_words(3) == "is the range of the 3 seeds, which holds the median in 75% of cases"
+    assert interval_words(6).startswith("is the interval that holds the median in 95% of cases")
+    assert by_chance(3).endswith("in the same order every time in 25% of cases.")
+    assert by_chance(6) == ""

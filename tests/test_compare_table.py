@@ -13,7 +13,7 @@ from tests.replayed import Replayed, compared, record, row
 from workers.compare.job import JOBS, Job
 from workers.compare.measure import NAMES, Numbers, measure
 from workers.compare.noise import Noise
-from workers.compare.outcome import Line, Outcome
+from workers.compare.outcome import Line, Outcome, read_record
 from workers.compare.plan import Run
 from workers.compare.row import ROWS, select
 from workers.compare.setting import Setting
@@ -88,6 +88,24 @@ def test_seconds_and_samples_count_from_the_end_of_the_first_step() -> None:
     assert found["seconds_to_target"] == pytest.approx(89 * 0.1 + 9 * 3.0)
     assert found["samples_to_target"] == 2 * 90 * 32
     assert found["seconds"] == pytest.approx(99 * 0.1 + 10 * 3.0)
+
+
+def test_without_lockstep_samples_are_those_that_all_took_by_then() -> None:
+    found = measured(record(0.1, pause=0.0), record(0.3, pause=0.0), job=aimed(0.9), name="hub-asp")
+    # 8.9 s after the first step, which each has taken by then.
+    assert found["samples_to_target"] == (90 + 30) * 32
+
+
+def test_who_was_killed_counts_for_no_speed() -> None:
+    result = {"exchange": EXCHANGE, "usage": USAGE}
+    found = measured(record(0.1), record(0.1)[:20], results=[result, None])
+    assert found["samples_per_second"] == pytest.approx(32 / 0.1)
+
+
+def test_what_is_no_finite_number_was_not_measured(tmp_path: Path) -> None:
+    file = tmp_path / "record 0.jsonl"
+    file.write_text('{"step": 1, "loss": NaN, "test_loss": Infinity, "samples": 32}\n')
+    assert read_record(file) == [{"step": 1, "samples": 32}]
 
 
 def test_a_target_that_was_not_reached_has_no_time() -> None:

@@ -66,6 +66,15 @@ def test_it_says_plainly_whether_the_hub_wins_or_loses_and_why(tmp_path: Path, h
     assert f"copies and cores decide, not wires{joint} 3 busy processes share 2 cores" in words
 
 
+def test_on_a_cluster_no_machine_s_cores_are_blamed(tmp_path: Path) -> None:
+    found = compared(tmp_path, paced({"hub-bsp": 0.02, "local": 0.001}), seeds=SEEDS)
+    found["machine"] = {"cores": 64, "launcher": "slurm", "hosts": {"a": {}, "b": {}}}
+    said = "\n".join(in_words(found))
+    assert "The hub loses here, because its steps wait 5.00 ms" in said
+    assert "on one machine" not in said
+    assert "these machines have too few cores" in said
+
+
 def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
     said = verdict(
         tmp_path, paced({"hub-bsp": 0.02}), workers=(4,), servers=(2,), link=LinkTable(rate=(1e9,))
@@ -130,7 +139,7 @@ def test_a_target_reached_with_some_seeds_only_wins_no_race(tmp_path: Path) -> N
 
 def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"local": 0.001}))
-    assert "loses to one process alone" in said
+    assert "loses to one process alone, with as many threads as each of them:" in said
     assert "this job is too small, or this machine has too few cores, for dividing it to pay." in said
 
 
@@ -276,3 +285,9 @@ def test_a_ratio_is_decided_where_its_interval_and_its_size_say_so(
 def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
     assert ratio({"values": [None, 2.0]}, {"values": [1.0, 1.0]}) == Ratio(2.0)
     assert ratio({"values": [None]}, {"values": [1.0]}) is None
+
+
+@pytest.mark.parametrize("wrong", [None, 0.0, -1.0])
+def test_what_is_not_above_zero_has_no_ratio(wrong: float | None) -> None:
+    assert ratio({"values": [wrong]}, {"values": [2.0]}) is None
+    assert ratio({"values": [2.0]}, {"values": [wrong]}) is None

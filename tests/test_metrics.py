@@ -157,6 +157,15 @@ def test_who_is_never_held_counts_zero_lest_the_straggler_be_missing(monkeypatch
     run(story())
 
 
+def test_who_is_gone_is_no_straggler(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        report = await told(await busy(monkeypatch))
+        report["workers"] = report["workers"][1:]
+        assert series(report, "ps_shard_held_seconds_total") == {("1", "0"): 0}
+
+    run(story())
+
+
 def test_steps_are_left_out_until_one_is_told_lest_a_resumed_job_seem_to_leap(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -23,3 +23,14 @@ def test_a_job_that_resumes_does_not_leap() -> None:
     assert pace.rate == 0.0
     pace.note(10_030, 3 * LATELY)
     assert pace.rate == 30 / LATELY
+
+
+def test_what_begins_anew_does_not_run_backwards() -> None:
+    pace = Pace()
+    pace.note(10_000, 0.0)
+    pace.note(20_000, LATELY)
+    pace.note(0, 2 * LATELY)
+    assert pace.rate == 0.0
+    pace.note(30, 3 * LATELY)
+    pace.note(60, 4 * LATELY)
+    assert pace.rate == 30 / LATELY

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ps.config import ServerConfig
+from ps.page import listener
 from ps.page.site import Site
 from tests.paged import TOKEN, PagedHub
 
@@ -117,3 +119,21 @@ def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
         assert str(file) in site.banner()[0]
 
     visit(hidden, token_file=file)
+
+
+def test_who_says_nothing_is_let_go_and_takes_nobody_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MOST_LINES", 2)
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
+
+    async def story(site: Site, hub: PagedHub) -> None:
+        lines = [await dial(site) for _ in range(3)]
+        for reader, writer in reversed(
+            lines
+        ):  # the last came when there were too many, the others say nothing
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+        answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+
+    visit(story)

@@ -152,6 +152,17 @@ def test_checkpoints_are_for_the_one_who_keeps_the_parameters(
     assert (found.servers_folder, found.workers_folders) == (servers, workers)
 
 
+@pytest.mark.parametrize(
+    ("flags", "servers", "workers"), [({}, Path("kept"), ()), ({"topology": "ring"}, None, (Path("kept"),))]
+)
+def test_a_variable_says_of_checkpoints_what_the_flag_says(
+    flags: dict[str, Any], servers: Path | None, workers: tuple[Path, ...]
+) -> None:
+    said = {"PS_CHECKPOINT_DIR": "kept", "PS_CHECKPOINT_EVERY": "60"}
+    found = assemble({"engine": "slurm", "workers": 2, **flags}, [], None, said)
+    assert (found.servers_folder, found.workers_folders) == (servers, workers)
+
+
 def test_time_is_counted_in_seconds() -> None:
     assert job(workers=1).seconds is None
     assert job(workers=1, time="0:01:30").seconds == 90

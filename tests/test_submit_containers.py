@@ -131,6 +131,12 @@ def test_pods_are_hardened_and_know_their_limits(kind: str) -> None:
     assert worker["command"][3:7] == ["--nodes", "2", "--gpus", "2"]
 
 
+def test_a_pod_of_several_workers_that_is_taken_away_stops_no_other() -> None:
+    assert inside(jobs("train.py", nodes=2, gpus=2)["worker"])["command"][7:9] == ["--on-preempt", "leave"]
+    for flags in ({"topology": "ring"}, {"on_preempt": "all"}):
+        assert "leave" not in inside(jobs("train.py", nodes=2, gpus=2, **flags)["worker"])["command"]
+
+
 def test_workers_are_pods_of_an_indexed_job_that_begins_once_the_server_is_ready() -> None:
     found = kinds("train.py")["JobSet"]["spec"]["replicatedJobs"]
     assert [one["name"] for one in found] == ["server", "worker"]

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,13 @@ GOODBYE_SECONDS = 1
 """How long whoever is being answered may take to read the end of it."""
 
 MOST_VISITORS = 64
-"""At once; whoever comes beyond is told 503, and the process's descriptors stay its workers'."""
+"""At once; whoever comes beyond is told 503."""
+
+MOST_LINES = 128
+"""Connections at once; those beyond are cut, so that the process's descriptors stay its workers'."""
+
+SILENT_SECONDS = 5
+"""How long a connection may be without a word."""
 
 DATE_SECONDS = 1.0
 """How often the date is written anew that goes with every answer."""
@@ -34,7 +41,7 @@ class HttpListener:
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
         config = uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -42,6 +49,7 @@ class HttpListener:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            timeout_keep_alive=SILENT_SECONDS,
             timeout_graceful_shutdown=GOODBYE_SECONDS,
             limit_concurrency=MOST_VISITORS,
         )
@@ -54,6 +62,17 @@ class HttpListener:
         await asyncio.wait([self._serving])
         if error := self._serving.exception():
             log.error("the status page broke off: %s", error)
+
+
+class _Protocol(H11Protocol):
+    """Cuts those who come when there are too many already, and who never say a word."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_LINES:
+            transport.abort()
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(SILENT_SECONDS, self.timeout_keep_alive_handler)
 
 
 class _Server(uvicorn.Server):

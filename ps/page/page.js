@@ -69,6 +69,7 @@ function clock() {
   return new Date().toLocaleTimeString()
 }
 
+const AGAIN = 3000 // milliseconds
 const PATIENCE = 5 // seconds; while the server lives, its time up changes every second
 
 function watch() {
@@ -90,6 +91,10 @@ function watch() {
     say("no", `${clock()}: the server has said nothing for ${silent} s. It was stopped, or the network is cut. What you see is old.`)
   }, 1000)
   events.onerror = () => {
+    if (events.readyState === EventSource.CLOSED) { // an answer that is no stream, from a proxy say: the browser gives up
+      clearInterval(watchdog)
+      setTimeout(watch, AGAIN)
+    }
     if (document.body.dataset.live !== "no") say("no", `${clock()}: no connection to the server. What you see is old; trying again.`)
   }
   events.addEventListener("end", () => {

@@ -38,7 +38,8 @@ _WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """What a ring's server would not heed."""
 _KEEPERS = ("checkpoint_dir", "checkpoint_every")
-"""What is for the one who keeps the parameters."""
+"""What is for the one who keeps the parameters, by flag or by variable."""
+_KEEPERS_VARIABLES = frozenset(f"PS_{name.upper()}" for name in _KEEPERS)
 
 
 class Job(Struct, frozen=True, kw_only=True):
@@ -156,12 +157,17 @@ def _settle(
     workers_ = {field.name for field in fields(WorkerConfig)} & passed.keys()
     keeper = set(_KEEPERS) & passed.keys()
     told = {name: passed[name] for name in workers_ - keeper} | {"server": f"hub:{PORT}"}
-    worker = load_worker(told, config_file, variables)
+    others = {name: text for name, text in variables.items() if name not in _KEEPERS_VARIABLES}
+    worker = load_worker(told, config_file, others)
+    servers_variables = variables
     if worker.topology == "ring" or worker.aggregate:
         worker = load_worker({**told, **{name: passed[name] for name in keeper}}, config_file, variables)
         servers -= keeper
+        servers_variables = others
     listens = {"host": "0.0.0.0", "insecure": True, "once": True, "workers": workers}  # noqa: S104
-    server = load_server({**{name: passed[name] for name in servers}, **listens}, config_file, variables)
+    server = load_server(
+        {**{name: passed[name] for name in servers}, **listens}, config_file, servers_variables
+    )
     return worker, server
 
 

@@ -53,10 +53,13 @@ def worker(job: Job, server_name: str, name: str) -> Pod:
         server_name: Under which name the server is found.
         name: The container's.
     """
+    # One pod that is taken away is no end for the others: its workers come again.
+    alone = job.per_node > 1 and not job.stands_together and job.worker.on_preempt == "auto"
+    more = ["--on-preempt", "leave"] if alone else []
     inside = {
         "name": name,
         "image": job.config.image,
-        "command": _unexpanded(container.worker_command(job, server_name)),
+        "command": _unexpanded(container.worker_command(job, server_name, more)),
     }
     return _pod(job, inside, job.per_node, job.workers_folders, gpus=job.config.gpus)
 

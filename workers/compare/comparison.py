@@ -7,6 +7,7 @@
     report.html        the same as a page
     mllog.txt          as MLPerf's `:::MLLOG` lines
     tensorboard/       as TensorBoard's scalars
+    lock               held by whoever is at work in the folder
 
 The folder can be copied; nothing in it names the place where it was made but the commands.
 """
@@ -37,6 +38,7 @@ from workers.compare.results import results
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
+LOCK = "lock"
 _MAY_DIFFER = {"timeout", "tolerance", "about", "name"}
 """What changes nothing that was measured."""
 
@@ -247,17 +249,27 @@ def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
 
 
 def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
-    """Numbers from different machines are not to be compared."""
+    """Numbers from different machines, or of different versions, are not to be compared."""
     if any(there.get(name) != here.get(name) for name in ("launcher", "hosts")):
         raise UsageError(
             f"{folder} was begun on {machine.name_site(there)}, and this is {machine.name_site(here)}: go on"
             " there, or give another --out"
         )
+    differing = [
+        f"{name} was {there.get(name)} and is now {here.get(name)}"
+        for name in machine.DECIDING
+        if there.get(name) != here.get(name)
+    ]
+    if differing:
+        raise UsageError(
+            f"{folder} was begun elsewhere, or with other packages: {'; '.join(differing)}; go on there, or"
+            " give another --out"
+        )
 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / FILE).open("r+") as file:  # NFS locks exclusively only what may be written
+    with (folder / LOCK).open("a") as file:  # a file of its own: the others are replaced when rewritten
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:

@@ -50,7 +50,7 @@ class Ratio:
 def ratio(first: Number, second: Number) -> Ratio | None:
     """`first / second`; None where no seed has both above 0."""
     pairs = list(zip(first["values"], second["values"], strict=True))
-    both = [(a, b) for a, b in pairs if a and b]  # a None and a 0 have no ratio
+    both = [(a, b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
     if not both:
         return None
     ones, others = [a for a, _ in both], [b for _, b in both]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from statistics import fmean
 
-from workers.compare.measure import began, steps_of
+from workers.compare.measure import began, seen, steps_of
 from workers.compare.outcome import Outcome
 
 Point = dict[str, float]
@@ -19,14 +18,13 @@ def curves(outcome: Outcome, metric: str) -> dict[str, list[Point]]:
     """A run's curves.
 
     `loss` is the mean over ranks of each step's training loss, neighbours averaged where there are more
-    than `MOST`; `metric` is rank 0's measure. Samples are those of all workers, taken as rank 0's share
-    times their number; what comes before the zero of all seconds is drawn there.
+    than `MOST`; `metric` is rank 0's measure. Samples are those of all workers by then
+    (`workers.compare.measure`); what comes before the zero of all seconds is drawn there.
     """
     zero, first = began(outcome), outcome.records[0]
-    seen = accumulate(line.get("samples", 0) * len(outcome.records) for line in first)
     points = [
-        (line, {"seconds": round(max(0.0, line["seconds"] - zero), 6), "samples": samples})
-        for line, samples in zip(first, seen, strict=True)
+        (line, {"seconds": round(max(0.0, line["seconds"] - zero), 6), "samples": float(samples)})
+        for line, samples in zip(first, seen(outcome), strict=True)
     ]
     # Ranks may have taken different numbers of steps where one was lost on the way.
     together = zip(*(steps_of(record) for record in outcome.records), strict=False)

@@ -68,6 +68,10 @@ class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Seconds."""
 
 
+_OF_SCRIPTS = {"metric": None, "title": None, "rising": True, "samples": "samples"}
+"""What only a script's author can tell, as it stands where nobody did."""
+
+
 class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to compare.
 
@@ -142,13 +146,19 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UsageError(
                 "transport = shm and [link]: shared memory knows no link; take zmq or grpc, or drop [link]"
             )
+        if self.fault is not None and (self.fault.rank == 0 or self.fault.step < 2):
+            raise UsageError(
+                f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: rank 0 measures the model, and"
+                " whoever is lost should have taken two steps; name another rank, and a step from 2 on"
+            )
         _ = self.settings  # each of which is checked where it is made
 
     def _check_peers(self) -> None:
         for row in self.ways:
             if row.peer is None:
                 continue
-            row.peer.check(linked=self.link is not None)
+            if self.link is not None and not row.peer.linked:
+                raise UsageError(f"row {row.name} runs on one machine: leave it, or the link, out")
             if self.fault is not None:
                 raise UsageError(
                     f"row {row.name} does not survive a lost worker: leave it out,"
@@ -160,6 +170,12 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise UsageError("give either job, one that ships, or script, one of your own")
         if self.script is None:
             _ = self.yardstick  # an unknown job is told now, not once it is trained
+            for name, usual in _OF_SCRIPTS.items():
+                if getattr(self, name) != usual:
+                    raise UsageError(
+                        f"{name} = {getattr(self, name)} is for a script of your own; job {self.job} is"
+                        f" measured by its {self.yardstick.title}"
+                    )
             return
         if self.metric is None:
             raise UsageError(

@@ -69,6 +69,9 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
         experiment = Experiment(**values)
     except UsageError as cause:
         raise UsageError(f"{source}: {cause}" if source else str(cause)) from cause
+    for row in experiment.ways:
+        if row.peer is not None:
+            row.peer.check()
     if experiment.script is not None and not experiment.script.is_file():
         raise UsageError(
             f"there is no script {experiment.script}; a relative path counts from the experiment's file, and"

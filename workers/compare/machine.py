@@ -9,6 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+DECIDING = ("processor", "cores", "hubring", "torch", "grpcio", "pyzmq")
+"""Of `describe`: what numbers depend on."""
+
 
 def describe() -> dict[str, str | int]:
     """Processor, cores that this process may use, system, and the versions that matter."""

@@ -4,11 +4,13 @@
   many) that do not follow a measurement of the model, for which others may have waited, nor hold
   or follow the saving of parameters after the first `EARLY`.
 - step_ms: median time from the report before a steady step to its own, over all ranks.
-- samples_per_second: samples of a rank's steady steps / the time that they took, summed over ranks;
-  a mean, not a median: where nobody waits for anybody, the median step hides who stood still.
+- samples_per_second: samples of a rank's steady steps / the time that they took, summed over the ranks
+  that were not killed; a mean, not a median: where nobody waits for anybody, the median step hides who
+  stood still.
 - seconds: on rank 0's clock since the end of its first step, which waits for everyone's start
   and pays for what is done once; measuring the model counts. seconds_to_target, samples_to_target:
-  until the measure first was as good as the target; samples are those of all workers.
+  until the measure first was as good as the target; samples are those of all workers by then, each
+  counted from the end of its own first step where workers do not step together.
 - bytes_sent_per_step, bytes_received_per_step: by a worker from its start to its end / its steps;
   mean over workers.
 - exposed_ms, hidden_ms: what a steady step waited for the exchange and computed nothing, and what of the
@@ -27,9 +29,10 @@ What was not measured is None, never 0.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
@@ -107,11 +110,29 @@ def began(outcome: Outcome) -> float:
     return zero
 
 
+def seen(outcome: Outcome) -> list[int]:
+    """Samples of all workers by each report of rank 0: by its step where all step together, else its time."""
+
+    def places(record: Sequence[Line]) -> list[float]:
+        """Of each report, on the scale that all ranks have in common."""
+        if outcome.run.row.synchronous:
+            return [line["step"] for line in record]
+        zero = steps_of(record)[0]["seconds"]
+        return [line["seconds"] - zero for line in record]
+
+    wanted, found = places(outcome.records[0]), [0] * len(outcome.records[0])
+    for record in outcome.records:
+        samples = list(accumulate((line.get("samples", 0) for line in record), initial=0))
+        there = places(record)
+        found = [before + samples[bisect_right(there, at)] for before, at in zip(found, wanted, strict=True)]
+    return found
+
+
 def _check(outcome: Outcome, job: Job) -> None:
     label = outcome.run.label
-    if not any(job.metric in line for line in outcome.records[0]):
+    if outcome.failed is None and not any(job.metric in line for line in outcome.records[0]):
         raise HubringError(
-            f"{label}: rank 0 reported no {job.metric!r}: nothing to compare;"
+            f"{label}: rank 0 reported no {job.metric!r} that is a finite number: nothing to compare;"
             f" call workers.report({job.metric}=...) there"
         )
     if any(len(steps_of(record)) < 2 for record in outcome.records):
@@ -150,7 +171,11 @@ def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
         "exposed_ms": exposed,
         "hidden_ms": _told(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
-        "samples_per_second": sum(pace.samples / sum(pace.seconds) for pace in paces),
+        "samples_per_second": sum(
+            pace.samples / sum(pace.seconds)
+            for pace, result in zip(paces, outcome.results, strict=True)
+            if result is not None
+        ),
         "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
     }
 
@@ -187,21 +212,17 @@ def _progress(outcome: Outcome, job: Job) -> Numbers:
     """How far the model came, and when."""
     zero = began(outcome)
     finals = [line for line in outcome.records[0] if job.metric in line]
-    reached = next((line for line in finals if job.reached(line[job.metric])), None)
+    reports = zip(outcome.records[0], seen(outcome), strict=True)
+    reached = [each for each in reports if job.metric in each[0] and job.reached(each[0][job.metric])]
     numbers: Numbers = {}
-    if reached is not None:
-        numbers["seconds_to_target"] = max(0.0, reached["seconds"] - zero)
-        numbers["samples_to_target"] = float(_samples(outcome.records, reached["step"]))
+    for line, samples in reached[:1]:
+        numbers["seconds_to_target"] = max(0.0, line["seconds"] - zero)
+        numbers["samples_to_target"] = float(samples)
     if outcome.failed is None:
         numbers["seconds"] = finals[-1]["seconds"] - zero
         numbers["final_loss"] = finals[-1].get("test_loss", finals[-1].get("loss"))
         numbers["final_metric"] = finals[-1][job.metric]
     return numbers
-
-
-def _samples(records: Sequence[Sequence[Line]], step: int) -> int:
-    """Samples of all workers up to this step of each."""
-    return sum(line["samples"] for record in records for line in steps_of(record) if line["step"] <= step)
 
 
 def _of_workers(outcome: Outcome) -> Numbers:

@@ -6,6 +6,7 @@ Where that file is, the run is finished, and is never repeated. The folder can b
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +19,7 @@ from workers.compare.noise import Noise
 from workers.compare.plan import Run
 
 Line = Mapping[str, Any]
-"""One report of a job: `step`, `seconds` since training began, and its metrics."""
+"""One report of a job: `step`, `seconds` since training began, and those of its metrics that are finite."""
 
 FILE = "outcome.json"
 
@@ -137,9 +138,18 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def read_record(path: Path) -> list[Line]:
-    """All whole reports in a record file; the last one of a killed worker may be cut."""
+    """All whole reports in a record file; the last one of a killed worker may be cut.
+
+    A metric that is no finite number, as a loss that has diverged, is left out: it was not measured.
+    """
     whole = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
+    return [_finite(json.loads(line)) for line in whole.splitlines()]
+
+
+def _finite(line: Line) -> Line:
+    return {
+        name: value for name, value in line.items() if not isinstance(value, float) or math.isfinite(value)
+    }
 
 
 def latest(path: Path) -> Line | None:

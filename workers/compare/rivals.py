@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.compare.cost.crossing import FORMULA, servers_needed
+from workers.compare.cost.way import goodput
 from workers.compare.scope import Scope
+from workers.compare.setting import Link
 
 Results = Mapping[str, Any]
+
+BEYOND = 1.25
+"""So many times its line rate's time an exchange takes that something else than links decides."""
 
 
 def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], results: Results) -> str:
@@ -53,9 +58,21 @@ def hub_against_ring(scope: Scope, results: Results) -> list[str]:
     if ratio is None or not ratio.decided:
         return [scope.say(said)]
     wins = ratio.value > 1
-    where = _wires(scope) if scope.setting["link"] else _cores(scope, results, wins)
-    reasons = "; ".join([*_waits(scope, hub), where])
-    return [scope.say(said), scope.say(f"the hub {'wins' if wins else 'loses'} here, because {reasons}.")]
+    reasons = [*_waits(scope, hub), *_where(scope, results, hub, wins)]
+    because = f"the hub {'wins' if wins else 'loses'} here, because {'; '.join(reasons)}."
+    return [scope.say(said), *([scope.say(because)] if reasons else [])]
+
+
+def on_a_cluster(results: Results) -> bool:
+    """Whether several machines took part."""
+    return len(results["machine"].get("hosts", ())) > 1
+
+
+def _where(scope: Scope, results: Results, hub: str, wins: bool) -> list[str]:
+    """What the way of the bytes had to do with it, where that is known."""
+    if scope.setting["link"]:
+        return [_wires(scope), *_beyond_wires(scope, results, hub)]
+    return [] if on_a_cluster(results) else [_cores(scope, results, wins)]
 
 
 def _waits(scope: Scope, hub: str) -> list[str]:
@@ -79,6 +96,21 @@ def _wires(scope: Scope) -> str:
         f"{n} workers on {k} server{'' if k == 1 else 's'} move {hub:.3g} times the model each way over the"
         f" busiest link, and the ring {ring:.3g} times; by bytes alone {wins} ({FORMULA})"
     )
+
+
+def _beyond_wires(scope: Scope, results: Results, hub: str) -> list[str]:
+    """Whether the links are what the hub waits for: one machine that plays all hosts has its own limit."""
+    n, k, rate = scope.setting["workers"], scope.setting["servers"], scope.setting["link"]["rate"]
+    sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
+    if not rate or sent is None or exposed is None:
+        return []
+    needed = 1e3 * max(1.0, n / k) * sent["median"] / goodput(Link(rate=rate))
+    if exposed["median"] < BEYOND * needed:
+        return []
+    return [
+        f"yet at line rate that takes {needed:.0f} ms: what holds the hub up here is less its links than the"
+        f" {results['machine']['cores']} cores on which {n + k} processes move the bytes of all of them"
+    ]
 
 
 def _cores(scope: Scope, results: Results, wins: bool) -> str:

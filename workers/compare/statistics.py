@@ -2,7 +2,8 @@
 
 Repeats are few and their times are skewed, so nothing is assumed of their distribution: the intervals are
 bootstrap percentile intervals (Efron 1979; Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-chapter 13). They are honest about what three seeds can tell: the interval is then the range of the three.
+chapter 13). They are honest about what three seeds can tell: the interval is then the range of the three, and
+says how often that holds the median (`interval_words`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,30 @@ class Interval:
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value <= self.high
+
+
+def interval_words(seeds: int) -> str:
+    """What an interval over so many seeds is: the end of a sentence about it.
+
+    Up to five values the bootstrap's interval is their range, which misses the median where all lie on one
+    side of it.
+    """
+    if seeds == 1:
+        return "is the one seed's value"
+    if seeds < 6:
+        held = f"{1 - 2 * 0.5**seeds:.0%}"
+        return f"is the range of the {seeds} seeds, which holds the median in {held} of cases"
+    return "is the interval that holds the median in 95% of cases, by bootstrap"
+
+
+def by_chance(seeds: int) -> str:
+    """What so few seeds cannot tell, as a sentence; empty where they are enough."""
+    if seeds == 1:
+        return "Everything ran with one seed, so nothing here tells chance from difference."
+    if seeds < 6:
+        odds = f"{2 * 0.5**seeds:.0%}"
+        return f"With {seeds} seeds, two equal rows come out in the same order every time in {odds} of cases."
+    return ""
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95, resamples: int = 2000) -> Interval:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from workers.compare.figures import NOTHING, size
 from workers.compare.findings import Entry, Findings, Number
 from workers.compare.goal import Goal
+from workers.compare.statistics import interval_words
 
 
 def columns(findings: Findings) -> list[str]:
@@ -37,7 +38,7 @@ def notes(findings: Findings) -> list[str]:
         _spread_note(findings.seeds): True,
         "Samples per second are means, step times medians, after warm-up.": True,
         "Emulated: workers slept for a part of every step instead of computing.": slept,
-        "local is one process with the whole batch.": "local" in rows,
+        "local is one process with the whole batch, and as many threads as each worker.": "local" in rows,
         "Bytes are sent and received; the ring's are computed, 2(n-1)/n of the model each.": ring,
         "Exposed: the part of the exchange that a step waited for, hidden behind no computation.": hub
         or ring,
@@ -50,8 +51,8 @@ def _spread_note(seeds: int) -> str:
     if seeds == 1:
         return "One seed: there is no interval, and nothing here tells chance from difference."
     return (
-        f"Medians over {seeds} seeds; ± is half of the interval that holds the median in 95 of 100 cases, by"
-        " bootstrap; (2/3): 2 of 3 seeds have a value."
+        f"Medians over {seeds} seeds; what ± is half of {interval_words(seeds)}; (2/3): 2 of 3 seeds have a"
+        " value."
     )
 
 

@@ -9,6 +9,7 @@ from workers.compare import rivals
 from workers.compare.contest import Ratio
 from workers.compare.hardships import hardships
 from workers.compare.scope import Scope, listed, scopes
+from workers.compare.statistics import by_chance
 
 Results = Mapping[str, Any]
 
@@ -105,11 +106,16 @@ def _against_one_process(scope: Scope, results: Results) -> list[str]:
     ratio = scope.ratio("samples_per_second", best, "local")
     assert ratio is not None
     contest = rivals.contest(
-        f"{best}, the fastest of many workers,", "one process alone", scope, (best, "local"), results
+        f"{best}, the fastest of many workers,",
+        "one process alone, with as many threads as each of them",
+        scope,
+        (best, "local"),
+        results,
     )
     if not ratio.decided or ratio.value > 1:
         return [scope.say(contest)]
-    why = "this job is too small, or this machine has too few cores, for dividing it to pay"
+    machines = "these machines have" if rivals.on_a_cluster(results) else "this machine has"
+    why = f"this job is too small, or {machines} too few cores, for dividing it to pay"
     return [scope.say(f"{contest[:-1]}: {why}.")]
 
 
@@ -157,6 +163,5 @@ def _caveats(results: Results) -> list[str]:
         said.append("Workers slept for a part of every step: these are times of an emulated machine.")
     if not results["noise"]["quiet"]:
         said.append(f"The machine was not idle. {' '.join(results['noise']['said'])}")
-    if len(experiment["seeds"]) == 1:
-        said.append("Everything ran with one seed, so nothing here tells chance from difference.")
-    return said
+    chance = by_chance(len(experiment["seeds"]))
+    return [*said, chance] if chance else said

@@ -157,13 +157,13 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
 
 
 def _of_one(setting: Setting) -> Setting:
-    """What of a setting a process alone meets: its own host's slowness, and no other's loss."""
+    """What of a setting a process alone meets: its own host's slowness, all computing, no other's loss."""
     slow = setting.straggler
     here = slow is not None and (not slow.ranks or 0 in slow.ranks)
     return Setting(
         workers=1,
         straggler=replace(slow, ranks=()) if slow is not None and here else None,
-        compute=setting.compute,
+        compute=None if setting.compute is None else setting.compute * setting.workers,
     )
 
 

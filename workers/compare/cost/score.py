@@ -89,7 +89,8 @@ class Score:
         """What its step takes beside the exchange and emulated computing."""
         computing = point.compute_seconds
         if computing is not None:
-            computing = max(0.0, computing - (point.setting.compute or 0.0))
+            slept = (point.setting.compute or 0.0) * (point.setting.workers if point.reading.alone else 1)
+            computing = max(0.0, computing - slept)
         job = replace(self._job, compute=computing or 0.0)
         foreseen = predict(self._constants, point.reading, point.setting, job)
         link = point.setting.link

@@ -44,19 +44,14 @@ class PeerRow:
             return f"{self.needs[0]} is not installed (pip install 'hubring[{self.needs[1]}]')"
         return ""
 
-    def check(self, *, linked: bool) -> None:
+    def check(self) -> None:
         """Makes sure that the row can be run here.
 
-        Args:
-            linked: Its processes are to be on hosts behind links.
-
         Raises:
-            UsageError: It cannot; says what to install, or what to leave out.
+            UsageError: It cannot; says what to install.
         """
         if missing := self.missing():
             raise UsageError(f"row {self.name}: {missing}")
-        if linked and not self.linked:
-            raise UsageError(f"row {self.name} runs on one machine: leave it, or the link, out")
 
 
 PEERS = {

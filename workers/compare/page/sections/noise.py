@@ -9,6 +9,7 @@ from workers.compare.figures import NOTHING, digits, percent
 from workers.compare.findings import Load
 from workers.compare.page.chart import Column, table
 from workers.compare.page.material import Material, section
+from workers.compare.statistics import by_chance
 
 
 def noise(material: Material) -> Html:
@@ -35,13 +36,8 @@ def _load(material: Material) -> str:
 
 def _few(material: Material) -> Html | None:
     """What so few seeds cannot tell."""
-    seeds = material.findings.seeds
-    if seeds == 1:
-        return element(
-            "p", "Everything ran with one seed: no interval can be given, and chance is not told apart."
-        )
-    weak = f"With {seeds} seeds, two equal rows come out in the same order every time with a chance of"
-    return element("p", f"{weak} {percent(2 * 0.5**seeds)}.") if 1 < seeds < 6 else None
+    said = by_chance(material.findings.seeds)
+    return element("p", said) if said else None
 
 
 def _spread(spreads: Iterable[tuple[str, float | None]]) -> Html | None:

@@ -8,6 +8,7 @@ from ps.markup import Html, element
 from workers.compare.circumstance import words
 from workers.compare.page.chart import Column, table
 from workers.compare.page.material import Material, section
+from workers.compare.statistics import interval_words
 
 
 def numbers(material: Material) -> Html | None:
@@ -29,9 +30,10 @@ def numbers(material: Material) -> Html | None:
         ]
         for each in rows
     ]
-    told = table("Every number: median over seeds, and its 95 % confidence interval", heads, lines)
+    told = table("Every number: median over seeds, and its interval", heads, lines)
     lead = (
-        "Medians over seeds with their 95 % confidence intervals; a dash stands where nothing was measured."
+        "Medians over seeds with their intervals. Each"
+        f" {interval_words(material.findings.seeds)}. A dash stands where nothing was measured."
     )
     shown = element("details", element("summary", "Numbers: every row, all that was measured"), told)
     return section("numbers", "Every number", lead, *_names(material), shown)

@@ -57,11 +57,13 @@ def _figure(material: Material, both: Sequence[Prediction], told: Html) -> Html:
     x, y = Axis(scale, "measured ms, log scale"), Axis(scale, "predicted ms, log scale")
     rows = list(dict.fromkeys(each.row for each in both))
     drawn = [_spots(material, row, both) for row in rows]
-    within = sum(abs(_error(each)) <= FAIR for each in both)
     says = (
         f"On the line, prediction and measurement are the same; in the band, {percent(FAIR)} apart at most."
-        f" {within} of {len(both)} are in the band, {_worst(both)}."
     )
+    foreseen = [each for each in both if not each.calibrated]
+    if foreseen:
+        within = sum(abs(_error(each)) <= FAIR for each in foreseen)
+        says += f" Of {len(foreseen)} not calibrated on {within} are in the band, {_worst(foreseen)}."
     drawing = lines(name, drawn, x, y, [_band(x, y)], height=300)
     title = "Predicted against measured step time"
     return figure(name, title, says, drawing, told, material.key(rows), opened=True)

@@ -15,7 +15,7 @@ from workers.compare.page.mark import key
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel, unaffected
 from workers.compare.page.scale import Linear, Log
-from workers.compare.statistics import median_interval
+from workers.compare.statistics import interval_words, median_interval
 
 SPOTS, TOLD = 60, 12
 """How many points are drawn of a line, and how many are told in numbers."""
@@ -28,7 +28,7 @@ def accuracy(material: Material) -> Html | None:
     goal = material.goal
     lead = (
         f"What counts in the end: {goal.title}, against the time on the clock since the first step."
-        " Each line is the median over seeds; its band is the 95 % confidence interval of that."
+        f" Each line is the median over seeds; its band {interval_words(material.findings.seeds)}."
     )
     found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
     return _section("accuracy", f"{goal.title.capitalize()} against time", lead, found)
@@ -71,9 +71,10 @@ def _loss(material: Material, panel: Panel, name: str) -> Html | None:
         return None
     spots = [spot for each in drawn for spot in each.spots]
     x = Axis(Linear.around((spot.x for spot in spots), zero=True), material.goal.samples)
-    y = Axis(
-        Log.around(value for spot in spots for value in (spot.low, spot.high)), "training loss, log scale"
-    )
+    values = [value for spot in spots for value in (spot.low, spot.high)]
+    logarithmic = min(values) > 0
+    scale = Log.around(values) if logarithmic else Linear.around(values)
+    y = Axis(scale, "training loss, log scale" if logarithmic else "training loss")
     says = _ends(drawn, f"after {{x}} {material.goal.samples}", "loss") + _missing(material, panel, drawn)
     told = _table(drawn, material.goal.samples, "loss", panel)
     return figure(

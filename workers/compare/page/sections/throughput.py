@@ -8,6 +8,7 @@ from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Bar, bars
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel
+from workers.compare.statistics import interval_words
 
 TOLD = (
     "samples_per_second",
@@ -23,9 +24,9 @@ def throughput(material: Material) -> Html:
     """Bars with intervals, one list a setting."""
     found = [_figure(material, panel, f"throughput-{index}") for index, panel in enumerate(material.panels)]
     lead = (
-        f"{material.goal.samples.capitalize()} a second after warm-up, medians over seeds; the whisker is the"
-        " 95 % confidence interval of the median. Fast steps are worth nothing that need more samples to get"
-        " there, so the way to the target stands below each bar."
+        f"{material.goal.samples.capitalize()} a second after warm-up, medians over seeds; the whisker"
+        f" {interval_words(material.findings.seeds)}. Fast steps are worth nothing that need more samples to"
+        " get there, so the way to the target stands below each bar."
     )
     return section("throughput", "Throughput, and what it was good for", lead, folded(found, "setting"))
 
