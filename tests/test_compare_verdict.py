@@ -86,6 +86,16 @@ def test_behind_links_the_bytes_are_the_reason(tmp_path: Path) -> None:
     assert "by bytes alone it wins from 3 servers on (k > n^2/(2(n-1)))" in said
 
 
+@pytest.mark.parametrize(("rate", "beyond"), [(1e9, True), (1e5, False)])
+def test_links_are_not_blamed_for_what_takes_far_longer_than_they_do(
+    tmp_path: Path, rate: float, beyond: bool
+) -> None:
+    link = LinkTable(rate=(rate,))
+    said = verdict(tmp_path, paced({"hub-bsp": 0.02}), workers=(4,), servers=(2,), link=link)
+    words = "what holds the hub up here is less its links than the 2 cores on which 6 processes move"
+    assert (words in said) == beyond
+
+
 def test_one_worker_behind_a_link_has_no_crossover(tmp_path: Path) -> None:
     link = LinkTable(rate=(1e9,))
     said = verdict(tmp_path, paced({"hub-bsp": 0.02}), workers=(1,), servers=(1,), link=link)
