@@ -127,9 +127,8 @@ def test_who_says_nothing_is_let_go_and_takes_nobody_s_place(monkeypatch: pytest
 
     async def story(site: Site, hub: PagedHub) -> None:
         lines = [await dial(site) for _ in range(3)]
-        for reader, writer in reversed(
-            lines
-        ):  # the last came when there were too many, the others say nothing
+        # The last is one too many, the others say nothing.
+        for reader, writer in reversed(lines):
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
