@@ -22,6 +22,7 @@ from ps.work import Work
 from workers import collectives
 from workers.bucketing import Bucket, make_buckets
 from workers.communicator import Communicator
+from workers.compare.experiment import Experiment, LinkTable
 from workers.compare.peers import ray_server, rows, rpc_server
 from workers.compare.peers.after_backward import AfterBackward
 from workers.compare.peers.interface import interface
@@ -132,19 +133,18 @@ def test_a_missing_library_is_named_with_the_extra_that_brings_it(
     monkeypatch.setattr(rows, "which", lambda _: "/usr/bin/mpirun")
     monkeypatch.setattr(rows, "find_spec", lambda _: None)
     with pytest.raises(UsageError, match=rf"row {name}: .* \(pip install 'hubring\[{extra}\]'"):
-        find(name).check(linked=False)
+        find(name).check()
 
 
 def test_without_mpirun_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "which", lambda _: None)
     with pytest.raises(UsageError, match="apt install openmpi-bin"):
-        find("mpi").check(linked=False)
+        find("mpi").check()
 
 
-def test_ray_is_refused_behind_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "find_spec", lambda _: object())
+def test_ray_is_refused_behind_links() -> None:
     with pytest.raises(UsageError, match="row ray runs on one machine"):
-        find("ray").check(linked=True)
+        Experiment(job="digits", rows=("local", "ray"), link=LinkTable(rate=(1e9,)))
 
 
 @pytest.mark.parametrize("name", PEERS)

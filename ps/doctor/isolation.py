@@ -24,7 +24,7 @@ from ps.doctor.finding import Finding, failure, skipped
 from ps.errors import ConfigError
 from ps.shard_command import ending
 
-LAST_SECONDS = 1.0
+LAST_SECONDS = 5.0
 """How long a process that was killed may take to end; one that hangs in the kernel is left to it."""
 
 _CHUNK = 1 << 16

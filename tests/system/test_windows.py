@@ -78,7 +78,7 @@ def test_they_end_in_the_same_bytes_on_every_kind_of_hub_and_go_on_from_one_on_a
 def test_who_leaves_first_keeps_the_parameters_of_its_last_step(
     cluster: Cluster, tmp_path: Path, kind: str
 ) -> None:
-    server, address = cluster.server("--workers", "2", "--once", *KINDS[kind])
+    server, address = cluster.server("--workers", "2", "--once", "--lease", "30", *KINDS[kind])
     both = pair(cluster, address, "worker", UNEVEN, "20", str(WIDTH), str(tmp_path / "go"))
     for one in both:
         one.done()
