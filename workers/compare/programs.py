@@ -133,7 +133,7 @@ class Programs:
         """Writes that file, where the setting has any."""
         setting = self.run.setting
         if setting.emulated:
-            told = Slowness(setting.straggler, self._compute(), self.run.seed)
+            told = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
             self.hardship.write_text(json.dumps(told.as_json()))
 
     def _written(self, rank: int) -> dict[str, object]:
@@ -144,11 +144,6 @@ class Programs:
         if self.run.setting.emulated:
             flags["hardship"] = self.hardship
         return flags
-
-    def _compute(self) -> float | None:
-        """Seconds; a process alone computes what the others share."""
-        one, setting = self.workers == 1, self.run.setting
-        return setting.compute * setting.workers if one and setting.compute else setting.compute
 
     def _transport(self) -> str:
         # Network namespaces of one machine share its memory, which would go past the link.

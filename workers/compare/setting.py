@@ -126,6 +126,12 @@ class Setting:
         """Whether time is spent that nothing was computed in."""
         return self.compute is not None or self.straggler is not None
 
+    def compute_of(self, processes: int) -> float | None:
+        """Seconds that each of so many sleeps in a step: one alone computes what the others share."""
+        if self.compute is None:
+            return None
+        return self.compute * (self.workers if processes == 1 else 1)
+
     @property
     def key(self) -> str:
         """What tells it from the others: a name for people, files and JSON."""

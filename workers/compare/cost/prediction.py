@@ -163,7 +163,7 @@ def _of_one(setting: Setting) -> Setting:
     return Setting(
         workers=1,
         straggler=replace(slow, ranks=()) if slow is not None and here else None,
-        compute=None if setting.compute is None else setting.compute * setting.workers,
+        compute=setting.compute_of(1),
     )
 
 

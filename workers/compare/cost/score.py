@@ -89,8 +89,8 @@ class Score:
         """What its step takes beside the exchange and emulated computing."""
         computing = point.compute_seconds
         if computing is not None:
-            slept = (point.setting.compute or 0.0) * (point.setting.workers if point.reading.alone else 1)
-            computing = max(0.0, computing - slept)
+            slept = point.setting.compute_of(1 if point.reading.alone else point.setting.workers)
+            computing = max(0.0, computing - (slept or 0.0))
         job = replace(self._job, compute=computing or 0.0)
         foreseen = predict(self._constants, point.reading, point.setting, job)
         link = point.setting.link
