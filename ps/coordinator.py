@@ -279,6 +279,12 @@ class Coordinator:
 
     # What the server's process asks for.
 
+    def excuse(self, seconds: float) -> None:
+        """This process was held up: what it did not hear meanwhile counts against nobody."""
+        log.warning("this server was held up for %.1f s; leases go on from where they were", seconds)
+        self.job.excuse(seconds)
+        self.fleet.excuse(seconds)
+
     async def tick(self) -> None:
         """Looks after leases, failures, checkpoints and the job's end; called a few times a second."""
         try:

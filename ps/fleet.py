@@ -102,6 +102,11 @@ class Fleet:
         """Some shard whose lease has run out."""
         return next((shard for shard in self.shards if now - shard.heard > self.lease_seconds), None)
 
+    def excuse(self, seconds: float) -> None:
+        """Gives all shards this much longer: nobody could have heard them meanwhile."""
+        for shard in self.shards:
+            shard.heard += seconds
+
     async def set_view(self, view: View) -> None:
         """Tells every shard who takes part; returns when all of them act on it."""
         members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]

@@ -253,6 +253,11 @@ class Job:
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
         return lost
 
+    def excuse(self, seconds: float) -> None:
+        """Lets leases stand still for so long, for a time when nobody could have heard a beat."""
+        if self.membership is not None:
+            self.membership.excuse(seconds)
+
     def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
         """Takes a worker out at its own wish, after `step` completed steps; returns its last news."""
         assert self.membership is not None

@@ -7,7 +7,8 @@ never gets a lost one back: it must join anew, as a new process. The view begins
 when all places are held at once; later joiners enter it when they are activated.
 The epoch rises with every change of the view, and with nothing else.
 
-Time is what the caller says it is, in monotonic seconds.
+Time is what the caller says it is, in monotonic seconds. Leases run only while
+somebody could hear a beat: for the rest, `excuse`.
 """
 
 from __future__ import annotations
@@ -122,6 +123,11 @@ class Membership:
             Fenced: This incarnation has no place any more.
         """
         self._place_of(sender).beaten = now
+
+    def excuse(self, seconds: float) -> None:
+        """Gives all holders this much longer: nobody could have heard them meanwhile."""
+        for place in self._places.values():
+            place.beaten += seconds
 
     def leave(self, sender: Sender) -> Member | None:
         """Frees a place at its holder's wish; None if it had none, as when it says so twice."""

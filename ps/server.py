@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,8 @@ from ps.transport.host import bracketed, local, numeric, objection, reachable
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
+HELD_UP_SECONDS = 0.5
+"""A tick that comes later than that finds leases run out whose holders beat in time, and were not heard."""
 GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end."""
 STOP_SECONDS = 15.0
@@ -213,12 +216,17 @@ class Server:
         """Runs until the coordinator is done, a shard died, or somebody is in a hurry."""
         died = asyncio.create_task(shards.first_end())
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
+        due = time.monotonic()
         try:
             while not any(task.done() for task in ends):
+                late = time.monotonic() - due
+                if late > HELD_UP_SECONDS:
+                    coordinator.excuse(late)
                 if died.done():
                     coordinator.shard_lost(died.result().text)
                 await coordinator.tick()
                 await self._health.tell(coordinator.troubles())
+                due = time.monotonic() + TICK_SECONDS
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (died, *ends):

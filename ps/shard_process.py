@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
 """How long a shard looks for its coordinator."""
+SILENT_SECONDS = 4.0
+"""How long the hub may be silent, however short the lease: one that was held up comes back."""
 
 
 class Registration:
@@ -110,12 +112,12 @@ class Registration:
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
 
     def _beat(self, lost: Callable[[], None]) -> None:
-        lease = self._reply.lease_seconds
+        lease, patience = self._reply.lease_seconds, max(self._reply.lease_seconds, SILENT_SECONDS)
         request = pb.ShardHeartbeatRequest(token=self._token)
         heard = time.monotonic()
-        while time.monotonic() - heard < lease:
+        while time.monotonic() - heard < patience:
             try:
-                if self._stub.ShardHeartbeat(request, timeout=lease).stop:
+                if self._stub.ShardHeartbeat(request, timeout=patience).stop:
                     break
                 heard = time.monotonic()
             except grpc.RpcError as error:
@@ -124,8 +126,8 @@ class Registration:
                 break
         else:
             self.failure = ServerUnreachable(
-                f"the hub at {self._control} has not answered for {lease:g} s: it was killed, stopped or cut"
-                " off. Start it again with the same --checkpoint-dir, then its shards and the workers"
+                f"the hub at {self._control} has not answered for {patience:g} s: it was killed, stopped or"
+                " cut off. Start it again with the same --checkpoint-dir, then its shards and the workers"
             )
         lost()
 

@@ -227,7 +227,7 @@ def test_leases_run_while_a_checkpoint_waits_for_its_step(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path, checkpoint_every=1.0)
+        hub = Hub(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, checkpoint_every=1.0)
         first, second = await hub.started()
         await hub.plan(first)
         hub.time.advance(2.0)

@@ -58,7 +58,7 @@ def test_a_ring_needs_no_shard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_silent_shard_takes_data_away(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(monkeypatch)
+        hub = Hub(monkeypatch, lease=5.0)
         await hub.shard()
         hub.fleet.shards[0].heard = hub.time.now()
         hub.time.advance(5.1)

@@ -83,6 +83,14 @@ def test_survivors_hear_once_of_a_lost_worker() -> None:
     assert running.failure is None
 
 
+def test_a_time_in_which_nobody_could_be_heard_counts_against_nobody() -> None:
+    running, (first, second) = full()
+    running.excuse(6.0)
+    assert running.expire(10.0) == []
+    running.beat(first, 7, 0.5, 10.0)
+    assert [member.rank for member in running.expire(12.0)] == [second.rank]
+
+
 @pytest.mark.parametrize(("keep_going", "topology"), [(False, "hub"), (True, "ring")])
 def test_a_loss_that_cannot_be_borne_fails_the_job(keep_going: bool, topology: str) -> None:
     running, (first, _) = full(keep_going, topology)

@@ -15,7 +15,7 @@ import selectors
 import signal
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -29,6 +29,7 @@ LAST_SECONDS = 5.0
 
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
@@ -44,8 +45,9 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
     runs: list[_Run] = []
     deadline = time.monotonic() + seconds
     try:
-        for check in checks:
-            runs.append(_start(check))
+        with _signals_held_back():
+            for check in checks:
+                runs.append(_start(check))
         _listen(runs, deadline)
     finally:
         for run in runs:
@@ -54,6 +56,16 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
         for run in runs:
             run.close()
     return [finding for run in runs for finding in run.findings(seconds)]
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Lets SIGINT and SIGTERM wait: what a handler raises amid a fork is lost, or a child is."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(check: Check) -> _Run:
@@ -162,8 +174,9 @@ def _look(check: Check, answer: int, noise: int) -> None:
     try:
         os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it is not to outlive who waits for it
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         os.dup2(noise, 1)
         os.dup2(noise, 2)
         _close_others({answer, noise})

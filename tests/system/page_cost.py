@@ -1,13 +1,15 @@
 """What the status page costs a job of many simulated workers.
 
-    page_cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE
+    page_cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE [shared]
 
 The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
 lines to the shards; in lockstep all sleep for COMPUTE seconds, as long as an accelerator would compute, and
 push one gradient. In turns of SECONDS nobody watches; the page
 is watched: one browser's stream is read; or it is watched and metrics are asked for besides, every five
-seconds, as Prometheus might. Prints one JSON object: of each turn the median step, and the hub process's
-processor time; and what page and metrics add to it, as a share of the cores that all the rest runs on.
+seconds, as Prometheus might. Where there are two cores the hub has one of its own, as the host of a fleet's
+hub does, and shards and workers have the others; with `shared` all take what is free. Prints one JSON
+object: of each turn the median step, and the hub process's processor time; and what page and metrics add
+to a step, with its 95 % interval, and as a share of all cores.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import socket
 import statistics
@@ -138,6 +141,15 @@ def processor_seconds(pid: int) -> float:
     )
 
 
+def part(server: int) -> None:
+    """Gives the hub's process a core, and the others to its shards and to this process."""
+    cores = sorted(os.sched_getaffinity(0))
+    shards = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    for pid, allowed in [(str(server), cores[:1]), *((pid, cores[1:]) for pid in (*shards, "self"))]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), allowed)
+
+
 @contextlib.contextmanager
 def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
     """A server, its address and its page."""
@@ -171,9 +183,14 @@ def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float, comput
     return took
 
 
-def measure(workers: int, shards: int, blocks: int, seconds: float, compute: float) -> dict[str, Any]:
+def measure(
+    workers: int, shards: int, blocks: int, seconds: float, compute: float, apart: bool
+) -> dict[str, Any]:
     turns: list[dict[str, Any]] = []
+    cores = len(os.sched_getaffinity(0))
     with hub(workers, shards) as (server, address, page), ThreadPoolExecutor(workers) as pool:
+        if apart:
+            part(server.pid)
         crew = list(pool.map(lambda _: SimulatedWorker(address, workers), range(workers)))
         for call in (lambda each: each.agree(shards), SimulatedWorker.init, SimulatedWorker.pull):
             list(pool.map(call, crew))
@@ -199,27 +216,43 @@ def measure(workers: int, shards: int, blocks: int, seconds: float, compute: flo
             )
         list(pool.map(SimulatedWorker.leave, crew))
         server.wait(LIMIT)
-    return {"workers": workers, "shards": shards, "steps": done, "turns": turns, **summary(turns)}
+    found = {"workers": workers, "shards": shards, "hub_apart": apart, "cores": cores, "steps": done}
+    return {**found, "turns": turns, **summary(turns, cores)}
 
 
-def summary(turns: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(turns: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
     """Medians over the turns of each kind, and what watching adds."""
-    found: dict[str, Any] = {}
-    for kind in KINDS:
-        alike = [turn for turn in turns if turn["kind"] == kind]
-        step, cpu = (
-            statistics.median(turn[what] for turn in alike) for what in ("step_ms", "hub_cpu_ms_per_s")
-        )
-        plain = found.get("nobody", {"step_ms": step, "hub_cpu_ms_per_s": cpu})
-        found[kind] = {
-            "step_ms": step,
-            "hub_cpu_ms_per_s": cpu,
-            "step_added": step / plain["step_ms"] - 1,
-            "share_of_cores": (cpu - plain["hub_cpu_ms_per_s"]) / 1000 / len(os.sched_getaffinity(0)),
+    steps, used = (
+        {kind: [turn[what] for turn in turns if turn["kind"] == kind] for kind in KINDS}
+        for what in ("step_ms", "hub_cpu_ms_per_s")
+    )
+    return {
+        kind: {
+            "step_ms": statistics.median(steps[kind]),
+            "hub_cpu_ms_per_s": statistics.median(used[kind]),
+            "step_added": added(steps[kind], steps["nobody"]),
+            "share_of_cores": (statistics.median(used[kind]) - statistics.median(used["nobody"]))
+            / (1000 * cores),
         }
-    return found
+        for kind in KINDS
+    }
+
+
+def added(watched: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
+    """By how much the median is longer, with the 95 % interval that other blocks might give."""
+    draw = random.Random(0)
+    blocks = [range(len(plain)), *([draw.randrange(len(plain)) for _ in plain] for _ in range(2000))]
+    found = [
+        statistics.median(watched[block] for block in drawn)
+        / statistics.median(plain[block] for block in drawn)
+        - 1
+        for drawn in blocks
+    ]
+    low, *_, high = statistics.quantiles(found[1:], n=40)
+    return found[0], low, high
 
 
 if __name__ == "__main__":
-    counts, seconds = sys.argv[1:4], sys.argv[4:6]
-    print(json.dumps(measure(*map(int, counts), *map(float, seconds))))
+    counts, seconds, shared = sys.argv[1:4], sys.argv[4:6], "shared" in sys.argv[6:]
+    apart = not shared and len(os.sched_getaffinity(0)) > 1
+    print(json.dumps(measure(*map(int, counts), *map(float, seconds), apart)))

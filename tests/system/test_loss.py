@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,18 @@ def test_after_a_loss_the_parameters_are_those_of_the_recorded_contributors(
     trained = load_file(final)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(trained[name], parameter.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_nobody_is_lost_while_the_server_was_held_up(cluster: Cluster, tmp_path: Path) -> None:
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "1")
+    workers, go = three(cluster, address, tmp_path)
+    server.process.send_signal(signal.SIGSTOP)
+    time.sleep(2)  # longer than the lease, and short enough for those who wait for the server
+    server.process.send_signal(signal.SIGCONT)
+    server.until_said("leases go on from where they were")
+    go.touch()
+    assert [worker.done()["steps"] for worker in workers] == [60, 60, 60]
+    assert (server.done()["finished"], server.done()["lost"]) == ([0, 1, 2], {})
 
 
 def test_on_loss_wait_ends_the_job_with_the_reason(cluster: Cluster, tmp_path: Path) -> None:
