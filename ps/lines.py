@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ps.errors import ConnectionLost, HubringError, ServerUnreachable
+from ps.lead import Lead
 from ps.lookout import Lookout
 from ps.messages import Reply
 from ps.traffic import Traffic
@@ -66,6 +67,11 @@ class Inflight:
     settle: Callable[[Reply], None]
     work: Work
 
+    @property
+    def nbytes(self) -> int:
+        """That it brings to the shard."""
+        return 0 if self.message.payload is None else self.message.payload.nbytes
+
 
 class Lines:
     """Connections to a set of shards, and the calls under way on them.
@@ -74,16 +80,18 @@ class Lines:
         shards: How many there are.
         dial: Connects to one of them; called in the lines' own thread, again after a loss.
         traffic: Counts the payloads.
+        wired: They take links that others share, so nobody should run ahead on them.
     """
 
-    def __init__(self, shards: int, dial: Dial, traffic: Traffic) -> None:
+    def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, wired: bool = True) -> None:
         self.connected = Work("connecting to the shards")
         self._shards = shards
         self._dial = dial
         self._traffic = traffic
         self._lock = threading.Lock()
         """Guards the calls."""
-        self._outbox: deque[Inflight] = deque()
+        self._leads = [Lead[Inflight](bounded=wired) for _ in range(shards)]
+        """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
         self._corks = 0
@@ -114,7 +122,7 @@ class Lines:
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._outbox.append(call)
+                self._leads[call.shard].put(call, call.message.priority, call.nbytes)
         if failure is not None:
             call.work.fail(failure)
         elif not self._corks:
@@ -150,9 +158,9 @@ class Lines:
         with self._lock:
             if self._failure is None:
                 self._failure = error
-            calls = [*self._under_way.values(), *self._outbox]
+            waiting = (call for lead in self._leads for call in lead.clear())
+            calls = [*self._under_way.values(), *waiting]
             self._under_way.clear()
-            self._outbox.clear()
         with contextlib.ExitStack() as stack:  # each is told, whatever another's callback raises
             stack.callback(self._bell.ring)
             for call in calls:
@@ -191,6 +199,7 @@ class Lines:
             raise
         finally:
             self._hands.release()
+        self._tell_of_held_back()
 
     def _read_for(self, work: Work, end: float | None) -> None:
         self._chores.modify(self._news.fileno(), 0)
@@ -199,6 +208,7 @@ class Lines:
                 left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
                 if left is not None and left <= 0:
                     return
+                left = self._patience(left)
                 ready = self._lookout.wait(left)  # what a signal raises here has taken nothing
                 try:
                     self._turn(ready)
@@ -209,6 +219,7 @@ class Lines:
                     raise
         finally:
             self._chores.modify(self._news.fileno(), select.EPOLLIN)
+            self._tell_of_held_back()
 
     def _turn(self, ready: Collection[int]) -> None:
         """Does what there is to do where something was ready; another thread may have done it since."""
@@ -222,20 +233,30 @@ class Lines:
 
     def _send_all(self) -> None:
         """Sends what was handed in, then lets it out together."""
-        shards = set()
-        while (call := self._next_call()) is not None:
-            shards.add(call.shard)
-            self._send(call)
-        for shard in shards:
-            self._flush(shard)
+        for shard, lead in enumerate(self._leads):
+            if lead:
+                while (call := self._next_call(lead)) is not None:
+                    self._send(call)
+                self._flush(shard)
 
-    def _next_call(self) -> Inflight | None:
+    def _next_call(self, lead: Lead[Inflight]) -> Inflight | None:
         with self._lock:
-            if self._corks or not self._outbox:
-                return None
-            call = self._outbox.popleft()
-            self._under_way[call.number] = call
+            call = None if self._corks else lead.take(time.monotonic())
+            if call is not None:
+                self._under_way[call.number] = call
             return call
+
+    def _tell_of_held_back(self) -> None:
+        """The lines' own thread lets it out when it is time, if nobody attends then."""
+        if any(self._leads):
+            self._chore_bell.ring()
+
+    def _patience(self, left: float | None) -> float | None:
+        """Of `left` seconds, how many may pass before something should leave that is held back."""
+        with self._lock:
+            now = time.monotonic()
+            held = [lead.patience(now) for lead in self._leads if lead]
+        return min(held if left is None else [left, *held], default=None)
 
     def _send(self, call: Inflight) -> None:
         connection = self._connections.get(call.shard)
@@ -268,6 +289,8 @@ class Lines:
         number, reply = wire.decode_reply(message)
         with self._lock:
             call = self._under_way.pop(number, None)
+            if call is not None:
+                self._leads[call.shard].answered(call.nbytes, time.monotonic())
         if call is None:
             return  # answered already: this is the second answer to a request sent twice
         if message.payload is not None:
@@ -296,7 +319,8 @@ class Lines:
             self.connected.complete_part()
             self._let_out()
             while not self._closing:
-                ready = dict(self._chores.poll())
+                attended = self._attended.locked()
+                ready = dict(self._chores.poll(None if attended else self._patience(None)))
                 if self._chore_bell.waitable in ready:
                     self._chore_bell.clear()
                 while self._broken:
@@ -305,6 +329,8 @@ class Lines:
                     self._turn(dict(self._news.poll(0)))
                     if self._attended.locked():  # what somebody has begun to wait for may have come just now
                         self._bell.ring()
+                elif not self._attended.locked():
+                    self._turn({})  # to let out what was held back
         except Exception as error:
             self.fail(error)
         finally:

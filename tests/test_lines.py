@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from ps import lead
 from ps.errors import ConnectionLost, DeadlineExceeded, HubringError
 from ps.lines import Inflight, Lines
 from ps.lookout import Lookout
-from ps.messages import Pull, Values
+from ps.messages import Pull, Push, Values
 from ps.traffic import Traffic
 from ps.transport import wire
 from ps.transport.base import Message
@@ -35,6 +36,7 @@ class Wire:
         self.threads: dict[str, threading.Thread] = {}
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.before_receive: Callable[[], None] = lambda: None
+        self.on_send: Callable[[], object] = lambda: None
         self.in_hand: Callable[[], None] = lambda: None
         """Called where replies were read, and nobody was told of them yet."""
 
@@ -50,6 +52,7 @@ class Wire:
     def send(self, message: Message, into: memoryview | None = None) -> None:
         self.threads["send"] = threading.current_thread()
         self.sent.append(message)
+        self.on_send()
 
     def flush(self) -> None:
         self.let_out.append(len(self.sent))
@@ -103,6 +106,12 @@ class Desk:
         self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
         return work
 
+    def push(self, number: int, nbytes: int) -> Work:
+        work = Work(f"push {number}", 1, self.lines.attend)
+        message = wire.encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
+        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        return work
+
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
@@ -120,6 +129,35 @@ def test_who_asks_sends_and_who_waits_reads(desk: Desk) -> None:
     work.wait(SOON)
     assert desk.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
     timer.join()
+
+
+def numbers_of(messages: list[Message]) -> list[int]:
+    return [wire.decode_request(message)[0] for message in messages]
+
+
+def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk) -> None:
+    works = [desk.push(number, lead.BYTES // 2) for number in range(5)]
+    assert numbers_of(desk.wire.sent) == [0, 1, 2]
+    desk.wire.answer(0)
+    works[0].wait(SOON)
+    assert numbers_of(desk.wire.sent) == [0, 1, 2, 4]  # the higher key goes first
+
+
+@pytest.mark.parametrize("attended", [True, False])
+def test_what_is_held_back_leaves_in_time_though_no_answer_comes(desk: Desk, attended: bool) -> None:
+    """The others may send in another order, and wait for what is held back."""
+    count, all_out = 12, threading.Event()
+    desk.wire.on_send = lambda: len(desk.wire.sent) == count and all_out.set()
+    work = [desk.push(number, lead.BYTES) for number in range(count)][-1]
+    assert len(desk.wire.sent) < count
+    waiting = threading.Thread(target=work.wait, args=(SOON,))
+    if attended:
+        waiting.start()
+    assert all_out.wait(SOON)
+    desk.wire.answer(*range(count))
+    if attended:
+        waiting.join()
+    work.wait(SOON)
 
 
 def test_where_nobody_waits_the_lines_read_for_themselves(desk: Desk) -> None:

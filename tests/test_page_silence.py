@@ -78,7 +78,7 @@ def test_a_worker_that_all_wait_for_does_not_count_as_held_up(monkeypatch: pytes
 
 def test_who_is_gone_is_told_with_how(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
-        hub = Hub(monkeypatch, workers=3)
+        hub = Hub(monkeypatch, workers=3, lease=5.0)
         await hub.shard()
         first, second, third = await asyncio.gather(*map(hub.join, "abc"))
         await hub.leave(first)

@@ -444,7 +444,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         len(session.shards),
         transport.name,
     )
-    client = KVClient(session.sender, len(session.shards), dial)
+    client = KVClient(session.sender, len(session.shards), dial, wired=transport.name != "shm")
     try:
         client.wait_connected(config.timeout)
     except BaseException:
