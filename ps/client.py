@@ -45,17 +45,17 @@ class KVClient:
         sender: Rank and incarnation, as the coordinator gave them.
         shards: How many shards there are.
         dial: Connects to one of them; called in a thread of the lines, again after a loss.
-        wired: The lines take links that other workers share.
+        bounded: No line is to run further ahead of its answers than `ps.lead` lets it.
     """
 
-    def __init__(self, sender: Sender, shards: int, dial: Dial, *, wired: bool = True) -> None:
+    def __init__(self, sender: Sender, shards: int, dial: Dial, *, bounded: bool = True) -> None:
         self.sender = sender
         self.traffic = Traffic()
         self.draining = False
         """The hub asks to stop after this step. In lockstep modes every rank sees it in the same step."""
         self._clocks: dict[int, int] = {}
         self._numbers = itertools.count()
-        self._lines = Lines(shards, dial, self.traffic, wired=wired)
+        self._lines = Lines(shards, dial, self.traffic, bounded=bounded)
 
     def wait_connected(self, timeout: float) -> None:
         """Returns once every shard is connected.

@@ -282,8 +282,9 @@ class Coordinator:
     def excuse(self, seconds: float) -> None:
         """This process was held up: what it did not hear meanwhile counts against nobody."""
         log.warning("this server was held up for %.1f s; leases go on from where they were", seconds)
-        self.job.excuse(seconds)
-        self.fleet.excuse(seconds)
+        now = self._clock.now()
+        self.job.excuse(seconds, now)
+        self.fleet.excuse(seconds, now)
 
     async def tick(self) -> None:
         """Looks after leases, failures, checkpoints and the job's end; called a few times a second."""

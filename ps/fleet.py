@@ -102,10 +102,10 @@ class Fleet:
         """Some shard whose lease has run out."""
         return next((shard for shard in self.shards if now - shard.heard > self.lease_seconds), None)
 
-    def excuse(self, seconds: float) -> None:
+    def excuse(self, seconds: float, now: float) -> None:
         """Gives all shards this much longer: nobody could have heard them meanwhile."""
         for shard in self.shards:
-            shard.heard += seconds
+            shard.heard = min(now, shard.heard + seconds)
 
     async def set_view(self, view: View) -> None:
         """Tells every shard who takes part; returns when all of them act on it."""

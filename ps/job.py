@@ -253,10 +253,10 @@ class Job:
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
         return lost
 
-    def excuse(self, seconds: float) -> None:
-        """Lets leases stand still for so long, for a time when nobody could have heard a beat."""
+    def excuse(self, seconds: float, now: float) -> None:
+        """Lets leases stand still for the `seconds` before `now`, when nobody could have heard a beat."""
         if self.membership is not None:
-            self.membership.excuse(seconds)
+            self.membership.excuse(seconds, now)
 
     def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
         """Takes a worker out at its own wish, after `step` completed steps; returns its last news."""

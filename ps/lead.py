@@ -4,9 +4,9 @@ In lockstep a slice is answered once all have sent theirs, and a step ends with 
 share the server's link, TCP gives more to whoever has more under way. One that gets ahead so gains nothing,
 and delays all: the one behind sends its last slices alone, and the way back stands idle until they are there.
 
-Law: the highest priority leaves first, of equals the earliest; what left and has no answer stays below
-BYTES and SLICES times what goes next, whichever is more. Where no answer comes, nobody else is sending, or
-others send in another order and wait for what is held back here. So that bound doubles with every
+Law: the highest priority leaves first, of equals the earliest; nothing leaves once BYTES have no answer, or
+the bytes of SLICES like the largest among them, whichever is more. Where no answer comes, nobody else is
+sending, or others send in another order and wait for what is held back here. So that bound doubles with every
 PATIENCE_SECONDS without an answer, and holds nothing back for long.
 """
 
@@ -30,7 +30,7 @@ class Lead(Generic[_T]):
     """One line's.
 
     Args:
-        bounded: False where workers share no link: then everything leaves at once.
+        bounded: False where nobody is waited for, or no link is shared: then everything leaves at once.
     """
 
     def __init__(self, *, bounded: bool) -> None:
@@ -38,6 +38,8 @@ class Lead(Generic[_T]):
         self._waiting: list[tuple[int, int, int, _T]] = []
         self._numbers = itertools.count()
         self._unanswered = 0
+        self._largest = 0
+        """Since last all was answered: small ones among large ones must not stop those."""
         self._heard = 0.0
         """When the last answer came, or the first began to be waited for."""
 
@@ -55,8 +57,9 @@ class Lead(Generic[_T]):
             return None
         nbytes = self._waiting[0][2]
         if not self._unanswered:
-            self._heard = now
-        elif self._bounded and self._unanswered >= self._bound(nbytes, now):
+            self._heard, self._largest = now, 0
+        self._largest = max(self._largest, nbytes)
+        if self._bounded and self._unanswered >= self._bound(now):
             return None
         self._unanswered += nbytes
         return heapq.heappop(self._waiting)[3]
@@ -76,6 +79,6 @@ class Lead(Generic[_T]):
         self._waiting.clear()
         return items
 
-    def _bound(self, nbytes: int, now: float) -> float:
+    def _bound(self, now: float) -> int:
         silent = int((now - self._heard) / PATIENCE_SECONDS)
-        return float(max(BYTES, SLICES * nbytes) << min(silent, 32))
+        return max(BYTES, SLICES * self._largest) << min(silent, 32)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REDIAL_SECONDS = 8.0
+REDIAL_SECONDS = 13.0
 """Longer than a lease and than a server may be silent: who knows why a shard is gone speaks first."""
 MAX_LOSSES = 10
 """Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
@@ -80,17 +80,17 @@ class Lines:
         shards: How many there are.
         dial: Connects to one of them; called in the lines' own thread, again after a loss.
         traffic: Counts the payloads.
-        wired: They take links that others share, so nobody should run ahead on them.
+        bounded: No line is to run further ahead of its answers than `ps.lead` lets it.
     """
 
-    def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, wired: bool = True) -> None:
+    def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True) -> None:
         self.connected = Work("connecting to the shards")
         self._shards = shards
         self._dial = dial
         self._traffic = traffic
         self._lock = threading.Lock()
         """Guards the calls."""
-        self._leads = [Lead[Inflight](bounded=wired) for _ in range(shards)]
+        self._leads = [Lead[Inflight](bounded=bounded) for _ in range(shards)]
         """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
@@ -152,6 +152,8 @@ class Lines:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
             self._attended.release()
+            if any(self._leads):
+                self._bell.ring()  # from now on it is the lines' own thread that lets it out
 
     def fail(self, error: BaseException) -> None:
         """Fails everything under way and everything still to come."""
@@ -199,7 +201,8 @@ class Lines:
             raise
         finally:
             self._hands.release()
-        self._tell_of_held_back()
+        if any(self._leads):
+            self._bell.ring()  # whoever reads has not known that something is held back
 
     def _read_for(self, work: Work, end: float | None) -> None:
         self._chores.modify(self._news.fileno(), 0)
@@ -219,7 +222,6 @@ class Lines:
                     raise
         finally:
             self._chores.modify(self._news.fileno(), select.EPOLLIN)
-            self._tell_of_held_back()
 
     def _turn(self, ready: Collection[int]) -> None:
         """Does what there is to do where something was ready; another thread may have done it since."""
@@ -234,9 +236,11 @@ class Lines:
     def _send_all(self) -> None:
         """Sends what was handed in, then lets it out together."""
         for shard, lead in enumerate(self._leads):
-            if lead:
-                while (call := self._next_call(lead)) is not None:
+            call = self._next_call(lead)
+            if call is not None:
+                while call is not None:
                     self._send(call)
+                    call = self._next_call(lead)
                 self._flush(shard)
 
     def _next_call(self, lead: Lead[Inflight]) -> Inflight | None:
@@ -245,11 +249,6 @@ class Lines:
             if call is not None:
                 self._under_way[call.number] = call
             return call
-
-    def _tell_of_held_back(self) -> None:
-        """The lines' own thread lets it out when it is time, if nobody attends then."""
-        if any(self._leads):
-            self._chore_bell.ring()
 
     def _patience(self, left: float | None) -> float | None:
         """Of `left` seconds, how many may pass before something should leave that is held back."""

@@ -124,10 +124,10 @@ class Membership:
         """
         self._place_of(sender).beaten = now
 
-    def excuse(self, seconds: float) -> None:
+    def excuse(self, seconds: float, now: float) -> None:
         """Gives all holders this much longer: nobody could have heard them meanwhile."""
         for place in self._places.values():
-            place.beaten += seconds
+            place.beaten = min(now, place.beaten + seconds)
 
     def leave(self, sender: Sender) -> Member | None:
         """Frees a place at its holder's wish; None if it had none, as when it says so twice."""

@@ -54,7 +54,7 @@ HURRY_SECONDS = 0.1
 """How often a worker tells and hears while all agree on the step to stop after."""
 
 SILENT_SECONDS = 4.0
-"""How long the server may be silent before the worker calls it gone."""
+"""How long a server that is gone may take to come back. One that is there and does not answer has a lease."""
 
 _BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 
@@ -254,15 +254,17 @@ class Session:
 
     def _keep_alive(self) -> None:
         interval = heartbeat_seconds(self._lease)
+        patience = max(self._lease, SILENT_SECONDS)
         heard = time.monotonic()
         # Some wait while all agree on their end.
         while not self._left.wait(HURRY_SECONDS if self.stop_after or self.stopping else interval):
             beat = self._beat()
             try:
-                reply = self._stub.Heartbeat(beat, timeout=SILENT_SECONDS)
+                reply = self._stub.Heartbeat(beat, timeout=patience)
             except grpc.RpcError as error:
                 silent = time.monotonic() - heard
-                if silent > SILENT_SECONDS and not self._left.is_set():
+                held_up = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if silent > (patience if held_up else SILENT_SECONDS) and not self._left.is_set():
                     self._fail(
                         ServerUnreachable(
                             f"the server at {self.address} has not answered for {silent:.1f} s"

@@ -85,10 +85,18 @@ def test_survivors_hear_once_of_a_lost_worker() -> None:
 
 def test_a_time_in_which_nobody_could_be_heard_counts_against_nobody() -> None:
     running, (first, second) = full()
-    running.excuse(6.0)
+    running.excuse(6.0, 10.0)
     assert running.expire(10.0) == []
     running.beat(first, 7, 0.5, 10.0)
     assert [member.rank for member in running.expire(12.0)] == [second.rank]
+
+
+def test_who_was_heard_since_gets_no_more_than_a_lease() -> None:
+    running, (first, second) = full()
+    for sender in (first, second):
+        running.beat(sender, 7, 0.5, 3600.0)
+    running.excuse(3600.0, 3600.0)
+    assert len(running.expire(3605.1)) == 2
 
 
 @pytest.mark.parametrize(("keep_going", "topology"), [(False, "hub"), (True, "ring")])

@@ -19,7 +19,7 @@ def taken(lead: Lead[int], now: float) -> list[int]:
     return found
 
 
-def test_what_has_no_answer_stays_below_the_bound() -> None:
+def test_nothing_leaves_once_the_bound_has_no_answer() -> None:
     lead = lead_of(10, SMALL)
     assert taken(lead, 0.0) == [0, 1, 2, 3]
     lead.answered(SMALL, 0.05)
@@ -29,6 +29,17 @@ def test_what_has_no_answer_stays_below_the_bound() -> None:
 
 def test_large_slices_are_bounded_by_their_number() -> None:
     assert len(taken(lead_of(10, LARGE), 0.0)) == SLICES
+
+
+def test_a_small_one_among_large_ones_does_not_stop_them() -> None:
+    lead = lead_of(4, LARGE)
+    lead.put(4, 0, 1024)
+    lead.put(5, 0, LARGE)
+    assert taken(lead, 0.0) == [0, 1, 2]
+    lead.answered(LARGE, 0.01)
+    assert taken(lead, 0.01) == [3]
+    lead.answered(LARGE, 0.02)
+    assert taken(lead, 0.02) == [4, 5]
 
 
 def test_an_urgent_one_overtakes_what_is_held_back() -> None:

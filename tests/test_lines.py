@@ -135,7 +135,8 @@ def numbers_of(messages: list[Message]) -> list[int]:
     return [wire.decode_request(message)[0] for message in messages]
 
 
-def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk) -> None:
+def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "PATIENCE_SECONDS", 60.0)
     works = [desk.push(number, lead.BYTES // 2) for number in range(5)]
     assert numbers_of(desk.wire.sent) == [0, 1, 2]
     desk.wire.answer(0)
@@ -148,11 +149,13 @@ def test_what_is_held_back_leaves_in_time_though_no_answer_comes(desk: Desk, att
     """The others may send in another order, and wait for what is held back."""
     count, all_out = 12, threading.Event()
     desk.wire.on_send = lambda: len(desk.wire.sent) == count and all_out.set()
-    work = [desk.push(number, lead.BYTES) for number in range(count)][-1]
-    assert len(desk.wire.sent) < count
-    waiting = threading.Thread(target=work.wait, args=(SOON,))
+    first = desk.push(0, lead.BYTES)
+    waiting = threading.Thread(target=first.wait, args=(SOON,))
     if attended:
         waiting.start()
+        assert desk.attended.wait(SOON)
+    work = [desk.push(number, lead.BYTES) for number in range(1, count)][-1]
+    assert len(desk.wire.sent) < count
     assert all_out.wait(SOON)
     desk.wire.answer(*range(count))
     if attended:

@@ -444,7 +444,9 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         len(session.shards),
         transport.name,
     )
-    client = KVClient(session.sender, len(session.shards), dial, wired=transport.name != "shm")
+    # Only who is waited for can be ahead, and only a link makes those behind pay for it.
+    bounded = session.lockstep and transport.name != "shm"
+    client = KVClient(session.sender, len(session.shards), dial, bounded=bounded)
     try:
         client.wait_connected(config.timeout)
     except BaseException:

@@ -147,7 +147,8 @@ def part(server: int) -> None:
     shards = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for pid, allowed in [(str(server), cores[:1]), *((pid, cores[1:]) for pid in (*shards, "self"))]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), allowed)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(int(thread.name), allowed)
 
 
 @contextlib.contextmanager
