@@ -58,7 +58,7 @@ def start(
     join: Annotated[str | None, typer.Option(help="serve this host's shards to the hub at HOST:PORT")] = None,
     on_loss: Annotated[str | None, typer.Option(help="a worker is lost: drop it, or wait [drop]")] = None,
     lease: Annotated[
-        float | None, typer.Option(help="seconds of silence until it counts as lost [10]")
+        float | None, typer.Option(help="seconds of silence until it counts as lost [8]")
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="listen beyond loopback without credentials")
@@ -156,7 +156,7 @@ def submit(
     checkpoint_every: Annotated[float | None, typer.Option(help="seconds between checkpoints [60]")] = None,
     on_loss: Annotated[str | None, typer.Option(help="a worker is lost: drop it, or wait [drop]")] = None,
     lease: Annotated[
-        float | None, typer.Option(help="seconds of silence until it counts as lost [10]")
+        float | None, typer.Option(help="seconds of silence until it counts as lost [8]")
     ] = None,
     topology: Annotated[str | None, typer.Option(help="hub or ring [hub]")] = None,
     backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,

@@ -102,8 +102,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     join: str | None = None
     """Coordinator (`HOST:PORT`) that this host's shards serve, instead of a new one."""
     on_loss: Literal["drop", "wait"] = "drop"
-    """A worker is lost: go on with the others, or give it twice the lease to return before the job fails."""
-    lease: Seconds = 10.0
+    """A worker is lost: go on with the others, or give it 1.5 leases to return before the job fails."""
+    lease: Seconds = 8.0
     """Seconds of silence after which a worker counts as lost."""
     insecure: bool = False
     """Listen beyond loopback though nobody is asked for credentials."""

@@ -116,8 +116,8 @@ class Coordinator:
         config = self.config
         self.job = Job(
             workers=config.workers or None,
-            # A job that must not lose a worker gives it twice the time to come back.
-            lease_seconds=config.lease * (1 if config.on_loss == "drop" else 2),
+            # A job that must not lose a worker gives it more time to come back.
+            lease_seconds=config.lease * (1 if config.on_loss == "drop" else 1.5),
             keep_going=config.on_loss == "drop",
             colocate=config.colocate,
             first_incarnation=self._next_incarnation,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-REDIAL_SECONDS = 13.0
+REDIAL_SECONDS = 11.0
 """Longer than a lease and than a server may be silent: who knows why a shard is gone speaks first."""
 MAX_LOSSES = 10
 """Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""

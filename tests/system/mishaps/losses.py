@@ -168,7 +168,7 @@ LOSSES = [
         "that worker",
         who=f"{RANK_1} has no place in the job",
         since=SILENT,
-        why="its lease is 10 s",
+        why="its lease is 8 s",
         mend="Start the worker again to rejoin",
         code=75,
         provoke=a_worker_that_was_frozen,
