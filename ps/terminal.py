@@ -28,7 +28,16 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> None:
         print(f"{name}: {error.format_message()}; see {name} --help", file=sys.stderr)
         last_line({"error": error.format_message(), "exit_code": 2})
         code = 2
+    finally:
+        if argv is None:
+            keep_the_end()
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def keep_the_end() -> None:
+    """From here on a wish to stop changes nothing: the work is done, and a process takes a while to go."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:

@@ -186,6 +186,22 @@ def test_the_second_signal_ends_it_at_once(
     assert (outcome.code, outcome.result["steps"]) == (code, 1)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_worker_at_its_end_is_not_asked_to_stop(
+    run: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    leave = context.shutdown
+
+    def late(*reasons: Any) -> None:
+        signal.raise_signal(number)
+        leave(*reasons)
+        signal.raise_signal(number)  # by now there is no context that could note it
+
+    monkeypatch.setattr(context, "shutdown", late)
+    outcome = run(TRAIN)
+    assert (outcome.code, outcome.result["steps"]) == (0, 1)
+
+
 def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Callable[..., Outcome]) -> None:
     outcome = run(
         TRAIN + "import os, signal, time\n"

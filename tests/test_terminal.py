@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +41,19 @@ def test_a_stop_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert terminal.conclude("ps-test", stopped) == 143
     assert json.loads(capsys.readouterr().out) == {"error": "told to stop", "exit_code": 143}
+
+
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])
+def test_a_stop_after_the_result_changes_nothing(number: str) -> None:
+    late = (
+        "import atexit, signal, typer\n"
+        "from ps import terminal\n"
+        f"atexit.register(signal.raise_signal, signal.{number})\n"
+        "app = typer.Typer()\n"
+        "@app.command()\n"
+        "def tell():\n"
+        "    terminal.last_line({'exit_code': 0})\n"
+        "terminal.run(app, 'late')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", late], check=False, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b'{"exit_code": 0}\n', b"")

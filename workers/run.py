@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ps import terminal
 from ps.config import WorkerConfig, environment
 from ps.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from ps.job import Reason
@@ -76,6 +77,7 @@ def _watched(action: Callable[[], object]) -> Outcome:
     outcome, reason = Outcome(0, {}), Reason.FINISHED
     try:
         _to_the_end(action)
+        terminal.keep_the_end()
         context.shutdown()
     except Preempted as stop:
         outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED
