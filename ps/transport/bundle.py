@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil, prod
+from warnings import catch_warnings, simplefilter
 
-import numpy as np
 import torch
 from torch import Tensor
-
-from ps.transport.memory import address
 
 ALIGNMENT = 8
 """Bytes: what the widest dtype, and the scales and places of a coded payload, want."""
 
 _CASTABLE = {torch.float32, torch.float64}
 """Dtypes that numpy, and a memoryview's cast, can read; the common ones, at a quarter of the price."""
+
+with catch_warnings():
+    # torch knows no read-only tensors and says so, once. Nobody writes to what a request or a reply brought.
+    simplefilter("ignore")
+    torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
@@ -71,19 +74,7 @@ def _places(sizes: Iterable[int]) -> list[slice]:
 
 def elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Tensor:
     """The payload's memory as a flat tensor; copied only where it lies askew."""
-    memory = np.asarray(_Borrowed(payload)) if payload.readonly else payload
-    if address(payload) % max(alignment, dtype.itemsize):
-        return torch.frombuffer(memory, dtype=torch.uint8).clone().view(dtype)
-    return torch.frombuffer(memory, dtype=dtype)
-
-
-class _Borrowed:
-    """Read-only bytes under torch, which knows no read-only tensors and would warn.
-
-    Nobody writes to what a request or a reply brought, so the promise is kept.
-    """
-
-    def __init__(self, payload: memoryview) -> None:
-        self.owner = payload
-        interface = np.frombuffer(payload, np.uint8).__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+    flat = torch.frombuffer(payload, dtype=dtype)
+    if flat.data_ptr() % max(alignment, dtype.itemsize):
+        return torch.frombuffer(payload, dtype=torch.uint8).clone().view(dtype)
+    return flat

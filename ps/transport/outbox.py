@@ -12,6 +12,7 @@ import heapq
 import itertools
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
@@ -45,6 +46,8 @@ class Outbox(Generic[_T]):
         self._numbers = itertools.count()
         self._under_way = 0
         self._left: deque[int] = deque()
+        self._watches: dict[int, weakref.ref[memoryview]] = {}
+        """A reference that nobody holds calls nobody."""
         self._closed = False
         self._changed = threading.Condition()
         self._takers = 0
@@ -92,6 +95,17 @@ class Outbox(Generic[_T]):
         self._left.append(nbytes)  # first, so that whoever puts meanwhile either sees it or is told
         if self._heap:
             self._on_room()
+
+    def watch(self, view: memoryview) -> memoryview:
+        """The same view, whose bytes have `left` once nobody holds it any more."""
+        number, nbytes = next(self._numbers), view.nbytes
+
+        def gone(_: weakref.ref[memoryview]) -> None:
+            del self._watches[number]
+            self.left(nbytes)
+
+        self._watches[number] = weakref.ref(view, gone)
+        return view
 
     def close(self) -> None:
         """Takes no more in, and ends every iteration once what was put in before has left."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -303,17 +302,9 @@ def _transmit(
             socket.send(message.header, _NOW)
         else:
             socket.send(message.header, _NOW_AND_MORE)
-            socket.send(_watched(message.payload, outbox), _NOW, copy=False)
-
-
-def _watched(payload: memoryview, outbox: Outbox[Message]) -> memoryview:
-    """The same memory in a view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
-
-    pyzmq copies payloads of less than 64 KiB: those have left at once.
-    """
-    view = memoryview(payload)
-    weakref.finalize(view, outbox.left, view.nbytes).atexit = False
-    return view
+            # A view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
+            # pyzmq copies payloads of less than 64 KiB: those have left at once.
+            socket.send(outbox.watch(memoryview(message.payload)), _NOW, copy=False)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
