@@ -6,6 +6,7 @@ Only typer is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -93,6 +94,9 @@ def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, A
     from workers.bench.summary import render
     from workers.bench.table import HEAD
 
+    # Or torch's threads would look for work for milliseconds after each loop of the bench's own
+    # (libgomp reads this when it is loaded), on the cores that the next step is timed on.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     plan, chosen = _plan(**options), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
