@@ -502,6 +502,15 @@ def spare_forks() -> None:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
+def rest_threads() -> None:
+    """Lets torch's threads sleep between loops, unless the environment says otherwise.
+
+    They would look for work for some milliseconds after each. libgomp reads
+    this when torch is first imported, so that must come later; a child inherits it.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def address(text: str) -> tuple[str, int]:
     """Splits `HOST:PORT`; an IPv6 host stands in brackets, as in `[::1]:5555`.
 

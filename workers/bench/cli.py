@@ -6,7 +6,6 @@ Only typer is imported here, so that `--help` answers at once.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -91,12 +90,11 @@ def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
 
 
 def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, Any]:
+    from ps.config import rest_threads
     from workers.bench.summary import render
     from workers.bench.table import HEAD
 
-    # Or torch's threads would look for work for milliseconds after each loop of the bench's own
-    # (libgomp reads this when it is loaded), on the cores that the next step is timed on.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    rest_threads()  # or they would spin, after the bench's own loops, on the cores of the step timed next
     plan, chosen = _plan(**options), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
