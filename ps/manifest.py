@@ -8,12 +8,16 @@ otherwise falls back to the one before.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import logging
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
+from typing import TextIO
 
 import msgspec
 
@@ -27,6 +31,7 @@ KEEP = 3
 """How many checkpoints stay; older ones are removed once a newer one is published."""
 
 _NAME = "manifest.json"
+_CLAIM = ".claim"
 _PUBLISHED = re.compile(r"[0-9]{6,}-step-[0-9]+")
 
 
@@ -63,6 +68,38 @@ class Manifest(msgspec.Struct, frozen=True):
         raise CheckpointCorrupt(f"no file of this checkpoint holds key {key}")
 
 
+def claim(directory: Path) -> TextIO:
+    """Takes a directory for this process alone, until the file returned is closed or the process ends.
+
+    Two that wrote there would each sweep away what the other is writing, and go on from the other's steps.
+
+    Raises:
+        ConfigError: The directory cannot be written, or another process has taken it; says which.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = (directory / _CLAIM).open("a+")
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    try:
+        # Of the process, where flock's would be its children's as well and outlive it with them.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            raise ConfigError(
+                f"{holder or 'another process'} keeps its checkpoints in {directory}: wait for its end, or"
+                " give another --checkpoint-dir"
+            ) from error
+        log.warning("%s cannot be locked (%s): let nobody else write there", directory, error.strerror)
+    file.truncate(0)
+    file.write(f"{socket.gethostname()} pid {os.getpid()}\n")
+    file.flush()
+    return file
+
+
 def begin(directory: Path) -> Path:
     """A fresh hidden folder to write a checkpoint's files into.
 
@@ -76,11 +113,15 @@ def begin(directory: Path) -> Path:
         folder = directory / f".writing-{os.getpid()}"
         folder.mkdir()
     except OSError as error:
-        raise ConfigError(
-            f"cannot write checkpoints to {directory}: {error.strerror or error}; give --checkpoint-dir a"
-            " folder that this user may write to"
-        ) from error
+        raise _unwritable(directory, error) from error
     return folder
+
+
+def _unwritable(directory: Path, cause: OSError) -> ConfigError:
+    return ConfigError(
+        f"cannot write checkpoints to {directory}: {cause.strerror or cause}; give --checkpoint-dir a"
+        " folder that this user may write to"
+    )
 
 
 def unwritten(path: Path, nbytes: int, cause: Exception) -> ConfigError:

@@ -121,12 +121,14 @@ class Server:
             ConfigError: The port is taken, or a file or folder named cannot be used.
             CheckpointCorrupt: No checkpoint there is whole.
         """
+        directory = self._config.checkpoint_dir
+        if directory is None:
+            return await self._serve(None)
+        with checkpoints.claim(directory):
+            return await self._serve(checkpoints.newest(directory))
+
+    async def _serve(self, restored: tuple[Path, checkpoints.Manifest] | None) -> tuple[int, dict[str, Any]]:
         config = self._config
-        restored = None
-        if config.checkpoint_dir:
-            restored = checkpoints.newest(config.checkpoint_dir)
-            # A folder that cannot be written is told now rather than at the first checkpoint.
-            checkpoints.begin(config.checkpoint_dir).rmdir()
         consistency = by_name(config.mode, config.staleness, config.backup)
         coordinator = Coordinator(config, consistency, SystemTime(), restored)
         server, port = await self._listen(coordinator)

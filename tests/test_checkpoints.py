@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,19 @@ class Trained:
             self.completed_steps += 1
 
 
+_made: list[Checkpoints] = []
+
+
 def checkpoints(folder: Path, communicator: Communicator | None = None, every: float = 1e6) -> Checkpoints:
-    return Checkpoints(folder, every, communicator or LocalCommunicator(), "train.py")
+    _made.append(Checkpoints(folder, every, communicator or LocalCommunicator(), "train.py"))
+    return _made[-1]
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while _made:
+        _made.pop().close()
 
 
 @pytest.fixture
@@ -123,7 +135,7 @@ def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
     trained.train(1)
     with pytest.raises(ConfigError, match="LBFGS keeps a list"):
         keeps.save()
-    assert list((tmp_path / "workers").glob("*")) == []
+    assert [path.name for path in (tmp_path / "workers").iterdir()] == [".claim"]
 
 
 def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Trained) -> None:
@@ -147,6 +159,7 @@ def test_what_fails_in_passing_is_told_and_training_goes_on(
     keeps.adopt(trained)
     trained.train(1)
     assert keeps.due
+    shutil.rmtree(tmp_path / "workers")
     (tmp_path / "workers").write_text("in the way")
     with caplog.at_level("ERROR"):
         keeps.save_in_passing()

@@ -41,6 +41,9 @@ class Checkpoints:
         every: Seconds from one checkpoint to the next.
         communicator: Ties the ranks together.
         job: Name of the script, for the manifest.
+
+    Raises:
+        ConfigError: Rank 0 cannot read or write there, or another job's does.
     """
 
     def __init__(self, directory: Path, every: float, communicator: Communicator, job: str) -> None:
@@ -48,6 +51,7 @@ class Checkpoints:
         self._every = every
         self._communicator = communicator
         self._job = job
+        self._claim = manifest.claim(self._directory) if communicator.rank == 0 else None
         self._found = self._read() if communicator.rank == 0 else []
         self._trained: list[Trained] = []
         self._saved_at = time.monotonic()
@@ -135,6 +139,11 @@ class Checkpoints:
         """Saves, and returns on every rank once it is saved: a launcher may end all when one leaves."""
         self.save()
         collectives.barrier("checkpoint", communicator=self._communicator)
+
+    def close(self) -> None:
+        """Leaves its folder to others."""
+        if self._claim is not None:
+            self._claim.close()
 
     def _saved_of(self, trained: Trained) -> Saved | None:
         index = self._trained.index(trained)

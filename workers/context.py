@@ -329,6 +329,8 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
     finally:
         _result = context.result()
         context.record.close()
+        if context.saves is not None:
+            context.saves.close()
         if context.recorder is not None:
             context.recorder.close()
         _give_back(context, reason, text)

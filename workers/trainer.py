@@ -40,3 +40,6 @@ class Saves(Protocol):
 
     def save_together(self) -> None:
         """Saves the last step and returns on no rank before that is done."""
+
+    def close(self) -> None:
+        """Leaves its folder to others."""

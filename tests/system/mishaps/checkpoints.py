@@ -54,6 +54,12 @@ def a_locked_folder(stage: Stage) -> Program:
     return stage.server("--checkpoint-dir", str(folder), within=like_anybody())
 
 
+def a_folder_in_use(stage: Stage) -> Program:
+    folder = stage.folder / "saved"
+    stage.cluster.server("--checkpoint-dir", str(folder))
+    return stage.server("--checkpoint-dir", str(folder))
+
+
 def another_model(stage: Stage) -> Program:
     folder = saved(stage)
     _, address = stage.cluster.server("--checkpoint-dir", str(folder))
@@ -125,6 +131,15 @@ CHECKPOINTS = [
         mend="give --checkpoint-dir a folder that this user may write to",
         code=78,
         provoke=a_locked_folder,
+    ),
+    Mishap(
+        "a folder in which another server keeps its checkpoints",
+        "the second server",
+        who=r"pid \d+",
+        why="keeps its checkpoints in .*saved",
+        mend="wait for its end, or give another --checkpoint-dir",
+        code=78,
+        provoke=a_folder_in_use,
     ),
     Mishap(
         "a checkpoint of another model",
