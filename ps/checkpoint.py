@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ps.errors import CheckpointCorrupt
-from ps.manifest import digest, read, sync, unwritten
+from ps.manifest import described, digest, sync, unwritten, verify
 from ps.snapshot import KeyState, Snapshot
 
 _VALUES = "values"
@@ -59,13 +59,13 @@ def load(folder: Path, keys: Collection[int]) -> Snapshot:
     """Reads some keys of a checkpoint, from whichever files hold them.
 
     Raises:
-        CheckpointCorrupt: The checkpoint is not whole, or lacks a key.
+        CheckpointCorrupt: A file that holds one is not whole, or no file does.
     """
-    manifest = read(folder)
     snapshot: Snapshot = {}
-    for entry in manifest.files:
+    for entry in described(folder).files:
         wanted = sorted(set(keys) & set(entry.keys))
         if wanted:
+            verify(folder, entry)
             snapshot.update(_read(folder / entry.name, wanted))
     missing = sorted(set(keys) - snapshot.keys())
     if missing:
@@ -79,7 +79,7 @@ def load_parameters(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointCorrupt: The checkpoint is not whole.
     """
-    manifest = read(folder)
+    manifest = described(folder)
     snapshot = load(folder, [piece.key for piece in manifest.slices])
     parameters: dict[str, Tensor] = {}
     for bucket in manifest.buckets:

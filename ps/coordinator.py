@@ -517,8 +517,10 @@ class Coordinator:
         if self.config.once or self.stopping or self.failure is not None:
             self.done.set()
             return
+        # Beside the loop: digests of gigabytes take longer than shards wait for a word.
+        restored = None if self.outcome.ok else await asyncio.to_thread(self.keeper.newest)
         await self.fleet.reset()
-        self._begin(None if self.outcome.ok else self.keeper.newest())
+        self._begin(restored)
         log.info("ready for the next job")
 
     def _due(self, now: float) -> bool:

@@ -52,6 +52,14 @@ def test_one_shard_can_take_keys_that_several_wrote(tmp_path: Path) -> None:
     assert same(checkpoint.load(write(tmp_path), [1]), {1: state(1)})
 
 
+def test_a_shard_reads_the_files_that_hold_its_keys_and_no_others(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+    (folder / "shard-0.safetensors").write_bytes(b"torn")
+    assert same(checkpoint.load(folder, [1]), {1: state(1)})
+    with pytest.raises(CheckpointCorrupt, match="shard-0.safetensors has 4 bytes"):
+        checkpoint.load(folder, [0, 1])
+
+
 def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -219,6 +220,31 @@ def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
         await hub.coordinator.tick()
         restored = hub.coordinator.blueprint.restored
         assert (restored[1].step if restored else 0) == step
+
+    run(story())
+
+
+def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answered, newest = threading.Event(), manifest.newest
+
+    def slow(directory: Path) -> tuple[Path, Manifest] | None:
+        assert answered.wait(LIMIT), "the loop stood still"
+        return newest(directory)
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        for joined in await hub.started():
+            await hub.leave(joined, "FAILED")
+        checkpointed(tmp_path)
+        monkeypatch.setattr(manifest, "newest", slow)
+        ticking = asyncio.create_task(hub.coordinator.tick())
+        while hub.coordinator.last_job == "":  # what is set just before the checkpoint is read
+            await asyncio.sleep(0)
+        answered.set()
+        await ticking
+        assert hub.coordinator.blueprint.restored is not None
 
     run(story())
 
