@@ -142,9 +142,10 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self._check_script()
         if self.lr != "same" and self.yardstick.learning_rate is None:
             raise UsageError(f"lr = {self.lr} changes a learning rate that nobody named: give learning_rate")
-        if self.link is not None and self.transport == "shm":
+        if self.link is not None and (self.transport == "shm" or "hub-shm" in self.rows):
             raise UsageError(
-                "transport = shm and [link]: shared memory knows no link; take zmq or grpc, or drop [link]"
+                f"{'row hub-shm' if 'hub-shm' in self.rows else 'transport = shm'} and [link]: shared memory"
+                " knows no link; take zmq or grpc, or drop [link]"
             )
         if self.fault is not None and (self.fault.rank == 0 or self.fault.step < 2):
             raise UsageError(

@@ -99,7 +99,7 @@ class Programs:
         if server is not None:
             local = self.hosts.local_rank(rank)
             flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
-        if self.run.row.on_hub:
+        if self.run.row.on_hub and not self.run.row.wired:
             flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend

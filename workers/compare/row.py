@@ -35,6 +35,11 @@ class Row:
     def on_hub(self) -> bool:
         return self.name.startswith("hub-")
 
+    @property
+    def wired(self) -> bool:
+        """Whether it has a transport of its own."""
+        return "--transport" in self.worker
+
     def workers(self, asked: int) -> int:
         """How many workers this row starts where the others start `asked`."""
         return 1 if self.server is None and self.peer is None else asked
@@ -76,7 +81,13 @@ ROWS = {
 
 """Ours, all of which a comparison takes unless it is told otherwise."""
 
-EVERY = ROWS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
+WIRED = {
+    f"hub-{wire}": Row(f"hub-{wire}", f"hub-bsp by {wire}", ("--mode", "bsp"), ("--transport", wire))
+    for wire in ("shm", "zmq", "grpc")
+}
+"""The hub by one wire, whatever the experiment's is: for a comparison of wires."""
+
+EVERY = ROWS | WIRED | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
 """The peers as well, some of which want libraries of their own."""
 
 

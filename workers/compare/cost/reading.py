@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ps.errors import UsageError
-from workers.compare.row import ROWS, Row
+from workers.compare.row import ROWS, WIRED, Row
 from workers.compare.setting import Setting
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
@@ -81,12 +81,11 @@ def read(row: str | Row) -> Reading:
 
 
 def _found(name: str) -> Row:
-    """A row of the comparison; `hub-zmq` and `hub-grpc` are hub-bsp by that wire."""
-    if name in ROWS:
-        return ROWS[name]
-    if name in ("hub-zmq", "hub-grpc", "hub-shm"):
-        return Row(name, "", ("--mode", "bsp"), ("--transport", name.removeprefix("hub-")))
-    known = ", ".join((*ROWS, *RINGS, *HUBS))
+    """A row of the comparison that is no peer's."""
+    ours = ROWS | WIRED
+    if name in ours:
+        return ours[name]
+    known = ", ".join((*ours, *RINGS, *HUBS))
     raise UsageError(f"there is no model of a row {name!r}; there is one of {known}")
 
 

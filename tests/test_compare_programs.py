@@ -1,0 +1,34 @@
+"""What the programs of a row are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.replayed import experiment
+from workers.compare.experiment import LinkTable
+from workers.compare.hardship.hosts import Hosts
+from workers.compare.plan import Run
+from workers.compare.programs import Programs
+from workers.compare.row import select
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "wire"),
+    [
+        ("hub-bsp", {}, "auto"),
+        ("hub-bsp", {"transport": "grpc"}, "grpc"),
+        ("hub-bsp", {"link": LinkTable(rate=(1e9,))}, "zmq"),
+        ("hub-shm", {"transport": "grpc"}, "shm"),
+        ("hub-zmq", {}, "zmq"),
+        ("hub-grpc", {"link": LinkTable(rate=(1e9,))}, "grpc"),
+    ],
+)
+def test_a_hub_row_goes_by_its_own_wire_or_by_the_experiments(
+    row: str, asked: dict[str, object], wire: str
+) -> None:
+    plan = experiment(rows=(row,), **asked)
+    programs = Programs(plan, Run(plan.settings[0], select([row])[0], seed=0), Path("run"), Hosts())
+    words = programs.worker(0, "hub:5555")
+    assert [words[place + 1] for place, word in enumerate(words) if word == "--transport"] == [wire]
