@@ -242,6 +242,83 @@ def test_without_a_calibration_a_crossover_is_measured_only() -> None:
     assert (first["measured"], first["predicted"], first["calibrated"]) == (4, None, False)
 
 
+def with_pauses(job: Job = THEIRS, workers: tuple[int, ...] = (2, 4, 8)) -> dict[str, Any]:
+    """What the model would measure with a straggler, by workers, where nobody ran without one."""
+    slow = Straggler(kind="constant", seconds=0.02, ranks=(1,))
+    settings = [Setting(workers=count, straggler=slow) for count in workers]
+    rows = [
+        row_json(row, setting, predict(CONSTANTS, row, setting, job).step_seconds)
+        for setting in settings
+        for row in ("ring", "hub-bsp")
+    ]
+    told = {"settings": [setting_json(each) for each in settings], "rows": rows, "experiment": {}}
+    return {"version": 3, **told}
+
+
+def test_what_was_measured_by_workers_is_there_though_nothing_calibrated_the_rows() -> None:
+    found = outlook(with_pauses(), CONSTANTS)
+    assert [(each["row"], each["workers"]) for each in found["scaling"]] == [
+        ("ring", [2, 4, 8]),
+        ("hub-bsp", [2, 4, 8]),
+    ]
+    assert all(None not in each["measured"] for each in found["scaling"])
+    assert found["scaling"] == outlook(with_pauses(), None)["scaling"]
+
+
+def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None:
+    found = outlook(with_pauses(), CONSTANTS)
+    assert (found["predictions"], found["score"]) == ([], None)
+    calm = Setting(workers=4)
+    found = with_pauses()
+    found["settings"].append(setting_json(calm))
+    found["rows"].append(row_json("ring", calm, predict(CONSTANTS, "ring", calm, THEIRS).step_seconds))
+    found = outlook(found, CONSTANTS)
+    assert {each["row"] for each in found["predictions"]} == {"ring"}
+    assert found["score"]["settings"] == 3
+    assert {each["row"] for each in found["scaling"]} == {"ring", "hub-bsp"}
+
+
+def test_a_crossover_is_not_predicted_for_rows_that_nothing_calibrated() -> None:
+    results = listed(experiment(FINE)) | {"experiment": {"slice_bytes": FINE.slice_bytes}}
+    for each in results["settings"]:
+        each["straggler"] = {"kind": "constant", "seconds": 0.0, "ranks": [], "shape": 2.5}
+    for each in outlook(results, CONSTANTS)["crossover"]:
+        assert (each["predicted"], each["calibrated"]) == (None, False)
+
+
+@pytest.mark.parametrize("wire", ["zmq", "grpc"])
+@pytest.mark.parametrize("link", [None, Link(rate=1e9)])
+def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: Link | None) -> None:
+    dear = replace(WIRE, beta=4e-8)
+    constants = replace(CONSTANTS, wires={**CONSTANTS.wires, wire: dear})
+    job = replace(THEIRS, wire=wire)
+    settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
+    rows = [
+        row_json("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)
+        for setting in settings
+    ]
+    told = {"settings": [setting_json(each) for each in settings], "rows": rows}
+    found = outlook({"version": 3, **told, "experiment": {"transport": wire}}, constants)
+    assert found["score"] == {"mean_error": pytest.approx(0.0, abs=1e-9), "settings": 1}
+
+
+def test_a_shipped_job_is_predicted_with_the_optimizer_that_it_steps_with() -> None:
+    slow = replace(CONSTANTS, apply={"sgd": 2e-10, "adam": 4e-8})
+    settings = [Setting(workers=4, servers=count) for count in (1, 4)]
+    job = replace(THEIRS, optimizer="adam")
+    rows = [
+        row_json("hub-bsp", setting, predict(slow, "hub-bsp", setting, job).step_seconds)
+        for setting in settings
+    ]
+    told = {"settings": [setting_json(each) for each in settings], "rows": rows}
+    errors = {
+        name: outlook({"version": 3, **told, "experiment": {"job": name, "transport": "auto"}}, slow)["score"]
+        for name in ("char-lm", "digits")
+    }
+    assert errors["char-lm"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
+    assert errors["digits"]["mean_error"] > 0.1
+
+
 def test_scaling_has_what_was_measured_and_what_lies_beyond() -> None:
     ring = next(each for each in Score(experiment(), CONSTANTS).as_json()["scaling"] if each["row"] == "ring")
     assert ring["workers"] == [1, 2, 4, 8, 16]

@@ -35,6 +35,9 @@ step = "50ms"
 """
 
 
+FILLED = "script = 'a.py'\nmetric = 'x'\nseeds = 0\narguments = ['{}']"
+
+
 def file(folder: Path, text: str) -> str:
     path = folder / "mine.toml"
     path.write_text(text)
@@ -140,6 +143,12 @@ def test_a_script_is_found_beside_its_file_and_told_what_it_asks_for(tmp_path: P
     assert (found.yardstick.title, found.yardstick.target) == ("accuracy", 0.9)
 
 
+@pytest.mark.parametrize("word", ["{{batch}}", "${batch}", '{"a": 1}', "{}", "{0}", "x={seed}"])
+def test_braces_that_ask_for_nothing_reach_the_script(tmp_path: Path, word: str) -> None:
+    (tmp_path / "a.py").touch()
+    assert load(file(tmp_path, FILLED.format(word)), {}).arguments == (word,)
+
+
 @pytest.mark.parametrize("name", shipped())
 def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str) -> None:
     found = load(name, {})
@@ -170,6 +179,12 @@ def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str
         ),
         ('script = "a.py"\nmetric = "x"', "would not learn of its seed: put {seed} into arguments"),
         ('script = "a.py"\nmetric = "x"\nseeds = 0\nbatch = 8', "put {batch} into arguments"),
+        (FILLED.format("--batch {batch}"), r"{batch} of arguments has no value: give batch \(--batch\)"),
+        (FILLED.format('{"lr":{lr}}'), r"{lr} of .* give learning_rate \(--learning-rate\), or leave it out"),
+        (
+            FILLED.format("{workers}"),
+            "nothing fills in {workers} of arguments; there are {seed}, {batch}, {lr}",
+        ),
         ('script = "a.py"\nmetric = "x"\nseeds = 0\nlr = "linear"', "give learning_rate"),
         ('transport = "shm"\n[link]\nrate = 1e9', "transport = shm and .*shared memory knows no link"),
         ('rows = ["hub-shm"]\n[link]\nrate = 1e9', "row hub-shm and .*shared memory knows no link"),

@@ -166,6 +166,35 @@ def test_one_synchronous_row_has_nothing_to_be_held_against(tmp_path: Path) -> N
     assert gate["pairs"] == []
 
 
+def test_every_repeat_is_judged_against_the_reference_of_its_turn(tmp_path: Path) -> None:
+    results = judged(tmp_path, {"n2 k1 ring seed1 turn2": 1.5}, repeats=3)
+    turns = [(pair["seed"], pair["turn"]) for pair in results["gate"]["pairs"] if pair["second"] == "ring"]
+    assert turns == [(seed, turn) for seed in (0, 1) for turn in range(3)]
+    ring = row(results, "ring")
+    assert ring["withheld"].startswith("ring differs from local by 0.5 in w (seed 1, turn 2)")
+    assert ring["numbers"]["samples_per_second"] is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "withheld"),
+    [
+        (("ring", "hub-bsp"), {"ring", "hub-bsp"}),
+        (("ring", "hub-bsp", "hub-asp"), {"ring", "hub-bsp"}),
+        (("ring", "hub-bsp", "hub-aggregate"), {"hub-bsp"}),
+        (("hub-bsp", "ring"), {"ring", "hub-bsp"}),  # that it agrees with itself upholds nothing
+        (("local", "hub-bsp"), {"hub-bsp"}),
+    ],
+)
+def test_of_two_that_differ_neither_is_shown_unless_another_agrees(
+    tmp_path: Path, rows: tuple[str, ...], withheld: set[str]
+) -> None:
+    wrong = {f"n2 k1 hub-bsp seed0{turn}": 1.5 for turn in ("", " turn1")}
+    results = judged(tmp_path, wrong, rows=rows, seeds=(0,))
+    assert {each["row"] for each in results["rows"] if each["withheld"]} == withheld
+    shown = {each["row"] for each in results["rows"] if each["numbers"]["step_ms"]}
+    assert shown == set(rows) - withheld
+
+
 def test_rows_that_lost_a_worker_are_not_held_against_each_other(tmp_path: Path) -> None:
     fault = FaultTable(rank=1, step=5)
     assert judged(tmp_path, {"n2 k1 kill1@5 hub-bsp seed0": 3.0}, fault=fault)["gate"]["pairs"] == []

@@ -241,6 +241,27 @@ def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tm
     assert mended.ran == mute.ran == ["n2 k1 ring seed0"]
 
 
+def test_a_run_that_reports_no_number_does_not_lock_its_folder(tmp_path: Path) -> None:
+    asked = {"rows": ("ring",), "seeds": (0,), "target": 0.5}
+    odd = Replayed(records=lambda run: [{**line, "test_accuracy": None} for line in record(0.01)])
+    with pytest.raises(UsageError, match="ring seed0: rank 0 reported test_accuracy = None after step 0"):
+        carried_out(tmp_path, odd, **asked)
+    assert not list(tmp_path.glob("runs/*/outcome.json"))
+    carried_out(tmp_path, Replayed(), **asked)
+
+
+def test_whatever_keeps_a_run_from_being_measured_discards_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise TypeError("a hole in the check")
+
+    monkeypatch.setattr(comparison, "measure", broken)
+    with pytest.raises(TypeError):
+        carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0,))
+    assert not list(tmp_path.glob("runs/*/outcome.json"))
+
+
 def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())

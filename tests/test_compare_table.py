@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.replayed import Replayed, compared, record, row
 from workers.compare.job import JOBS, Job
 from workers.compare.measure import NAMES, Numbers, measure
 from workers.compare.noise import Noise
-from workers.compare.outcome import Line, Outcome, read_record
+from workers.compare.outcome import NOT_FINITE, Line, Outcome, read_record
 from workers.compare.plan import Run
 from workers.compare.row import ROWS, select
 from workers.compare.setting import Setting
@@ -105,7 +106,45 @@ def test_who_was_killed_counts_for_no_speed() -> None:
 def test_what_is_no_finite_number_was_not_measured(tmp_path: Path) -> None:
     file = tmp_path / "record 0.jsonl"
     file.write_text('{"step": 1, "loss": NaN, "test_loss": Infinity, "samples": 32}\n')
-    assert read_record(file) == [{"step": 1, "samples": 32}]
+    assert read_record(file) == [{"step": 1, "samples": 32, NOT_FINITE: ["loss", "test_loss"]}]
+    assert read_record(tmp_path / "record 1.jsonl") == []
+
+
+def ended_with(**last: float) -> list[Line]:
+    """A record whose last report says so."""
+    lines = record(0.01)
+    return [*lines[:-1], {**lines[-1], **last}]
+
+
+def test_what_was_finite_before_does_not_pass_for_the_end(tmp_path: Path) -> None:
+    odd = Replayed(records=lambda run: ended_with(**({"test_accuracy": math.nan} if run.seed else {})))
+    results = compared(tmp_path, odd)
+    ring = row(results, "ring")
+    assert ring["numbers"]["final_metric"]["values"] == [1.0, None]
+    assert ring["failed"] == "1 of 2 runs: its last test_accuracy is no finite number"
+    assert f"ring failed in {ring['failed']}." in results["verdict"]
+
+
+def test_a_training_loss_does_not_pass_for_that_of_the_test(tmp_path: Path) -> None:
+    odd = Replayed(records=lambda run: ended_with(test_loss=math.inf, loss=0.5))
+    assert row(compared(tmp_path, odd), "ring")["numbers"]["final_loss"] is None
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "value"),
+    [(0, "test_accuracy", None), (0, "test_accuracy", "0.9"), (1, "loss", None), (1, "samples", True)],
+)
+def test_what_is_no_number_is_refused_by_rank_key_and_value(rank: int, name: str, value: Any) -> None:
+    records = [record(0.1), record(0.1)]
+    records[rank] = [{**line, name: value} if line["step"] == 50 else line for line in records[rank]]
+    words = rf"rank {rank} reported {name} = {value!r} after step 50, expected a number: mend .*\({name}="
+    with pytest.raises(UsageError, match=words):
+        measured(*records)
+
+
+def test_what_rank_1_calls_like_the_measure_is_its_own_affair() -> None:
+    lines = [{**line, "test_accuracy": None} for line in record(0.1)]
+    assert measured(record(0.1), lines)["final_metric"] == 1.0
 
 
 def test_a_target_that_was_not_reached_has_no_time() -> None:

@@ -50,6 +50,14 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
     assert again.done()["verdict"] == last["verdict"]
 
 
+def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: Path) -> None:
+    words = [*SHORT, "--rows", "hub-asp,ring", "--learning-rate", "1e30", "--out", str(tmp_path / "out")]
+    compare = cluster.run("compare", COMPARE, *words)
+    said = [row["failed"] for row in results(tmp_path / "out")["rows"]] if compare.done() else []
+    assert len(said) == 2
+    assert all("1 of 1 runs: diverged after" in failed for failed in said)
+
+
 def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))

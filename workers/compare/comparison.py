@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ps.errors import HubringError, UsageError
+from ps.errors import UsageError
 from workers.compare import machine, mllog, noise, outcome, scalars
 from workers.compare.command import going_on
 from workers.compare.cost.constants import Constants, read
@@ -164,7 +164,7 @@ class Comparison:
             The results.
 
         Raises:
-            ProcessFailed: A row's process failed.
+            ProcessFailed: A row's process failed, but not by diverging.
             DeadlineExceeded: A row took too long.
             HubringError: What a run left, now or before, cannot be measured.
             UsageError: Another program is at work in the folder.
@@ -182,10 +182,12 @@ class Comparison:
                 left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
                 try:
                     measure(left, self.experiment.yardstick)
-                except HubringError:  # told at once, and run again when its script has been mended
+                except Exception:  # told at once, and run again when its script has been mended
                     outcome.discard(self.place(run))
                     raise
                 watcher.finished(run.label)
+                if left.diverged:
+                    watcher.warn(f"{run.label} {left.failed}")
                 if (left.noise.foreign or 0.0) > noise.FOREIGN:
                     watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
             return self.report()
@@ -208,7 +210,7 @@ class Comparison:
         write_whole(self.folder / "results.json", text)
         found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now
         write_whole(self.folder / "report.html", page(found))
-        measured = [(each, numbers[label]) for label, each in outcomes.items()]
+        measured = [(each, numbers[label]) for label, each in outcomes.items() if each.records[0]]
         write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found

@@ -10,7 +10,7 @@ from typing import Any
 from workers.compare.statistics import ratio_interval
 
 EVEN = 1.03
-"""Two numbers closer than this ratio are called even whatever their interval."""
+"""Two numbers closer than this ratio are not told apart whatever their interval."""
 EVEN_ONCE = 1.05
 """The same where there is one seed, and so no interval."""
 
@@ -34,11 +34,21 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Whether it is larger or smaller than 1, rather than even."""
+        """Whether it is shown to be larger or smaller than 1; neither that nor even: not told apart."""
         least = EVEN_ONCE if self.low is None else EVEN
         if 1 / least < self.value < least:
             return False
         return self.low is None or self.high is None or not self.low <= 1 <= self.high
+
+    @property
+    def even(self) -> bool:
+        """Whether all that it may be is nearly 1. With one seed nobody knows."""
+        return self.low is not None and self.high is not None and 1 / EVEN < self.low <= self.high < EVEN
+
+    @property
+    def more(self) -> bool:
+        """Whether it is shown to be larger than 1."""
+        return self.decided and self.value > 1
 
     def __str__(self) -> str:
         value, low, high = (

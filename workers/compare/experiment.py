@@ -6,6 +6,7 @@ An experiment that exists is consistent: contradictions are refused where it is 
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec import Meta, Struct
 
 from ps.config import Bytes, Count, Seconds, Whole
 from ps.errors import UsageError
+from ps.settings import flag
 from workers.compare.job import Job, find
 from workers.compare.row import ROWS, Row, select
 from workers.compare.setting import Fault, Link, Setting, Straggler
@@ -67,6 +69,12 @@ class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     step: tuple[NotNegative, ...]
     """Seconds."""
 
+
+FILLED = ("seed", "batch", "lr", "epochs")
+"""What a script's arguments may name in braces."""
+
+PLACEHOLDER = re.compile(r"(?<![{$]){([A-Za-z_]\w*)}")
+"""A name in single braces; `${name}` and `{{name}}` are for others to fill in, and JSON is no name."""
 
 _OF_SCRIPTS = {"metric": None, "title": None, "rising": True, "samples": "samples"}
 """What only a script's author can tell, as it stands where nobody did."""
@@ -183,12 +191,27 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"script = {self.script} needs metric: which of the keys that it gives to workers.report(...)"
                 " tells how good the model is"
             )
-        for name in ("seed", "batch", "lr", "epochs"):
+        self._check_placeholders(self.script)
+        for name in FILLED:
             wanted = len(self.seeds) > 1 if name == "seed" else self._asked(name)
             if wanted and not any(f"{{{name}}}" in word for word in self.arguments):
                 raise UsageError(
                     f"{self.script.name} would not learn of its {name}: put {{{name}}} into arguments"
                     + (", or give one seed and repeats" if name == "seed" else "")
+                )
+
+    def _check_placeholders(self, script: Path) -> None:
+        for name in PLACEHOLDER.findall(" ".join(self.arguments)):
+            if name not in FILLED:
+                raise UsageError(
+                    f"nothing fills in {{{name}}} of arguments; there are"
+                    f" {', '.join(f'{{{each}}}' for each in FILLED)}"
+                )
+            if name != "seed" and not self._asked(name):
+                key = "learning_rate" if name == "lr" else name
+                raise UsageError(
+                    f"{{{name}}} of arguments has no value: give {key} ({flag(key)}), or leave it out, and"
+                    f" {script.name} takes its own"
                 )
 
     def _asked(self, name: str) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import Any
 
 import torch
@@ -63,6 +64,9 @@ class Pair:
         steps: After so many steps; None: at the end.
         final: The difference at the end.
         run: Label of the run that is judged.
+        turn: Which of the runs with this seed both are.
+        reference: Label of the run that is measured against, if that may be the one at fault; None: it is
+            one process alone, or the same row.
     """
 
     setting: str
@@ -76,6 +80,8 @@ class Pair:
     steps: int | None
     final: float
     run: str
+    turn: int = 0
+    reference: str | None = None
 
     @property
     def passed(self) -> bool:
@@ -83,13 +89,14 @@ class Pair:
 
     def __str__(self) -> str:
         allowed = f"at most {self.limit:g}" if self.limit else "no difference at all"
-        found = f"{self.difference:.2g} in {self.tensor} (seed {self.seed})"
+        turn = f", turn {self.turn}" if self.turn else ""
+        found = f"{self.difference:.2g} in {self.tensor} (seed {self.seed}{turn})"
         elements = "1 element" if self.wrong == 1 else f"{self.wrong:,} elements"
         return f"{self.second} differs from {self.first} by {found}, {elements} in all; {allowed} is allowed"
 
     def as_json(self) -> dict[str, Any]:
         """The pair as a JSON object; JSON knows no infinity, so that stands as text."""
-        words = {name: value for name, value in asdict(self).items() if name != "run"}
+        words = {name: value for name, value in asdict(self).items() if name not in ("run", "reference")}
         apart = {"difference": _finite(self.difference), "final": _finite(self.final)}
         return {**words, **apart, "passed": self.passed}
 
@@ -106,8 +113,17 @@ class Gate:
         return all(pair.passed for pair in self.pairs)
 
     def closed_to(self, runs: Collection[str]) -> str | None:
-        """Why the speed of these runs, by label, may not be shown; None where it may."""
-        failed = [str(pair) for pair in self.pairs if pair.run in runs and not pair.passed]
+        """Why the speed of these runs, by label, may not be shown; None where it may.
+
+        Of two that differ either may be wrong: what is measured against is shown only where another row
+        agrees with it.
+        """
+        upheld = {pair.reference for pair in self.pairs if pair.passed}
+        failed = [
+            str(pair)
+            for pair in self.pairs
+            if not pair.passed and (pair.run in runs or pair.reference in set(runs) - upheld)
+        ]
         return "; ".join(failed) or None
 
     def wrong(self, runs: Collection[str]) -> int | None:
@@ -122,9 +138,10 @@ class Gate:
 
 
 def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Gate:
-    """Holds the synchronous rows of every setting and seed against the first, and the hub against itself.
+    """Holds synchronous rows, by setting, seed and turn, against the first, and the hub against itself.
 
-    A row that lost a worker took fewer gradients than the others, so settings with a fault have no pairs.
+    A row that lost a worker took fewer gradients than the others, so settings with a fault have no pairs;
+    nor has a run that diverged, which left no parameters.
 
     Args:
         experiment: What was run.
@@ -133,10 +150,12 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Gate:
     tolerance = experiment.tolerance or TOLERANCE
     found: dict[tuple[str, str], Pair] = {}
     for setting in experiment.settings:
-        for seed in experiment.seeds if setting.fault is None else ():
-            runs = [Run(row.meets(setting), row, seed) for row in experiment.ways if row.synchronous]
+        turns = product(experiment.seeds, range(experiment.repeats)) if setting.fault is None else ()
+        for seed, turn in turns:
+            asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.synchronous]
+            runs = [run for run in asked if not outcomes[run.label].diverged]
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
-            for run, pair in _against(runs[0], fresh, setting.key, outcomes, tolerance):
+            for run, pair in _against(runs[0], fresh, setting.key, outcomes, tolerance) if fresh else ():
                 found[runs[0].label, run.label] = pair
     return Gate((*found.values(), *_again(experiment, outcomes)), tolerance)
 
@@ -144,8 +163,6 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Gate:
 def _against(
     reference: Run, runs: list[Run], setting: str, outcomes: Mapping[str, Outcome], tolerance: float
 ) -> Iterator[tuple[Run, Pair]]:
-    if not runs:
-        return
     reached = outcomes[reference.label]
     early, final = load_file(reached.early), load_file(reached.parameters)
     for run in runs:
@@ -166,13 +183,15 @@ def _against(
                 steps=None if reached.early == reached.parameters else EARLY,
                 final=difference(final, load_file(left.parameters))[0],
                 run=run.label,
+                turn=run.turn,
+                reference=None if reference.row.name == "local" else reference.label,
             ),
         )
 
 
 def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Pair]:
     runs = plan.again(experiment)
-    if runs is None:
+    if runs is None or any(outcomes[run.label].diverged for run in runs):
         return []
     first, second = (load_file(outcomes[run.label].parameters) for run in runs)
     apart, tensor = bits_difference(first, second)

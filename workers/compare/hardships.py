@@ -24,17 +24,17 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
     calm = _without(scope, others, "straggler")
     if calm is None:
         return []
-    ratios = {name: _step_ratio(name, scope, calm) for name in scope.names}
-    slowed = [f"{name} {each}" for name, each in ratios.items() if each and _is_slower(each)]
-    spared = [name for name, each in ratios.items() if each and not _is_slower(each)]
+    steps = {name: _step_ratio(name, scope, calm) for name in scope.names}
+    ratios = {name: each for name, each in steps.items() if each}
+    slowed = [f"{name} {each}" for name, each in ratios.items() if each.more]
+    spared = [name for name, each in ratios.items() if each.even or (each.decided and each.value < 1)]
+    unsure = [f"{name} {each}" for name, each in ratios.items() if not each.decided and not each.even]
     who = straggler(scope.setting["straggler"])
     told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
     told += [f"{'not' if slowed else f'{who} does not slow'} {listed(spared, 'or')}"] if spared else []
-    return [scope.say(f"{', '.join(told)}.", besides=who)] if told else []
-
-
-def _is_slower(ratio: Ratio) -> bool:
-    return ratio.decided and ratio.value > 1
+    sure = ", ".join(told)
+    doubt = f"with {who} and without, steps are not told apart: {listed(unsure)} times as long"
+    return [scope.say(f"{each}.", besides=who) for each in (sure, doubt if unsure else "") if each]
 
 
 def _step_ratio(name: str, scope: Scope, calm: Scope) -> Ratio | None:

@@ -22,9 +22,10 @@
 - staleness: updates by others between a worker's read and its own update.
 - memory_mb: the most that a worker held resident; cpu_ms_per_step: processor time of a worker / its
   steps. Mean over workers.
-- final_loss and final_metric: rank 0's on the test data, after all gradients are in.
+- final_loss and final_metric: rank 0's on the test data, after all gradients are in; None where that
+  last one is not finite, whatever came before.
 
-What was not measured is None, never 0.
+What was not measured is None, never 0. Of a run that diverged nothing was: no gate has seen its parameters.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, product
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from ps.errors import HubringError
+from ps.errors import HubringError, UsageError
 from workers.compare.job import Job
-from workers.compare.outcome import EARLY, Line, Outcome
+from workers.compare.outcome import EARLY, NOT_FINITE, Line, Outcome
 
 Numbers = dict[str, float | None]
 
@@ -83,9 +84,12 @@ def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
 
     Raises:
         HubringError: A record holds fewer than two steps, or rank 0's no measurement.
+        UsageError: What should be a number is none.
     """
-    _check(outcome, job)
     numbers: Numbers = dict.fromkeys(NAMES)
+    if outcome.diverged:
+        return numbers
+    _check(outcome, job)
     numbers |= _speed(outcome, job, warmup) | _progress(outcome, job)
     numbers |= _of_workers(outcome) | _of_shards(outcome)
     return numbers
@@ -128,7 +132,27 @@ def seen(outcome: Outcome) -> list[int]:
     return found
 
 
+def _check_numbers(outcome: Outcome, job: Job) -> None:
+    """Of what is measured: rank 0 alone tests, and what others give under these names nobody reads."""
+    for rank, record in enumerate(outcome.records):
+        names = ("samples", "loss") if rank else ("samples", "loss", "test_loss", job.metric)
+        for line, name in product(record, names):
+            value = line.get(name, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(
+                    f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']},"
+                    f" expected a number: mend workers.report({name}=...), delete {outcome.folder} and run"
+                    " again"
+                )
+
+
+def _reported(line: Line, name: str) -> bool:
+    """Whether a report has this metric, finite or not."""
+    return name in line or name in line.get(NOT_FINITE, ())
+
+
 def _check(outcome: Outcome, job: Job) -> None:
+    _check_numbers(outcome, job)
     label = outcome.run.label
     if outcome.failed is None and not any(job.metric in line for line in outcome.records[0]):
         raise HubringError(
@@ -163,7 +187,8 @@ class _Pace(NamedTuple):
 
 
 def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
-    measured = {line["step"] for line in outcome.records[0] if job.metric in line} | {EARLY - 1, EARLY}
+    measured = {line["step"] for line in outcome.records[0] if _reported(line, job.metric)}
+    measured |= {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
     exposed = _told(outcome, "exposed_seconds", [pace.exposed for pace in paces])
     mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
@@ -211,7 +236,7 @@ def _told(outcome: Outcome, name: str, seconds: Sequence[float | None]) -> float
 def _progress(outcome: Outcome, job: Job) -> Numbers:
     """How far the model came, and when."""
     zero = began(outcome)
-    finals = [line for line in outcome.records[0] if job.metric in line]
+    finals = [line for line in outcome.records[0] if _reported(line, job.metric)]
     reports = zip(outcome.records[0], seen(outcome), strict=True)
     reached = [each for each in reports if job.metric in each[0] and job.reached(each[0][job.metric])]
     numbers: Numbers = {}
@@ -219,9 +244,10 @@ def _progress(outcome: Outcome, job: Job) -> Numbers:
         numbers["seconds_to_target"] = max(0.0, line["seconds"] - zero)
         numbers["samples_to_target"] = float(samples)
     if outcome.failed is None:
-        numbers["seconds"] = finals[-1]["seconds"] - zero
-        numbers["final_loss"] = finals[-1].get("test_loss", finals[-1].get("loss"))
-        numbers["final_metric"] = finals[-1][job.metric]
+        last = finals[-1]
+        numbers["seconds"] = last["seconds"] - zero
+        numbers["final_loss"] = last.get("test_loss" if _reported(last, "test_loss") else "loss")
+        numbers["final_metric"] = last.get(job.metric)
     return numbers
 
 

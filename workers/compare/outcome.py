@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ps.errors import HubringError
+from ps.errors import HubringError, NonFinite
 from workers.compare.noise import Noise
 from workers.compare.plan import Run
 
@@ -22,6 +22,9 @@ Line = Mapping[str, Any]
 """One report of a job: `step`, `seconds` since training began, and those of its metrics that are finite."""
 
 FILE = "outcome.json"
+
+NOT_FINITE = "not finite"
+"""Key of a report under which the names of its metrics stand that are no finite numbers."""
 
 EARLY = 20
 """Steps after which parameters are saved for the first time: too few for rounding to grow."""
@@ -38,9 +41,11 @@ class Outcome:
         began: When, in ISO 8601.
         seconds: How long it took, from the first start to the last end.
         noise: What else the machine did meanwhile.
-        results: Every worker's last line, by rank; None for one that was killed.
+        results: Every worker's last line, by rank; None for one that was killed, empty where another's
+            failure ended it without a word.
         server: The server's last line; None without a server.
-        failed: Why training did not come to its end, after a loss that was asked for; None: it did.
+        failed: Why training did not come to its end, after a loss that was asked for or because it
+            diverged; None: it did.
     """
 
     run: Run
@@ -59,8 +64,13 @@ class Outcome:
         return [read_record(self.folder / f"record {rank}.jsonl") for rank in range(len(self.results))]
 
     @property
+    def diverged(self) -> bool:
+        """Whether gradients or parameters ceased to be finite."""
+        return divergence(self.results, self.server) is not None
+
+    @property
     def parameters(self) -> Path:
-        """File with the final parameters."""
+        """File with the final parameters; a run that failed may have left none."""
         return self.folder / "parameters.safetensors"
 
     @property
@@ -87,6 +97,21 @@ class Outcome:
             "failed": self.failed,
         }
         write_whole(self.folder / FILE, json.dumps(content, indent=1))
+
+
+def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str, Any] | None) -> str | None:
+    """After how many steps training diverged, and who said what; None where no last line says so.
+
+    Args:
+        results: The workers' last lines, by rank.
+        server: The server's; None without a server.
+    """
+    for name, line in [*((f"worker {rank}", each) for rank, each in enumerate(results)), ("server", server)]:
+        told = line or {}
+        cause, mend, _ = str(told.get("error", "")).partition(f"; {NonFinite.mend}")
+        if mend:  # which stands in no other error
+            return f"diverged after {told.get('steps', 0)} steps, {name} said: {cause}"
+    return None
 
 
 def finished(folder: Path) -> bool:
@@ -140,16 +165,17 @@ def write_whole(file: Path, text: str) -> None:
 def read_record(path: Path) -> list[Line]:
     """All whole reports in a record file; the last one of a killed worker may be cut.
 
-    A metric that is no finite number, as a loss that has diverged, is left out: it was not measured.
+    A metric that is no finite number, as a loss that has diverged, is left out, but for its name under
+    `NOT_FINITE`: it was not measured. A worker that ended before it began has no file, and no reports.
     """
-    whole = path.read_text().rpartition("\n")[0]
+    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [_finite(json.loads(line)) for line in whole.splitlines()]
 
 
 def _finite(line: Line) -> Line:
-    return {
-        name: value for name, value in line.items() if not isinstance(value, float) or math.isfinite(value)
-    }
+    odd = [name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
+    kept = {name: value for name, value in line.items() if name not in odd}
+    return kept | {NOT_FINITE: odd} if odd else kept
 
 
 def latest(path: Path) -> Line | None:

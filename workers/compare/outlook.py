@@ -11,6 +11,9 @@ from workers.compare.cost.prediction import Job
 from workers.compare.cost.score import Score
 from workers.compare.scaling import crossovers, scaling
 
+OPTIMIZERS = {"char-lm": "adam"}
+"""What a shipped job steps with, where that is not SGD."""
+
 
 def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, Any]:
     """`predictions`, `score`, `crossover` and `scaling` of the results.
@@ -23,7 +26,21 @@ def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, 
     if constants is None or told is None:
         crossover, scales = crossovers(settings, rows), scaling(settings, rows)
         return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
-    job = Job(model_bytes=told, together=True, slice_bytes=found["experiment"].get("slice_bytes"))
-    model = Score(found, constants, job)
-    crossover = crossovers(settings, rows, lambda setting: model.crossover(setting_of(setting)))
-    return {**model.as_json(), "crossover": crossover}
+    model = Score(found, constants, _job(found["experiment"], told))
+    known = {"ring", "hub-bsp"} <= model.calibrated
+    foreseen = (lambda setting: model.crossover(setting_of(setting))) if known else None
+    crossover, answer = crossovers(settings, rows, foreseen), model.as_json()
+    rest = [each for each in scaling(settings, rows) if each["row"] not in model.calibrated]
+    return {**answer, "crossover": crossover, "scaling": [*answer["scaling"], *rest]}
+
+
+def _job(experiment: Mapping[str, Any], model_bytes: int) -> Job:
+    """What was trained, and by which wire."""
+    wire = experiment.get("transport", "auto")
+    return Job(
+        model_bytes=model_bytes,
+        optimizer=OPTIMIZERS.get(experiment.get("job") or "", "sgd"),
+        wire="" if wire == "auto" else wire,
+        together=True,
+        slice_bytes=experiment.get("slice_bytes"),
+    )

@@ -31,7 +31,7 @@ from workers.compare.curve import curves
 from workers.compare.experiment import Experiment
 from workers.compare.gate import Gate
 from workers.compare.job import Job
-from workers.compare.measure import Numbers, staleness
+from workers.compare.measure import Numbers, staleness, steps_of
 from workers.compare.outcome import Outcome
 from workers.compare.outlook import outlook
 from workers.compare.reading import VERSION
@@ -59,7 +59,9 @@ def results(
     """
     job, judged = experiment.yardstick, gate.judge(experiment, outcomes)
     counts = {label: staleness(outcome) for label, outcome in outcomes.items()}
-    failures = {label: outcome.failed for label, outcome in outcomes.items() if outcome.failed}
+    failures = {
+        label: said for label, each in outcomes.items() if (said := _failure(each, numbers[label], job))
+    }
     summaries = summarise(experiment, judged, numbers, counts, failures)
     found: dict[str, Any] = {
         "version": VERSION,
@@ -79,6 +81,13 @@ def results(
     return found | {"verdict": verdict(found)}
 
 
+def _failure(outcome: Outcome, numbers: Numbers, job: Job) -> str | None:
+    """Why a run has no end that could be compared; None: it has."""
+    if outcome.failed is not None or numbers["final_metric"] is not None:
+        return outcome.failed
+    return f"its last {job.metric} is no finite number"
+
+
 def _curves(
     experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Gate, job: Job
 ) -> Iterable[dict[str, Any]]:
@@ -86,7 +95,7 @@ def _curves(
     drawn: set[str] = set()
     for label, outcome in outcomes.items():
         run = outcome.run
-        if run.turn or judged.closed_to({label}):
+        if run.turn or judged.closed_to({label}) or not all(map(steps_of, outcome.records)):
             continue
         key = next(each.key for each in experiment.settings if run.row.meets(each) == run.setting)
         if label not in drawn:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workers.compare.cost.crossing import FORMULA, servers_needed
 from workers.compare.cost.way import goodput
-from workers.compare.scope import Scope
+from workers.compare.scope import Scope, listed
 from workers.compare.setting import Link
 
 Results = Mapping[str, Any]
@@ -33,8 +33,10 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], result
     assert theirs is not None
     samples = results["job"]["samples"]
     speeds = f"{mine['median']:,.0f} {samples}/s against {theirs['median']:,.0f}"
-    if not ratio.decided:
+    if ratio.even:
         return f"{first} is even with {second}: {speeds}."
+    if not ratio.decided:
+        return f"{first} is not told apart from {second}: {speeds}, a factor of {ratio}."
     if ratio.value > 1:
         return f"{first} beats {second}: {speeds}, a factor of {ratio}."
     turned = scope.ratio("samples_per_second", rows[1], rows[0])
@@ -42,25 +44,32 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], result
 
 
 def hub_against_ring(scope: Scope, results: Results) -> list[str]:
-    """The like with the like: synchronous hub rows, which compute what the ring computes."""
-    speeds = {
-        row["row"]: row["numbers"]["samples_per_second"]["median"]
-        for row in scope.rows
-        if row["synchronous"] and row["numbers"]["samples_per_second"] and row["row"] != "local"
-    }
-    hubs = [name for name in speeds if name.startswith("hub-")]
+    """The like with the like: a synchronous hub row, which computes what the ring computes."""
+    raced = [row["row"] for row in scope.rows if row["synchronous"] and row["numbers"]["samples_per_second"]]
+    hubs = [name for name in raced if name.startswith("hub-")]
     # With a loss, the wait until it was noticed is in the speed.
-    if "ring" not in speeds or not hubs or scope.setting["fault"]:
+    if "ring" not in raced or not hubs or scope.setting["fault"]:
         return []
-    hub = max(hubs, key=lambda name: float(speeds[name]))
+    hub = chosen(hubs)
     said = contest(f"the hub ({hub})", "the ring", scope, (hub, "ring"), results)
-    ratio = scope.ratio("samples_per_second", hub, "ring")
-    if ratio is None or not ratio.decided:
-        return [scope.say(said)]
-    wins = ratio.value > 1
-    reasons = [*_waits(scope, hub), *_where(scope, results, hub, wins)]
-    because = f"the hub {'wins' if wins else 'loses'} here, because {'; '.join(reasons)}."
-    return [scope.say(said), *([scope.say(because)] if reasons else [])]
+    because = _because(scope, results, hub)
+    faster = _ahead(scope, hub, hubs)
+    return [scope.say(each) for each in (said, because, faster) if each]
+
+
+def chosen(rows: Sequence[str]) -> str:
+    """Which of the rows stands for all: the one asked for first, or hub-bsp.
+
+    Not the fastest, which would be picked by the numbers that then speak for it.
+    """
+    return "hub-bsp" if "hub-bsp" in rows else rows[0]
+
+
+def _ahead(scope: Scope, hub: str, hubs: Sequence[str]) -> str:
+    """Which other rows of the hub are faster than the one that stood for it; empty: none."""
+    ratios = {name: scope.ratio("samples_per_second", name, hub) for name in hubs if name != hub}
+    faster = [f"{name} is {each} times as fast" for name, each in ratios.items() if each and each.more]
+    return f"of the hub's other ways, {listed(faster)} as {hub}." if faster else ""
 
 
 def on_a_cluster(results: Results) -> bool:
@@ -68,17 +77,25 @@ def on_a_cluster(results: Results) -> bool:
     return len(results["machine"].get("hosts", ())) > 1
 
 
-def _where(scope: Scope, results: Results, hub: str, wins: bool) -> list[str]:
-    """What the way of the bytes had to do with it, where that is known."""
-    if scope.setting["link"]:
-        return [_wires(scope), *_beyond_wires(scope, results, hub)]
-    return [] if on_a_cluster(results) else [_cores(scope, results, wins)]
+def _because(scope: Scope, results: Results, hub: str) -> str:
+    """Why it won or lost, by what points the way it went; empty where nothing does or nobody won."""
+    ratio = scope.ratio("samples_per_second", hub, "ring")
+    if ratio is None or not ratio.decided:
+        return ""
+    wins = ratio.value > 1
+    reasons = [*_waits(scope, hub, wins), *_wires(scope, wins), *_latencies(scope, wins)]
+    # A straggler slows whoever waits for it, and of cores the hub has never more to itself than the ring.
+    if not wins and not scope.setting["straggler"] and not on_a_cluster(results):
+        beyond = _beyond_wires(scope, results, hub) if scope.setting["link"] else _cores(scope, results)
+        reasons += [f"yet {each}" if reasons and scope.setting["link"] else each for each in beyond]
+    return f"the hub {'wins' if wins else 'loses'} here, because {'; '.join(reasons)}." if reasons else ""
 
 
-def _waits(scope: Scope, hub: str) -> list[str]:
+def _waits(scope: Scope, hub: str, wins: bool) -> list[str]:
     """What a step waited for either exchange."""
     mine, theirs = scope.number(hub, "exposed_ms"), scope.number("ring", "exposed_ms")
-    if mine is None or theirs is None:
+    ratio = scope.ratio("exposed_ms", hub, "ring")
+    if mine is None or theirs is None or ratio is None or not ratio.decided or (ratio.value < 1) != wins:
         return []
     return [
         f"its steps wait {mine['median']:.2f} ms for the exchange, which hides behind no computing,"
@@ -86,41 +103,57 @@ def _waits(scope: Scope, hub: str) -> list[str]:
     ]
 
 
-def _wires(scope: Scope) -> str:
+def _wires(scope: Scope, wins: bool) -> list[str]:
     """What a link carries, by the formula."""
-    n, k = scope.setting["workers"], scope.setting["servers"]
+    n, k, link = scope.setting["workers"], scope.setting["servers"], scope.setting["link"]
     hub, ring = max(1.0, n / k), 2 * (n - 1) / n
+    if not link or not link["rate"] or hub == ring or (hub < ring) != wins:
+        return []
     needed = servers_needed(n)
-    wins = "it never wins" if needed is None else f"it wins from {needed} servers on"
-    return (
+    told = "it never wins" if needed is None else f"it wins from {needed} servers on"
+    return [
         f"{n} workers on {k} server{'' if k == 1 else 's'} move {hub:.3g} times the model each way over the"
-        f" busiest link, and the ring {ring:.3g} times; by bytes alone {wins} ({FORMULA})"
-    )
+        f" busiest link, and the ring {ring:.3g} times; by bytes alone {told} ({FORMULA})"
+    ]
+
+
+def _latencies(scope: Scope, wins: bool) -> list[str]:
+    """How often an exchange waits for a link's latency: a hub's there and back, a ring's at every hop."""
+    hops, link = 2 * (scope.setting["workers"] - 1), scope.setting["link"]
+    if not wins or not link or not link["latency"] or hops <= 2:
+        return []
+    once = 1e3 * link["latency"]
+    return [
+        f"the links' latency is in its exchange twice, {2 * once:g} ms, and in the ring's {hops} times,"
+        f" {hops * once:g} ms"
+    ]
 
 
 def _beyond_wires(scope: Scope, results: Results, hub: str) -> list[str]:
     """Whether the links are what the hub waits for: one machine that plays all hosts has its own limit."""
-    n, k, rate = scope.setting["workers"], scope.setting["servers"], scope.setting["link"]["rate"]
+    n, k, link = scope.setting["workers"], scope.setting["servers"], scope.setting["link"]
     sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
-    if not rate or sent is None or exposed is None:
+    rate = link["rate"]
+    if not rate or link["latency"] or sent is None or exposed is None:
         return []
     needed = 1e3 * max(1.0, n / k) * sent["median"] / goodput(Link(rate=rate))
     if exposed["median"] < BEYOND * needed:
         return []
     return [
-        f"yet at line rate that takes {needed:.0f} ms: what holds the hub up here is less its links than the"
+        f"at line rate its bytes take {needed:.0f} ms: what holds the hub up here is less its links than the"
         f" {results['machine']['cores']} cores on which {n + k} processes move the bytes of all of them"
     ]
 
 
-def _cores(scope: Scope, results: Results, wins: bool) -> str:
+def _cores(scope: Scope, results: Results) -> list[str]:
     """Without a link nothing decides but processors and copies; more processes than cores are no help."""
     n, k, cores = scope.setting["workers"], scope.setting["servers"], results["machine"]["cores"]
-    told = "on one machine copies and cores decide, not wires"
     if n + k <= cores:
-        return f"{told}: every one of its {n + k} processes has a core"
-    joint = ", though" if wins else ":"
-    return f"{told}{joint} {n + k} busy processes share {cores} cores, where the ring has {n}"
+        return []
+    return [
+        f"on one machine copies and cores decide, not wires: {n + k} busy processes share {cores} cores,"
+        f" where the ring has {n}"
+    ]
 
 
 def asynchronous(scope: Scope, results: Results) -> list[str]:
@@ -136,13 +169,15 @@ def _gain(scope: Scope, name: str, base: str, results: Results) -> str:
     pace = scope.ratio("samples_per_second", name, base)
     if pace is None:
         return ""
-    faster = pace.decided and pace.value > 1
+    faster = pace.more
     if faster:
         step = f"{name} goes through its samples {pace} times as fast as {base}"
     elif pace.decided:
         step = f"{name} goes through its samples more slowly than {base}, at {pace} of its pace"
-    else:
+    elif pace.even:
         step = f"{name} is even with {base} in samples a second"
+    else:
+        step = f"{name} is not told apart from {base} in samples a second, at {pace} of its pace"
     good, outcome = _outcome(scope, name, base, results)
     if not outcome:
         return ""

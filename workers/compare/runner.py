@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from workers.compare import timeline
 from workers.compare.experiment import Experiment
 from workers.compare.hardship.loss import Loss, outlived
 from workers.compare.lifeline import Lifeline
-from workers.compare.outcome import Line, Outcome, latest
+from workers.compare.outcome import Line, Outcome, divergence, latest
 from workers.compare.plan import Run
-from workers.compare.process import Child, Processes
+from workers.compare.process import Child, Processes, ProcessFailed
 from workers.compare.programs import Programs
 from workers.compare.site import Site, ThisMachine
 
@@ -43,6 +44,9 @@ _OF_PODS = {"JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"}
 
 Progress = Callable[[Line], None]
 """Told rank 0's latest report, a few times a second."""
+
+Results = list[Mapping[str, Any] | None]
+"""The workers' last lines, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Runner:
     def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
         """Trains once, in a folder that is made anew; `outcome.json` is written last.
 
+        That training diverges is an outcome as well.
+
         Raises:
             ProcessFailed: A process failed; shows the end of its log.
             DeadlineExceeded: The run took longer than the timeout.
@@ -74,14 +80,22 @@ class Runner:
         """
         _make_anew(folder)
         heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
+        broken: HubringError | None = None
         with self.site.hosts(run.setting) as machines:
             programs = Programs(self.experiment, run, folder.absolute(), machines)
             programs.write_hardship()
             with self._processes(run, folder) as processes:
                 server, team = _start(programs, processes)
-                _await_end(programs, processes, team, progress)
+                try:
+                    _await_end(programs, processes, team, progress)
+                except HubringError as error:  # why is known once all have ended
+                    broken = error
             victim = run.setting.fault.rank if run.setting.fault else None
-            results = _results(programs, team, victim)
+            results, told = _last_lines(programs, server, team, victim, partly=broken is not None)
+        diverged = divergence(results, told)
+        if broken is not None and diverged is None:
+            raise broken
+        lost = None if victim is None else outlived([each.code or 0 for each in team], results, victim)
         timeline.merge(programs.traces, folder / "trace.json")
         shutil.rmtree(programs.traces, ignore_errors=True)  # of a peer there may be none
         outcome = Outcome(
@@ -92,8 +106,8 @@ class Runner:
             seconds=time.monotonic() - watch,
             noise=heard(),
             results=results,
-            server=None if server is None or run.row.peer is not None else server.result(),
-            failed=None if victim is None else outlived([each.code or 0 for each in team], results, victim),
+            server=told,
+            failed=diverged or lost,
         )
         outcome.write()
         return outcome
@@ -121,11 +135,25 @@ def _make_anew(folder: Path) -> None:
         ) from cause
 
 
-def _results(programs: Programs, team: list[Child], victim: int | None) -> list[Mapping[str, Any] | None]:
-    """The workers' last lines by rank; None of the one that was killed."""
+def _last_lines(
+    programs: Programs, server: Child | None, team: list[Child], victim: int | None, *, partly: bool
+) -> tuple[Results, Mapping[str, Any] | None]:
+    """The workers' by rank, None of the one that was killed, and that of a server of ours."""
+    ranks = range(programs.workers)
     if programs.run.row.peer is not None:
-        return [programs.peers.result(rank) for rank in range(programs.workers)]
-    return [None if rank == victim else worker.result() for rank, worker in enumerate(team)]
+        return [_last_line(partial(programs.peers.result, rank), partly=partly) for rank in ranks], None
+    told = None if server is None else _last_line(server.result, partly=partly)
+    return [None if rank == victim else _last_line(team[rank].result, partly=partly) for rank in ranks], told
+
+
+def _last_line(read: Callable[[], Mapping[str, Any]], *, partly: bool) -> Mapping[str, Any]:
+    """What a program said last; `partly`: it may have been ended before, and then that is empty."""
+    try:
+        return read()
+    except (ProcessFailed, OSError, ValueError):
+        if not partly:
+            raise
+        return {}
 
 
 def _start(programs: Programs, processes: Processes) -> tuple[Child | None, list[Child]]:

@@ -1,9 +1,10 @@
 """What a few repeats allow to say: medians with intervals, and whether two rows differ.
 
-Repeats are few and their times are skewed, so nothing is assumed of their distribution: the intervals are
-bootstrap percentile intervals (Efron 1979; Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
-chapter 13). They are honest about what three seeds can tell: the interval is then the range of the three, and
-says how often that holds the median (`interval_words`).
+Repeats are few and their times are skewed, so nothing is assumed of their distribution: the intervals go from
+one of the ordered values to another, and how often these have the median between them is that of a tossed
+coin's heads (David and Nagaraja, Order Statistics, 2003, section 7.1). They are honest about what three seeds
+can tell: the interval is then the range of the three, and says how often that holds the median
+(`interval_words`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from itertools import accumulate
+from statistics import median
 from typing import TypeGuard
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ranks = NDArray[np.int64]
-
-SEED = 0
-"""Of the resampling: the same values give the same interval."""
+CONFIDENCE = 0.95
+"""How often an interval holds the median, at least, where the seeds are enough for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +35,14 @@ class Interval:
 def interval_words(seeds: int) -> str:
     """What an interval over so many seeds is: the end of a sentence about it.
 
-    Up to five values the bootstrap's interval is their range, which misses the median where all lie on one
-    side of it.
+    The range misses the median where all values lie on one side of it, up to five too often for `CONFIDENCE`.
     """
     if seeds == 1:
         return "is the one seed's value"
     if seeds < 6:
         held = f"{1 - 2 * 0.5**seeds:.0%}"
         return f"is the range of the {seeds} seeds, which holds the median in {held} of cases"
-    return "is the interval that holds the median in 95% of cases, by bootstrap"
+    return f"is the interval that holds the median in at least {CONFIDENCE:.0%} of cases"
 
 
 def by_chance(seeds: int) -> str:
@@ -59,13 +55,13 @@ def by_chance(seeds: int) -> str:
     return ""
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95, resamples: int = 2000) -> Interval:
-    """The median with its bootstrap percentile interval.
+def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
+    """The median with its interval: from one of the values to the one that is as far from the other end.
 
     Args:
         values: One a repeat, in any order: the order changes nothing. One value is its own interval.
-        confidence: How often such an interval holds the true median, above 0 and below 1.
-        resamples: How many samples are drawn from the values, with replacement.
+        confidence: How often such an interval holds the true median at least, above 0 and below 1; of too
+            few values for that it is the range.
 
     Raises:
         ValueError: There is no value, one is not finite, or the confidence is out of range.
@@ -74,22 +70,19 @@ def median_interval(values: Sequence[float], confidence: float = 0.95, resamples
         raise ValueError(f"a median of {list(values)}: give at least one value, and only finite ones")
     if not 0 < confidence < 1:
         raise ValueError(f"a confidence of {confidence:g}: it lies above 0 and below 1")
-    ordered = np.sort(np.asarray(values, np.float64))
-    lower, upper = _middles(len(ordered), resamples)
-    medians = (ordered[lower] + ordered[upper]) / 2
-    low, high = np.quantile(medians, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Interval(float(np.median(ordered)), float(low), float(high))
+    ordered = sorted(map(float, values))
+    outside = _outside(len(ordered), confidence)
+    return Interval(median(ordered), ordered[outside], ordered[-1 - outside])
 
 
-@cache
-def _middles(count: int, resamples: int) -> tuple[Ranks, Ranks]:
-    """Which of `count` ordered values are in the middle of each resample: two where their number is even.
+def _outside(count: int, confidence: float) -> int:
+    """How many of so many ordered values lie outside of the interval, at either end.
 
-    The values do not matter, so that a page with thousands of intervals draws once.
+    Each value is above the true median as a coin shows heads; with no more heads than lie outside, the
+    interval misses it, and likewise with tails.
     """
-    drawn = np.random.default_rng(SEED).integers(count, size=(resamples, count))
-    drawn.sort(axis=1)
-    return drawn[:, (count - 1) // 2].copy(), drawn[:, count // 2].copy()
+    misses = accumulate(2 * math.comb(count, heads) / (1 << count) for heads in range((count + 1) // 2))
+    return max(0, sum(chance <= 1 - confidence for chance in misses) - 1)
 
 
 def ratio_interval(first: Sequence[float | None], second: Sequence[float | None]) -> Interval | None:

@@ -30,7 +30,8 @@ class Summary:
         seeds: In the order of all values.
         withheld: Why no speed is shown; None: they are.
         failed: How many of its runs did not come to their end, and why; None: all did.
-        numbers: For each of `NAMES`, the values, or None where no seed has one.
+        numbers: For each of `NAMES`, the values, or None where no seed has one. A speed is None as well
+            where a run diverged: those that were left would race for all.
         staleness: How many pushes had which, over all seeds.
     """
 
@@ -81,13 +82,14 @@ def summarise(
             labels = [run.label for runs in by_seed for run in runs]
             failed = [failures[label] for label in labels if label in failures]
             withheld = gate.closed_to(labels)
+            timed = all(numbers[label]["step_ms"] is not None for label in labels)
             summary = Summary(
                 setting=setting,
                 row=row,
                 seeds=experiment.seeds,
                 withheld=withheld,
                 failed=f"{len(failed)} of {len(labels)} runs: {failed[0]}" if failed else None,
-                numbers={name: _values(name, by_seed, numbers, withheld) for name in NAMES},
+                numbers={name: _values(name, by_seed, numbers, timed and withheld is None) for name in NAMES},
                 staleness=sum((Counter(staleness[label]) for label in labels), Counter()),
             )
             summaries.append(summary)
@@ -95,9 +97,9 @@ def summarise(
 
 
 def _values(
-    name: str, by_seed: Sequence[Sequence[Run]], numbers: Mapping[str, Numbers], withheld: str | None
+    name: str, by_seed: Sequence[Sequence[Run]], numbers: Mapping[str, Numbers], timed: bool
 ) -> Values | None:
-    if withheld is not None and name in SPEEDS:
+    if name in SPEEDS and not timed:
         return None
     values = [_of_seed([numbers[run.label][name] for run in runs]) for runs in by_seed]
     return None if all(value is None for value in values) else values

@@ -41,19 +41,16 @@ def _withheld(scope: Scope, results: Results) -> list[str]:
 
 
 def _failed(scope: Scope, results: Results) -> list[str]:
+    failed = {row["row"]: row["failed"].rstrip(".") for row in scope.rows if row["failed"] is not None}
     fault = scope.setting["fault"]
-    return [
-        scope.say(
-            f"{row['row']} did not survive the loss of worker {fault['rank']} at step {fault['step']}"
-            f" ({row['failed'].rstrip('.')})."
-        )
-        for row in scope.rows
-        if row["failed"] is not None and fault is not None
-    ]
+    if fault is None:
+        return [scope.say(f"{name} failed in {why}.") for name, why in failed.items()]
+    loss = f"the loss of worker {fault['rank']} at step {fault['step']}"
+    return [scope.say(f"{name} did not survive {loss} ({why}).") for name, why in failed.items()]
 
 
 def _to_target(scope: Scope, results: Results) -> list[str]:
-    """Who was first, who was even with it, how much longer the others needed, and who missed the target."""
+    """Who was first, who is not shown to be later, how much longer others needed, and who missed it."""
     job = results["job"]
     if job["target"] is None:
         return []
@@ -66,20 +63,23 @@ def _to_target(scope: Scope, results: Results) -> list[str]:
         return missed
     first = order[0]
     behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
-    even = [name for name, ratio in behind.items() if ratio is None or not ratio.decided]
-    later = [f"{name} needs {ratio} times as long" for name, ratio in behind.items() if _decided(ratio)]
-    seconds = sorted(float(racing[name]["median"]) for name in (first, *even))
-    if even:
-        begin = (
-            f"first to {goal} are {listed((first, *even))}, even in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
-        )
+    near = {name: ratio for name, ratio in behind.items() if ratio is None or not ratio.decided}
+    later = [f"{name} needs {ratio} times as long" for name, ratio in behind.items() if name not in near]
+    seconds = sorted(float(racing[name]["median"]) for name in (first, *near))
+    if near:
+        span = f"in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
+        begin = f"first to {goal} are {listed((first, *near))}, {_alike(near, span)}"
     else:
         begin = f"first to {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
 
 
-def _decided(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.decided
+def _alike(near: Mapping[str, Ratio | None], span: str) -> str:
+    """How near those are whom nothing shows to be later than the first."""
+    apart = [f"{name} {ratio}" for name, ratio in near.items() if ratio and not ratio.even]
+    if not apart:
+        return f"even {span}"
+    return f"not told apart {span}: {listed(apart)} times as long"
 
 
 def _missing(scope: Scope) -> dict[str, list[str]]:
@@ -97,22 +97,20 @@ def _missing(scope: Scope) -> dict[str, list[str]]:
 
 def _against_one_process(scope: Scope, results: Results) -> list[str]:
     """Whether it paid to divide the work at all."""
-    speeds = {
-        name: number["median"] for name in scope.names if (number := scope.number(name, "samples_per_second"))
+    ratios = {
+        name: ratio
+        for name in scope.names
+        if name != "local" and (ratio := scope.ratio("samples_per_second", name, "local"))
     }
-    if "local" not in speeds or len(speeds) < 2 or scope.setting["workers"] < 2 or scope.setting["fault"]:
+    if not ratios or scope.setting["workers"] < 2 or scope.setting["fault"]:
         return []
-    best = max((name for name in speeds if name != "local"), key=lambda name: float(speeds[name]))
-    ratio = scope.ratio("samples_per_second", best, "local")
-    assert ratio is not None
-    contest = rivals.contest(
-        f"{best}, the fastest of many workers,",
-        "one process alone, with as many threads as each of them",
-        scope,
-        (best, "local"),
-        results,
-    )
-    if not ratio.decided or ratio.value > 1:
+    name = rivals.chosen(list(ratios))
+    alone = "one process alone, with as many threads as each worker"
+    contest = rivals.contest(name, alone, scope, (name, "local"), results)
+    ahead = [other for other, ratio in ratios.items() if ratio.more]
+    if ahead and name not in ahead:
+        return [scope.say(f"{contest[:-1]}; faster than that process: {listed(ahead)}.")]
+    if not all(ratio.decided and ratio.value < 1 for ratio in ratios.values()):
         return [scope.say(contest)]
     machines = "these machines have" if rivals.on_a_cluster(results) else "this machine has"
     why = f"this job is too small, or {machines} too few cores, for dividing it to pay"

@@ -1,7 +1,8 @@
 """The score: predictions beside what was measured, and how far they are apart where nothing was fitted.
 
 Of each row the first plain setting in which it was measured calibrates what the job takes beside its
-exchange (`workers.compare.cost.overhead`): it is marked so and does not count. All else is predicted.
+exchange (`workers.compare.cost.overhead`): it is marked so and does not count. All else of that row is
+predicted; a row that nothing calibrated is not, since the model lacks the job's own part of its step.
 """
 
 from __future__ import annotations
@@ -42,9 +43,15 @@ class Score:
         self._overheads = self._solve()
         self._batch = _batch(self._calibrating)
 
+    @property
+    def calibrated(self) -> set[str]:
+        """The rows of which the model knows what the job takes beside its exchange."""
+        return set(self._overheads)
+
     def as_json(self) -> dict[str, Any]:
         """`predictions`, `score` and `scaling`, as results.json has them."""
-        predictions = [self._beside(point) for point in _distinct(self._points)]
+        known = [point for point in _distinct(self._points) if point.row in self._overheads]
+        predictions = [self._beside(point) for point in known]
         errors = [abs(each["error"]) for each in predictions if not each["calibrated"]]
         return {
             "predictions": predictions,

@@ -1,0 +1,127 @@
+"""A run that diverges is a result of its own, told beside those of the others; other failures end all."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ps.errors import NonFinite
+from tests.replayed import Replayed, carried_out, experiment, record, row
+from workers.compare.outcome import Line, Outcome, divergence
+from workers.compare.plan import Run
+from workers.compare.process import Process, ProcessFailed, Start
+from workers.compare.row import ROWS
+from workers.compare.runner import Runner
+from workers.compare.setting import Setting
+from workers.compare.site import ThisMachine
+
+ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"
+LAST = {"steps": 41, "exit_code": 1, "error": ERROR}
+SAID = "diverged after 41 steps, worker 1 said: rank 1's gradient holds nan"
+
+
+@dataclass
+class Diverging(Replayed):
+    """Some runs, by label, diverge: all but the last two reports of theirs are there, and no parameters."""
+
+    diverging: Collection[str] = ()
+    left: Callable[[Run], list[Line]] = field(default=lambda run: record(0.01)[:-2])
+
+    def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
+        whole = Replayed.run(self, run, folder, progress)
+        if run.label not in self.diverging:
+            return whole
+        for rank in range(2):
+            text = "".join(f"{json.dumps(line)}\n" for line in self.left(run))
+            (folder / f"record {rank}.jsonl").write_text(text)
+        whole.parameters.unlink()
+        results = [{}, LAST]
+        outcome = replace(whole, results=results, failed=divergence(results, None))
+        outcome.write()
+        return outcome
+
+
+def test_who_said_that_it_diverged_is_told_without_the_mend() -> None:
+    assert divergence([{"steps": 50}, LAST], {"error": ERROR}) == SAID
+    assert divergence([None, {}], {"steps": 41, "error": ERROR}) == SAID.replace("worker 1", "server")
+
+
+def test_another_error_is_no_divergence_whatever_its_words() -> None:
+    told = {"steps": 41, "exit_code": 1, "error": "RuntimeError: nan is not finite, training diverged"}
+    assert divergence([told, None], {"error": ""}) is None
+
+
+@pytest.mark.parametrize("lines", [[], record(0.01)[:1], record(0.01)[:-2]], ids=["none", "one", "many"])
+def test_a_run_that_diverges_is_reported_and_the_others_are_compared(
+    tmp_path: Path, lines: list[Line]
+) -> None:
+    trainer = Diverging(diverging=["n2 k1 hub-asp seed1"], left=lambda run: lines)
+    results, heard = carried_out(tmp_path, trainer)
+    assert f"n2 k1 hub-asp seed1 {SAID}" in heard.warnings
+    asp = row(results, "hub-asp")
+    assert asp["failed"] == f"1 of 2 runs: {SAID}"
+    assert asp["numbers"]["final_metric"]["values"] == [1.0, None]
+    assert asp["numbers"]["samples_per_second"] is None
+    assert results["verdict"][0] == f"hub-asp failed in 1 of 2 runs: {SAID}."
+    assert row(results, "ring")["numbers"]["samples_per_second"] is not None
+    assert SAID in (tmp_path / "report.html").read_text().replace("&#x27;", "'").replace("&#39;", "'")
+
+
+def test_a_run_that_diverged_is_not_repeated(tmp_path: Path) -> None:
+    first = carried_out(tmp_path, Diverging(diverging=["n2 k1 hub-asp seed1"]))[0]
+    idle = Replayed()
+    assert carried_out(tmp_path, idle)[0] == first
+    assert idle.ran == []
+
+
+def test_where_the_reference_diverged_the_next_row_is_measured_against(tmp_path: Path) -> None:
+    trainer = Diverging(diverging=["n2 k1 ring seed1", "n2 k1 hub-bsp seed0 turn1"])
+    rows = ("ring", "hub-bsp", "hub-aggregate")
+    pairs = carried_out(tmp_path, trainer, rows=rows)[0]["gate"]["pairs"]
+    assert [(pair["seed"], pair["first"], pair["second"]) for pair in pairs] == [
+        (0, "ring", "hub-bsp"),
+        (0, "ring", "hub-aggregate"),
+        (1, "hub-bsp", "hub-aggregate"),
+    ]
+
+
+def test_rows_that_diverge_with_different_seeds_leave_a_report(tmp_path: Path) -> None:
+    results, _ = carried_out(tmp_path, Diverging(diverging=["n2 k1 ring seed0", "n2 k1 hub-bsp seed1"]))
+    assert {name for name in ("ring", "hub-bsp") if row(results, name)["failed"]} == {"ring", "hub-bsp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scripted(ThisMachine):
+    """Starts a piece of Python in place of every program."""
+
+    code: str
+
+    def starter(self, threads: int) -> Start:
+        return lambda name, command, folder, environment: Process(
+            name, [sys.executable, "-c", self.code], folder, environment
+        )
+
+
+def scripted(folder: Path, last: dict[str, Any]) -> Outcome:
+    """What is left of a run of one process that ends so."""
+    code = f"import sys; print({json.dumps(last)!r}); print('the cause', file=sys.stderr); sys.exit(1)"
+    run = Run(Setting(workers=2), ROWS["local"], seed=0)
+    return Runner(experiment(), site=Scripted(code)).run(run, folder / "run", lambda line: None)
+
+
+def test_a_process_that_ends_by_diverging_leaves_an_outcome(tmp_path: Path) -> None:
+    left = scripted(tmp_path, LAST)
+    assert left.failed == SAID.replace("worker 1", "worker 0")
+    assert json.loads((tmp_path / "run" / "outcome.json").read_text())["failed"] == left.failed
+
+
+def test_a_process_that_fails_otherwise_ends_the_comparison(tmp_path: Path) -> None:
+    with pytest.raises(ProcessFailed, match=r"(?s)worker 0 ended with exit code 1.*the cause"):
+        scripted(tmp_path, {**LAST, "error": "no such file"})
+    assert not (tmp_path / "run" / "outcome.json").exists()
