@@ -173,8 +173,15 @@ def _publish(folder: Path, manifest: Manifest) -> Path:
     folder.rename(final)
     sync(directory)
     for old in _folders(directory)[KEEP:]:
-        shutil.rmtree(old)
+        _remove(old)
     return final
+
+
+def _remove(old: Path) -> None:
+    try:
+        shutil.rmtree(old)
+    except OSError as error:  # another user's, or open on NFS; the new one is published all the same
+        log.warning("the old checkpoint %s cannot be removed: %s; remove it by hand", old, error)
 
 
 def newest(directory: Path) -> tuple[Path, Manifest] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import socket
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from ps import cli
 from ps.config import ServerConfig
 from ps.doctor import (
     cuda,
@@ -19,6 +21,7 @@ from ps.doctor import (
     environment,
     gloo,
     interfaces,
+    isolation,
     listeners,
     names,
     nccl,
@@ -26,6 +29,7 @@ from ps.doctor import (
     ports,
     screen,
     subject,
+    torch_build,
 )
 from ps.doctor.finding import Finding, failure, ok, skipped, warning
 from ps.doctor.listeners import Listener
@@ -189,6 +193,17 @@ TCP = """\
    1: 0100007F:15B3 0100007F:C001 01 00000000:00000000 00:00000000 00000000     0        0 4712 1 0
    2: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 4713 1 0
 """
+
+
+def test_a_torch_that_loads_slowly_leaves_its_checks_time_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = inspect.signature(cli.doctor).parameters["timeout"].default
+    given: list[float] = []
+    monkeypatch.setattr(torch_build, "time", SimpleNamespace(monotonic=iter([100.0, 106.0]).__next__))
+    monkeypatch.setattr(isolation, "examine", lambda checks, *times: given.extend(times) or [])
+    assert list(torch_build.examine([], seconds)) == []
+    left, last = given
+    assert left >= 3.0
+    assert 6.0 + left + 2 * last <= seconds, "else it is killed before it can tell who hangs"
 
 
 def test_only_who_listens_counts() -> None:

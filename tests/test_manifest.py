@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,26 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(manifest, "sync", full)
     with pytest.raises(ConfigError, match="No space left"):
         write(tmp_path, 1)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stuck, *_ = [write(tmp_path, step) for step in range(manifest.KEEP)]
+    remove = shutil.rmtree
+
+    def busy(folder: Path) -> None:
+        if folder == stuck:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(folder))
+        remove(folder)
+
+    monkeypatch.setattr(shutil, "rmtree", busy)
+    for step in (10, 11):
+        found = write(tmp_path, step)
+        assert manifest.newest(tmp_path) == (found, manifest.read(found))
+    assert f"the old checkpoint {stuck} cannot be removed: [Errno 39] Directory not empty" in caplog.text
+    kept = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir())
+    assert kept == [0, 2, 10, 11]
 
 
 def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from ps.metrics import METRICS, Metric
+from tests.deploy.recipe import services
 
 MONITORING = Path(__file__).parent.parent / "deploy" / "monitoring"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "hubring.json"
@@ -120,7 +121,6 @@ def test_every_metric_is_watched() -> None:
     left = {metric.name for metric in METRICS if not series_of(metric) & watched}
     assert left <= {
         "ps_uptime_seconds",
-        "ps_draining",
         "ps_epoch",
         "ps_checkpoints_total",
         "ps_shard_oldest_version",
@@ -144,10 +144,12 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
             assert re.search(r"[:;] ", rule["annotations"]["summary"]), "what is wrong, then the mend"
 
 
-def test_prometheus_scrapes_the_server_of_the_compose_demo() -> None:
+def test_prometheus_scrapes_the_servers_of_the_compose_demo() -> None:
     config = read("prometheus.yml")
     (scrape,) = config["scrape_configs"]
-    assert scrape["static_configs"] == [{"targets": ["server:5556"]}]
+    served = {name: service for name, service in services().items() if "--once" in service.get("command", "")}
+    assert all("outside" in service["networks"] for service in [*served.values(), services()["prometheus"]])
+    assert scrape["static_configs"] == [{"targets": [f"{name}:5556" for name in served]}]
     assert scrape["job_name"] == "hubring"
     assert all((MONITORING / name).is_file() for name in config["rule_files"])
 

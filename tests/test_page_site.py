@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ps.config import ServerConfig
-from ps.page import listener
+from ps.page import listener, routes
 from ps.page.site import Site
 from tests.paged import TOKEN, PagedHub
 
@@ -121,18 +121,35 @@ def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
     visit(hidden, token_file=file)
 
 
-def test_who_says_nothing_is_let_go_and_takes_nobody_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\nHost: local"])
+def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
+    monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
     monkeypatch.setattr(listener, "MOST_LINES", 2)
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
 
     async def story(site: Site, hub: PagedHub) -> None:
         lines = [await dial(site) for _ in range(3)]
-        # The last is one too many, the others say nothing.
+        for _, writer in lines:
+            writer.write(said)
+        # The last is one too many, the others say nothing, or half of it.
         for reader, writer in reversed(lines):
             with contextlib.suppress(ConnectionError):
                 assert await reader.read() == b""
             writer.close()
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert answer.startswith(b"HTTP/1.1 200")
+
+    visit(story)
+
+
+def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
+
+    async def story(site: Site, hub: PagedHub) -> None:
+        answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
+        assert answer.startswith(b"HTTP/1.1 403")
+        assert hub.done == []
 
     visit(story)

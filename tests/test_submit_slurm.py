@@ -38,6 +38,7 @@ NASTY = [
 ]
 
 SRUN = """#!/bin/bash
+compgen -e PS_ >> inherited
 case "$*" in
   *"ps-server start"*)
     printf '%s\\0' "$@" > server.argv
@@ -130,6 +131,17 @@ def test_both_steps_get_what_the_user_said(tmp_path: Path) -> None:
     assert server[server.index("--address-file") + 1] == "hubring-42.address"
     assert "--nodelist=n0" in server
     assert not (tmp_path / "injected").exists()
+
+
+@pytest.mark.slow
+def test_no_variable_of_the_submitter_beats_a_flag(tmp_path: Path) -> None:
+    """sbatch passes them on; what counts of them is a flag by then."""
+    text = script("train.py", mode="bsp", variables={"PS_MODE": "asp", "PS_COMPRESS": "int8"})
+    ran = run(tmp_path, text, PS_MODE="asp", PS_COMPRESS="int8", PS_CONFIG="run.toml", PS_NODES=2, PS_GPUS=2)
+    assert (ran.code, ran.err) == (0, "")
+    assert (tmp_path / "inherited").read_text() == ""
+    assert "--mode" not in ran.argv("server")
+    assert "int8" in ran.argv("worker")
 
 
 def test_no_argument_becomes_a_directive() -> None:

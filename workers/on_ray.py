@@ -14,7 +14,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -48,13 +48,15 @@ def train(
         the others go on.
 
     Raises:
-        UsageError: Ray is not installed.
+        UsageError: Ray is not installed, or its cluster too small for all workers at once.
     """
     if find_spec("ray") is None:
         raise UsageError("ray is not installed (pip install 'hubring[ray]')")
     import ray
 
-    hub = ray.remote(Hub).options(num_cpus=1).remote(workers, list(server))
+    _check_room(ray.cluster_resources(), workers, {"CPU": cpus, "GPU": gpus})
+    # It waits more than it works: a core of its own would be one worker's.
+    hub = ray.remote(Hub).options(num_cpus=0).remote(workers, list(server))
     try:
         address = ray.get(hub.address.remote())
         task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(work)
@@ -67,6 +69,17 @@ def train(
         return results
     finally:
         ray.kill(hub)
+
+
+def _check_room(has: Mapping[str, float], workers: int, each: Mapping[str, float]) -> None:
+    """A job begins once all are there: one for whom Ray has no room would keep the others waiting."""
+    for kind, wanted in each.items():
+        need, there = workers * wanted, has.get(kind, 0.0)
+        if need > there:
+            raise UsageError(
+                f"{workers} workers of {wanted:g} {kind} each need {need:g}, but Ray's cluster has {there:g}:"
+                f" give fewer workers or a smaller {kind.lower()}s=, or add nodes first"
+            )
 
 
 class Hub:

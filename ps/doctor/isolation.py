@@ -32,12 +32,13 @@ _PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
+def examine(checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS) -> list[Finding]:
     """All that the checks find, in their order. Whoever calls has one thread, as it forks.
 
     Args:
         checks: What to run.
         seconds: After which a check that has not ended is a failure.
+        last: As LAST_SECONDS, for who has less.
 
     Raises:
         ConfigError: The system lets this process start no others.
@@ -52,9 +53,9 @@ def examine(checks: Sequence[Check], seconds: float) -> list[Finding]:
     finally:
         for run in runs:
             run.stop()
-        _listen(runs, time.monotonic() + LAST_SECONDS)
+        _listen(runs, time.monotonic() + last)
         for run in runs:
-            run.close()
+            run.close(last)
     return [finding for run in runs for finding in run.findings(seconds)]
 
 
@@ -132,9 +133,9 @@ class _Run:
         except ProcessLookupError:  # it has not come to make its group
             os.kill(self._pid, signal.SIGKILL)
 
-    def close(self) -> None:
+    def close(self, last: float) -> None:
         """Gives everything back."""
-        deadline = time.monotonic() + LAST_SECONDS
+        deadline = time.monotonic() + last
         while self.ended and self._code is None and time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
             if pid:

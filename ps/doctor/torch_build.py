@@ -15,6 +15,8 @@ from ps.doctor.packages import TORCH, Requirement, needs
 from ps.doctor.processors import allowed
 
 SIDE = 64
+LAST_SHARE = 0.1
+"""Of the check's seconds, what those that hang may take to end, and again to be waited for, once killed."""
 _MEND = "pip install --force-reinstall torch; export ATEN_CPU_CAPABILITY=default for an old processor"
 
 
@@ -68,8 +70,9 @@ def examine(others: Sequence[Check], seconds: float) -> Iterator[Finding]:
     began = time.monotonic()
     import torch  # noqa: F401 - that it loads is the first check
 
-    left = seconds - (time.monotonic() - began) - 2 * LAST_SECONDS
-    yield from isolation.examine([Check(TORCH, compute, _MEND), *others], max(0.0, left))
+    last = min(LAST_SECONDS, LAST_SHARE * seconds)
+    left = seconds - (time.monotonic() - began) - 2 * last
+    yield from isolation.examine([Check(TORCH, compute, _MEND), *others], max(0.0, left), last)
 
 
 def compute() -> Iterator[Finding]:

@@ -24,7 +24,7 @@ MOST_LINES = 128
 """Connections at once; those beyond are cut, so that the process's descriptors stay its workers'."""
 
 SILENT_SECONDS = 5
-"""How long a connection may be without a word."""
+"""How long a connection may be without a whole request."""
 
 DATE_SECONDS = 1.0
 """How often the date is written anew that goes with every answer."""
@@ -65,7 +65,7 @@ class HttpListener:
 
 
 class _Protocol(H11Protocol):
-    """Cuts those who come when there are too many already, and who never say a word."""
+    """Cuts those who come when there are too many already, and who never come to ask anything."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -73,6 +73,13 @@ class _Protocol(H11Protocol):
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_SECONDS, self.timeout_keep_alive_handler)
+
+    def data_received(self, data: bytes) -> None:
+        # Uvicorn's own drops the deadline at the first byte: whoever sent half a request could stay for good.
+        self.conn.receive_data(data)
+        self.handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unset_keepalive_if_required()
 
 
 class _Server(uvicorn.Server):

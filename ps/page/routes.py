@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
@@ -30,6 +31,9 @@ ASKED_SECONDS = LOOK_SECONDS + 0.2
 
 FORM_BYTES = 4096
 """More than any form of ours is long."""
+
+FORM_SECONDS = 5.0
+"""How long one may take to come."""
 
 FILES = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
 """What the page needs besides itself, and what it is."""
@@ -214,8 +218,12 @@ async def _token(request: Request) -> tuple[str, bool]:
     if kind.lower() == "bearer":
         return given.strip(), False
     body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES:
-            return "", True
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > FORM_BYTES:
+                    return "", True
+    except TimeoutError:
+        return "", True
     return parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip(), True

@@ -25,6 +25,8 @@ _SCRIPT = """\
 # ps-server listens with --insecure, as workers are asked for no credentials yet: the network between the
 # nodes has to be one that you trust.
 
+# All settings are among the flags below: none may come with the environment that sbatch passes on.
+unset "${{!PS_@}}"
 address=hubring-$SLURM_JOB_ID.address
 result=hubring-$SLURM_JOB_ID.result
 rm -f "$address" "$result"

@@ -95,6 +95,14 @@ def options(app: typer.Typer, name: str, words: list[str]) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.parametrize("name", ["compose.yaml", "README.md"])
+def test_whoever_scales_is_shown_to_tell_the_coordinator_too(name: str) -> None:
+    lines = [line for line in (DEPLOY / name).read_text().splitlines() if "--scale worker" in line]
+    assert lines
+    for line in lines:
+        assert re.search(r"\bWORKERS=(\d+) docker compose .* --scale worker=\1\b", line), line
+
+
 @pytest.mark.parametrize("name", SERVERS)
 def test_servers_are_told_what_they_know(name: str) -> None:
     config = load_server(

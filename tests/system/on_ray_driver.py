@@ -21,7 +21,7 @@ def main() -> None:
     script = sys.argv[1:]
     own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
     with TemporaryDirectory(prefix="hubring-ray-", ignore_cleanup_errors=True) as place:
-        ray.init(num_cpus=WORKERS + 1, _temp_dir=place, logging_level="error", **own)
+        ray.init(num_cpus=WORKERS, _temp_dir=place, logging_level="error", **own)
         try:
             results = {
                 "hub": on_ray.train(script, workers=WORKERS),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,6 +23,23 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'hubring\[ray\]'"):
         on_ray.train([], workers=2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"workers": 5}, "5 workers of 1 CPU each need 5, but Ray's cluster has 4: give fewer workers"),
+        ({"workers": 2, "cpus": 2.5}, "2 workers of 2.5 CPU each need 5, .* or a smaller cpus="),
+        ({"workers": 2, "gpus": 1}, "2 workers of 1 GPU each need 2, but Ray's cluster has 0: .* gpus="),
+    ],
+)
+def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
+) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0}))
+    with pytest.raises(UsageError, match=sentence):
+        on_ray.train([], **asked)
 
 
 @pytest.mark.slow

@@ -53,8 +53,9 @@ class Prometheus:
     def __init__(self, cluster: Cluster, folder: Path, target: str) -> None:
         shutil.copy(MONITORING / "rules.yml", folder)
         config = (MONITORING / "prometheus.yml").read_text()
-        assert "server:5556" in config
-        (folder / "prometheus.yml").write_text(config.replace("server:5556", target))
+        ours = '["server:5556", "ring-server:5556"]'
+        assert ours in config
+        (folder / "prometheus.yml").write_text(config.replace(ours, f'["{target}"]'))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -32,7 +32,7 @@ class Server:
         address: Where it listens.
 
     Raises:
-        ServerUnreachable: It ended at once; the text holds the end of its log.
+        ServerUnreachable: It ended at once; the text holds its log, or with `verbose` its last line.
         DeadlineExceeded: It does not listen in time.
     """
 
@@ -54,7 +54,8 @@ class Server:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # its last line is of no use beside the workers'
+                # Its last line is of no use beside the workers', but tells why it did not start.
+                stdout=log if verbose else subprocess.DEVNULL,
                 stderr=None if verbose else log,
                 env=environment,
                 process_group=0,  # a Ctrl-C in the terminal is ours to handle
@@ -88,8 +89,9 @@ class Server:
     def _await(self, where: Path, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while not where.exists():
-            if self._process.poll() is not None:
-                raise ServerUnreachable(f"the server did not start:\n{self._log.read_text(errors='replace')}")
+            if (code := self._process.poll()) is not None:
+                said = self._log.read_text(errors="replace") or f"it ended with {code} and said nothing"
+                raise ServerUnreachable(f"the server did not start:\n{said}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server did not listen within {timeout:g} s (--start-timeout)")
             time.sleep(LOOK_SECONDS)

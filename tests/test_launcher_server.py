@@ -1,0 +1,16 @@
+"""A server that does not start says why to whoever launched it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ps.config import environment
+from ps.errors import ServerUnreachable
+from workers.launcher.server import Server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_bad_flag_is_named_wherever_its_log_goes(verbose: bool) -> None:
+    with pytest.raises(ServerUnreachable, match=r"(?s)the server did not start:\n.*--mode foo: expected one"):
+        Server(1, ["--mode", "foo"], environment(), verbose=verbose)
