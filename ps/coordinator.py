@@ -139,12 +139,16 @@ class Coordinator:
         """
         if self.stopping:
             raise JobFailed("the server is being stopped; start it again, then the worker")
+        patience = min(PATIENCE, self.config.lease / 2)
+        await self._wait(lambda: self._end is None, patience)
+        if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
+            return None
         member = self.job.admit(joiner, self._clock.now())
         await self._announce()
         if self.job.colocated and not joiner.brings_shard:
             return Summons(member)
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
-        await self._wait(lambda: self._complete, min(PATIENCE, self.config.lease / 2))
+        await self._wait(lambda: self._complete, patience)
         if not self._complete:
             return None
         await self._publish()
@@ -514,14 +518,22 @@ class Coordinator:
         if self.config.colocate:
             await self.fleet.dismiss(self.fleet.shards)
             await self._announce()
-        if self.config.once or self.stopping or self.failure is not None:
+        restored = None
+        if not self._closing:
+            # Beside the loop: digests of gigabytes take longer than shards wait for a word.
+            restored = None if self.outcome.ok else await asyncio.to_thread(self.keeper.newest)
+            await self.fleet.reset()
+        if self._closing:  # by now, maybe
             self.done.set()
             return
-        # Beside the loop: digests of gigabytes take longer than shards wait for a word.
-        restored = None if self.outcome.ok else await asyncio.to_thread(self.keeper.newest)
-        await self.fleet.reset()
         self._begin(restored)
+        await self._announce()
         log.info("ready for the next job")
+
+    @property
+    def _closing(self) -> bool:
+        """Whether no other job follows."""
+        return self.config.once or self.stopping or self.failure is not None
 
     def _due(self, now: float) -> bool:
         return self._trains and self.keeper.due(now)

@@ -87,22 +87,32 @@ def claim(directory: Path) -> TextIO:
     except OSError as error:
         raise _unwritable(directory, error) from error
     try:
+        _lock(file, directory)
+        begin(directory).rmdir()  # one that cannot be written is told now, not at the first checkpoint
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _lock(file: TextIO, directory: Path) -> None:
+    try:
         # Of the process, where flock's would be its children's as well and outlive it with them.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             file.seek(0)
-            holder = file.read().strip()
-            file.close()
             raise ConfigError(
-                f"{holder or 'another process'} keeps its checkpoints in {directory}: wait for its end, or"
-                " give another --checkpoint-dir"
+                f"{file.read().strip() or 'another process'} keeps its checkpoints in {directory}: wait for"
+                " its end, or give another --checkpoint-dir"
             ) from error
         log.warning("%s cannot be locked (%s): let nobody else write there", directory, error.strerror)
-    file.truncate(0)
-    file.write(f"{socket.gethostname()} pid {os.getpid()}\n")
-    file.flush()
-    return file
+    try:
+        file.truncate(0)
+        file.write(f"{socket.gethostname()} pid {os.getpid()}\n")
+        file.flush()
+    except OSError as error:
+        raise _unwritable(directory, error) from error
 
 
 def begin(directory: Path) -> Path:

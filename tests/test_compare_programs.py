@@ -15,6 +15,18 @@ from workers.compare.row import select
 
 
 @pytest.mark.parametrize(
+    ("word", "told"),
+    [("--batch={batch}", "--batch=8"), ("${batch}", "${batch}"), ("{{batch}}", "{{batch}}"), ("{}", "{}")],
+)
+def test_a_name_in_single_braces_is_filled_in_and_no_other(tmp_path: Path, word: str, told: str) -> None:
+    (tmp_path / "a.py").touch()
+    script = {"job": None, "script": tmp_path / "a.py", "metric": "loss", "rows": ("local",), "seeds": (0,)}
+    plan = experiment(**script, batch=8, arguments=("{batch}", word))
+    programs = Programs(plan, Run(plan.settings[0], *plan.ways, 0), tmp_path, Hosts())
+    assert programs.worker(0, None)[-2:] == ["8", told]
+
+
+@pytest.mark.parametrize(
     ("row", "asked", "wire"),
     [
         ("hub-bsp", {}, "auto"),
@@ -31,4 +43,5 @@ def test_a_hub_row_goes_by_its_own_wire_or_by_the_experiments(
     plan = experiment(rows=(row,), **asked)
     programs = Programs(plan, Run(plan.settings[0], select([row])[0], seed=0), Path("run"), Hosts())
     words = programs.worker(0, "hub:5555")
+    assert "--backend" not in words, "that is the ring's"
     assert [words[place + 1] for place, word in enumerate(words) if word == "--transport"] == [wire]

@@ -125,6 +125,16 @@ def test_what_was_finite_before_does_not_pass_for_the_end(tmp_path: Path) -> Non
     assert f"ring failed in {ring['failed']}." in results["verdict"]
 
 
+def test_a_measure_that_was_never_finite_is_a_result(tmp_path: Path) -> None:
+    def never(run: Run) -> list[Line]:
+        odd = {"test_accuracy": math.nan} if run.row.name == "ring" else {}
+        return [line | (odd if "test_accuracy" in line else {}) for line in record(0.01)]
+
+    results = compared(tmp_path, Replayed(records=never))
+    assert row(results, "ring")["failed"] == "2 of 2 runs: its last test_accuracy is no finite number"
+    assert row(results, "hub-bsp")["failed"] is None
+
+
 def test_a_training_loss_does_not_pass_for_that_of_the_test(tmp_path: Path) -> None:
     odd = Replayed(records=lambda run: ended_with(test_loss=math.inf, loss=0.5))
     assert row(compared(tmp_path, odd), "ring")["numbers"]["final_loss"] is None

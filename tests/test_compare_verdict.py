@@ -295,7 +295,7 @@ def test_a_straggler_whose_effect_varies_is_not_said_to_have_none(tmp_path: Path
 def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
     trainer = Replayed(failed={"ring": "lost its ring"})
     said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), fault=FaultTable(rank=1, step=9))
-    assert "ring did not survive the loss of worker 1 at step 9 (3 of 3 runs: lost its ring)." in said
+    assert "ring failed where worker 1 was lost at step 9, in 3 of 3 runs: lost its ring." in said
     assert "hub-bsp went on to the end without worker 1." in said
     assert "images/s" not in said
 

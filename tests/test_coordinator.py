@@ -224,8 +224,9 @@ def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
     run(story())
 
 
+@pytest.mark.parametrize("stopped", [False, True])
 def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
 ) -> None:
     answered, newest = threading.Event(), manifest.newest
 
@@ -234,7 +235,7 @@ def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
         return newest(directory)
 
     async def story() -> None:
-        hub = Hub(monkeypatch, checkpoint_dir=tmp_path)
+        hub = Hub(monkeypatch, lease=0.1, checkpoint_dir=tmp_path)
         for joined in await hub.started():
             await hub.leave(joined, "FAILED")
         checkpointed(tmp_path)
@@ -242,9 +243,14 @@ def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
         ticking = asyncio.create_task(hub.coordinator.tick())
         while hub.coordinator.last_job == "":  # what is set just before the checkpoint is read
             await asyncio.sleep(0)
+        assert (await hub.join("early")).state == pb.JoinReply.WAITING
+        if stopped:
+            await hub.coordinator.drain()
         answered.set()
         await ticking
-        assert hub.coordinator.blueprint.restored is not None
+        await hub.coordinator.tick()  # the first may have gone on without the end
+        assert hub.coordinator.done.is_set() == stopped
+        assert (hub.coordinator.blueprint.restored is None) == stopped
 
     run(story())
 

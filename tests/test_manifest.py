@@ -131,6 +131,19 @@ def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends
     assert another().returncode == 0
 
 
+def test_a_claim_sweeps_nothing_that_another_process_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    writing = manifest.begin(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", locked)
+    with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
+        manifest.claim(tmp_path)
+    assert writing.is_dir()
+
+
 def test_where_nothing_can_be_locked_a_warning_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,7 @@ def test_every_metric_is_watched() -> None:
     left = {metric.name for metric in METRICS if not series_of(metric) & watched}
     assert left <= {
         "ps_uptime_seconds",
+        "ps_draining",
         "ps_epoch",
         "ps_checkpoints_total",
         "ps_shard_oldest_version",

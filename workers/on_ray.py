@@ -54,6 +54,8 @@ def train(
         raise UsageError("ray is not installed (pip install 'hubring[ray]')")
     import ray
 
+    if not ray.is_initialized():
+        ray.init()  # as the first remote call would
     _check_room(ray.cluster_resources(), workers, {"CPU": cpus, "GPU": gpus})
     # It waits more than it works: a core of its own would be one worker's.
     hub = ray.remote(Hub).options(num_cpus=0).remote(workers, list(server))

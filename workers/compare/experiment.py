@@ -192,9 +192,10 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 " tells how good the model is"
             )
         self._check_placeholders(self.script)
+        named = PLACEHOLDER.findall(" ".join(self.arguments))
         for name in FILLED:
             wanted = len(self.seeds) > 1 if name == "seed" else self._asked(name)
-            if wanted and not any(f"{{{name}}}" in word for word in self.arguments):
+            if wanted and name not in named:
                 raise UsageError(
                     f"{self.script.name} would not learn of its {name}: put {{{name}}} into arguments"
                     + (", or give one seed and repeats" if name == "seed" else "")

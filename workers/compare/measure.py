@@ -154,9 +154,9 @@ def _reported(line: Line, name: str) -> bool:
 def _check(outcome: Outcome, job: Job) -> None:
     _check_numbers(outcome, job)
     label = outcome.run.label
-    if outcome.failed is None and not any(job.metric in line for line in outcome.records[0]):
+    if outcome.failed is None and not any(_reported(line, job.metric) for line in outcome.records[0]):
         raise HubringError(
-            f"{label}: rank 0 reported no {job.metric!r} that is a finite number: nothing to compare;"
+            f"{label}: rank 0 reported no {job.metric!r}: nothing to compare;"
             f" call workers.report({job.metric}=...) there"
         )
     if any(len(steps_of(record)) < 2 for record in outcome.records):

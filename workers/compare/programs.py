@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ps.config import is_loopback
-from workers.compare.experiment import Experiment
+from workers.compare.experiment import PLACEHOLDER, Experiment
 from workers.compare.hardship.delays import Slowness
 from workers.compare.outcome import EARLY
 from workers.compare.peers.rows import Hosts, PeerPrograms
@@ -99,8 +99,8 @@ class Programs:
         if server is not None:
             local = self.hosts.local_rank(rank)
             flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
-        if self.run.row.on_hub and not self.run.row.wired:
-            flags["transport"] = self._transport()
+        if self.run.row.on_hub:
+            flags |= {} if self.run.row.wired else {"transport": self._transport()}
         elif server is not None:
             flags["backend"] = self.experiment.backend
         argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]
@@ -167,10 +167,7 @@ class Programs:
 
 
 def _filled(word: str, given: Mapping[str, Any]) -> str:
-    for name, value in given.items():
-        if value is not None:
-            word = word.replace(f"{{{name}}}", str(value))
-    return word
+    return PLACEHOLDER.sub(lambda found: str(given[found[1]]), word)
 
 
 def _spell(flags: Mapping[str, object]) -> list[str]:

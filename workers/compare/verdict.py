@@ -45,8 +45,8 @@ def _failed(scope: Scope, results: Results) -> list[str]:
     fault = scope.setting["fault"]
     if fault is None:
         return [scope.say(f"{name} failed in {why}.") for name, why in failed.items()]
-    loss = f"the loss of worker {fault['rank']} at step {fault['step']}"
-    return [scope.say(f"{name} did not survive {loss} ({why}).") for name, why in failed.items()]
+    loss = f"worker {fault['rank']} was lost at step {fault['step']}"
+    return [scope.say(f"{name} failed where {loss}, in {why}.") for name, why in failed.items()]
 
 
 def _to_target(scope: Scope, results: Results) -> list[str]:
