@@ -37,7 +37,8 @@ def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_s
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], sentence: str
 ) -> None:
     monkeypatch.setattr(on_ray, "find_spec", lambda name: True)
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: {"CPU": 4.0}))
+    ray = SimpleNamespace(is_initialized=lambda: True, cluster_resources=lambda: {"CPU": 4.0})
+    monkeypatch.setitem(sys.modules, "ray", ray)
     with pytest.raises(UsageError, match=sentence):
         on_ray.train([], **asked)
 
