@@ -520,8 +520,9 @@ class Coordinator:
             await self._announce()
         restored = None
         if not self._closing:
-            # Beside the loop: digests of gigabytes take longer than shards wait for a word.
-            restored = None if self.outcome.ok else await asyncio.to_thread(self.keeper.newest)
+            if not self.outcome.ok:
+                # Beside the loop: digests of gigabytes take longer than shards wait for a word.
+                restored = await asyncio.to_thread(self.keeper.newest)
             await self.fleet.reset()
         if self._closing:  # by now, maybe
             self.done.set()

@@ -191,8 +191,8 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"script = {self.script} needs metric: which of the keys that it gives to workers.report(...)"
                 " tells how good the model is"
             )
-        self._check_placeholders(self.script)
         named = PLACEHOLDER.findall(" ".join(self.arguments))
+        self._check_placeholders(named, self.script)
         for name in FILLED:
             wanted = len(self.seeds) > 1 if name == "seed" else self._asked(name)
             if wanted and name not in named:
@@ -201,8 +201,8 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                     + (", or give one seed and repeats" if name == "seed" else "")
                 )
 
-    def _check_placeholders(self, script: Path) -> None:
-        for name in PLACEHOLDER.findall(" ".join(self.arguments)):
+    def _check_placeholders(self, named: list[str], script: Path) -> None:
+        for name in named:
             if name not in FILLED:
                 raise UsageError(
                     f"nothing fills in {{{name}}} of arguments; there are"

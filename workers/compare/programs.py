@@ -100,7 +100,8 @@ class Programs:
             local = self.hosts.local_rank(rank)
             flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
         if self.run.row.on_hub:
-            flags |= {} if self.run.row.wired else {"transport": self._transport()}
+            if not self.run.row.wired:
+                flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
         argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]

@@ -87,7 +87,9 @@ WIRED = {
 }
 """The hub by one wire, whatever the experiment's is: for a comparison of wires."""
 
-EVERY = ROWS | WIRED | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
+OURS = ROWS | WIRED
+
+EVERY = OURS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
 """The peers as well, some of which want libraries of their own."""
 
 

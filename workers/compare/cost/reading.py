@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Literal
 
 from ps.errors import UsageError
-from workers.compare.row import ROWS, WIRED, Row
+from workers.compare.row import OURS, Row
 from workers.compare.setting import Setting
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
@@ -82,10 +82,9 @@ def read(row: str | Row) -> Reading:
 
 def _found(name: str) -> Row:
     """A row of the comparison that is no peer's."""
-    ours = ROWS | WIRED
-    if name in ours:
-        return ours[name]
-    known = ", ".join((*ours, *RINGS, *HUBS))
+    if name in OURS:
+        return OURS[name]
+    known = ", ".join((*OURS, *RINGS, *HUBS))
     raise UsageError(f"there is no model of a row {name!r}; there is one of {known}")
 
 
