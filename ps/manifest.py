@@ -8,18 +8,14 @@ otherwise falls back to the one before.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import logging
 import os
 import re
 import shutil
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -36,7 +32,6 @@ VERIFIERS = 4
 """Files whose digests are taken at once; a large job's are read as fast as the disk gives them."""
 
 _NAME = "manifest.json"
-_CLAIM = ".claim"
 _PUBLISHED = re.compile(r"[0-9]{6,}-step-[0-9]+")
 
 
@@ -73,48 +68,6 @@ class Manifest(msgspec.Struct, frozen=True):
         raise CheckpointCorrupt(f"no file of this checkpoint holds key {key}")
 
 
-def claim(directory: Path) -> TextIO:
-    """Takes a directory for this process alone, until the file returned is closed or the process ends.
-
-    Two that wrote there would each sweep away what the other is writing, and go on from the other's steps.
-
-    Raises:
-        ConfigError: The directory cannot be written, or another process has taken it; says which.
-    """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / _CLAIM).open("a+")
-    except OSError as error:
-        raise _unwritable(directory, error) from error
-    try:
-        _lock(file, directory)
-        begin(directory).rmdir()  # one that cannot be written is told now, not at the first checkpoint
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def _lock(file: TextIO, directory: Path) -> None:
-    try:
-        # Of the process, where flock's would be its children's as well and outlive it with them.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
-            file.seek(0)
-            raise ConfigError(
-                f"{file.read().strip() or 'another process'} keeps its checkpoints in {directory}: wait for"
-                " its end, or give another --checkpoint-dir"
-            ) from error
-        log.warning("%s cannot be locked (%s): let nobody else write there", directory, error.strerror)
-    try:
-        file.truncate(0)
-        file.write(f"{socket.gethostname()} pid {os.getpid()}\n")
-        file.flush()
-    except OSError as error:
-        raise _unwritable(directory, error) from error
-
-
 def begin(directory: Path) -> Path:
     """A fresh hidden folder to write a checkpoint's files into.
 
@@ -128,11 +81,12 @@ def begin(directory: Path) -> Path:
         folder = directory / f".writing-{os.getpid()}"
         folder.mkdir()
     except OSError as error:
-        raise _unwritable(directory, error) from error
+        raise unwritable(directory, error) from error
     return folder
 
 
-def _unwritable(directory: Path, cause: OSError) -> ConfigError:
+def unwritable(directory: Path, cause: OSError) -> ConfigError:
+    """Why a directory takes no checkpoints, and the mend."""
     return ConfigError(
         f"cannot write checkpoints to {directory}: {cause.strerror or cause}; give --checkpoint-dir a"
         " folder that this user may write to"

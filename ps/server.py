@@ -17,6 +17,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
+from ps.claim import claim
 from ps.config import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
@@ -124,7 +125,7 @@ class Server:
         directory = self._config.checkpoint_dir
         if directory is None:
             return await self._serve(None)
-        with checkpoints.claim(directory):
+        with claim(directory):
             return await self._serve(checkpoints.newest(directory))
 
     async def _serve(self, restored: tuple[Path, checkpoints.Manifest] | None) -> tuple[int, dict[str, Any]]:

@@ -21,7 +21,7 @@ KINDS: list[Kind] = ["constant", "pareto", "host"]
 def delays(kind: Kind, rank: int = 0, seed: int = 0, steps: int = 200, **how: object) -> list[float]:
     straggler = Straggler(kind=kind, seconds=0.02, **how)  # type: ignore[arg-type]
     made = Delays(straggler, None, seed, rank)
-    return [made.seconds(step) for step in range(steps)]
+    return [made.lateness(step) for step in range(steps)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -56,11 +56,6 @@ def test_ranks_draw_their_own_tails() -> None:
 def test_who_is_no_straggler_loses_nothing(kind: Kind) -> None:
     assert set(delays(kind, rank=0, ranks=(1,))) == {0.0}
     assert any(delays(kind, rank=1, ranks=(1,)))
-
-
-def test_what_is_computed_elsewhere_takes_its_time_in_every_step_and_on_every_rank() -> None:
-    straggler = Straggler(kind="constant", seconds=0.5, ranks=(1,))
-    assert [Delays(straggler, 0.25, 0, rank).seconds(3) for rank in range(3)] == [0.25, 0.75, 0.25]
 
 
 @pytest.mark.slow

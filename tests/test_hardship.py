@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from ps.errors import ConfigError, UsageError
 from ps.logs import Place
 from workers import context, hardship
 from workers.compare.hardship import network
-from workers.compare.hardship.delays import Slowness
+from workers.compare.hardship.delays import Delays, Slowness
 from workers.compare.hardship.hosts import hosts, roles_of
 from workers.compare.hardship.loss import Loss, outlived
 from workers.compare.setting import Fault, Link, Setting, Straggler
@@ -28,6 +29,11 @@ from workers.hardship import Hardship
 from workers.local_communicator import LocalCommunicator
 
 Events = list[Any]
+
+
+def slept(events: Events) -> float:
+    """Seconds, and so the time: it passes in sleep alone."""
+    return math.fsum(each for each in events if each != "handed over")
 
 
 @pytest.fixture
@@ -45,11 +51,12 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         file.write_text(json.dumps(slowness.as_json()))
         context.prepare(WorkerConfig(hardship=file), Place(), "test")
         workers.init()
-        here = context.current()
-        assert here.hardship is not None
-        here.hardship = Hardship(hardship.read(file).of(0), events.append)
         return events
 
+    def timed(delays: Delays, _: Callable[[], float]) -> Hardship:
+        return Hardship(delays, lambda: 0.0, clock=lambda: slept(events), sleep=events.append)
+
+    monkeypatch.setattr(context, "Hardship", timed)
     monkeypatch.setattr(context, "_result", {})
     monkeypatch.setattr(context, "_prepared", None)
     monkeypatch.setattr(LocalCommunicator, "push_pull", noted)
@@ -67,18 +74,43 @@ def backward(model: torch.nn.Module) -> None:
     model(torch.ones(2, 4)).sum().backward()
 
 
-def test_a_worker_sleeps_once_a_step_before_anything_is_handed_over(
-    begin: Callable[[Slowness], Events],
-) -> None:
-    events = begin(Slowness(compute=0.25))
+def test_gradients_leave_when_the_emulated_device_has_them(begin: Callable[[Slowness], Events]) -> None:
+    events = begin(Slowness(compute=0.3))
     model, optimizer = made()
-    buckets = len(optimizer._buckets)
-    assert buckets > 1
-    for _ in range(3):
+    last, first = 5, 20  # elements of the two layers
+    for step in range(3):
         backward(model)
         optimizer.step()
-    assert events == [0.25, *["handed over"] * buckets] * 3
-    assert context.result()["emulated"] == {"seconds": 0.75}
+        left = [slept(events[:at]) for at, each in enumerate(events) if each == "handed over"]
+        assert left[0] == pytest.approx(0.3 * step + 0.1 + 0.2 * last / (last + first))
+        assert left[-1] == slept(events) == pytest.approx(0.3 * (step + 1))
+        events[:] = [slept(events)]
+    assert context.result()["emulated"]["seconds"] == pytest.approx(0.9)
+
+
+def test_a_machine_that_is_later_than_the_device_does_not_sleep() -> None:
+    now, naps = 0.0, list[float]()
+    endured = Hardship(Slowness(compute=0.3).of(0), lambda: 0.0, clock=lambda: now, sleep=naps.append)
+    weight = torch.zeros(4, requires_grad=True)
+    endured.watch([weight])
+    for late, nap in [(0.1, 0.2), (0.25, 0.05), (0.4, 0.0)]:
+        endured.begin(int(now))
+        now += late
+        weight.sum().backward()  # type: ignore[no-untyped-call]
+        assert slept(naps) == pytest.approx(nap)
+        naps.clear()
+        now = float(int(now) + 1)
+
+
+def test_waiting_for_exchanges_is_no_computing() -> None:
+    now, waited, naps = 0.0, 0.0, list[float]()
+    endured = Hardship(Slowness(compute=0.3).of(0), lambda: waited, clock=lambda: now, sleep=naps.append)
+    weight = torch.zeros(4, requires_grad=True)
+    endured.watch([weight])
+    endured.begin(0)
+    now, waited = 5.1, 5.0  # its parameters came late
+    weight.sum().backward()  # type: ignore[no-untyped-call]
+    assert naps == [pytest.approx(0.2)]
 
 
 def test_a_step_of_several_passes_sleeps_once(begin: Callable[[Slowness], Events]) -> None:
@@ -88,28 +120,38 @@ def test_a_step_of_several_passes_sleeps_once(begin: Callable[[Slowness], Events
         for _ in range(3):
             backward(model)
         optimizer.step()
-    assert events.count(0.25) == 2
+    assert slept(events) == pytest.approx(2 * 0.25)
 
 
 def test_a_step_of_two_optimizers_sleeps_once(begin: Callable[[Slowness], Events]) -> None:
     events = begin(Slowness(compute=0.25))
     pairs = [made(), made()]
-    for model, optimizer in pairs:
-        backward(model)
-        optimizer.step()
-    assert events.count(0.25) == 1
+    for _ in range(2):
+        for model, optimizer in pairs:
+            backward(model)
+            optimizer.step()
+    assert slept(events) == pytest.approx(2 * 0.25)
 
 
-def test_every_step_has_its_own_delay(begin: Callable[[Slowness], Events]) -> None:
+def test_every_step_has_its_own_delay_at_its_first_gradient(begin: Callable[[Slowness], Events]) -> None:
     slowness = Slowness(Straggler(kind="pareto", seconds=0.02), seed=5)
     events = begin(slowness)
     model, optimizer = made()
-    for _ in range(4):
+    for step in range(4):
+        before = len(events)
         backward(model)
         optimizer.step()
-    assert [each for each in events if each != "handed over"] == [
-        slowness.of(0).seconds(step) for step in range(4)
-    ]
+        assert events[before:] == [slowness.of(0).lateness(step), *["handed over"] * len(optimizer._buckets)]
+
+
+def test_a_straggler_is_late_by_its_delay_with_all_gradients(begin: Callable[[Slowness], Events]) -> None:
+    slowness = Slowness(Straggler(kind="constant", seconds=0.5), compute=0.3)
+    events = begin(slowness)
+    model, optimizer = made()
+    for step in range(2):
+        backward(model)
+        optimizer.step()
+        assert slept(events) == pytest.approx(0.8 * (step + 1))
 
 
 def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Events]) -> None:
@@ -126,7 +168,7 @@ def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Eve
         backward(model)
         optimizer.step()
         optimizer.zero_grad()
-    assert events == [0.25, 0.25]
+    assert slept(events) == pytest.approx(2 * 0.25)
     hvd.shutdown()
 
 

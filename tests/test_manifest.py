@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -115,44 +112,6 @@ def test_a_directory_that_cannot_be_written_is_a_bad_setting(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write checkpoints"):
         manifest.begin(tmp_path / "file")
-
-
-def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends(tmp_path: Path) -> None:
-    claim = "import pathlib, sys; from ps import manifest; manifest.claim(pathlib.Path(sys.argv[1]))"
-
-    def another() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", claim, str(tmp_path)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    with manifest.claim(tmp_path):
-        refused = another()
-        assert refused.returncode == 1
-        assert f"pid {os.getpid()} keeps its checkpoints in {tmp_path}" in refused.stderr
-    assert another().returncode == 0
-
-
-def test_a_claim_sweeps_nothing_that_another_process_is_writing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def locked(*_: object) -> None:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    writing = manifest.begin(tmp_path)
-    monkeypatch.setattr(fcntl, "lockf", locked)
-    with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
-        manifest.claim(tmp_path)
-    assert writing.is_dir()
-
-
-def test_where_nothing_can_be_locked_a_warning_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "lockf", no_locks)
-    manifest.claim(tmp_path).close()
-    assert "cannot be locked (No locks available)" in caplog.text
 
 
 def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ps import manifest
+from ps.claim import claim
 from ps.errors import ConfigError
 from ps.manifest import FileEntry, Manifest
 from workers import collectives, finite, kept
@@ -51,7 +52,7 @@ class Checkpoints:
         self._every = every
         self._communicator = communicator
         self._job = job
-        self._claim = manifest.claim(self._directory) if communicator.rank == 0 else None
+        self._claim = claim(self._directory) if communicator.rank == 0 else None
         self._found = self._read() if communicator.rank == 0 else []
         self._trained: list[Trained] = []
         self._saved_at = time.monotonic()

@@ -34,6 +34,7 @@ from ps.usage import usage
 from workers import finite, hardship
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
+from workers.compare.hardship.delays import Slowness
 from workers.flight import FlightRecorder
 from workers.hardship import Hardship
 from workers.launch import Placement, detect
@@ -82,6 +83,12 @@ class Context:
         self.trainers.append(trainer)
         self.record.begin()
         self.cpu_before = usage().cpu_ns
+        if self.hardship is not None:
+            self.hardship.begin(trainer.completed_steps)
+
+    def emulate(self, slowness: Slowness) -> None:
+        """Makes this worker as slow as that says; before its first optimizer is made."""
+        self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._exposed)
 
     def synchronize(self) -> None:
         """Waits for what the last steps left under way, and raises what it failed with."""
@@ -113,6 +120,8 @@ class Context:
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
+        if self.hardship is not None:
+            self.hardship.begin(step)
 
     def _save_early(self, step: int) -> None:
         """Writes the parameters as they are after this step."""
@@ -305,7 +314,7 @@ def init(*, aggregate: bool = False) -> Context:
         trace = Trace(config.trace, f"worker {_current.communicator.rank}", offset)
         _current.recorder = FlightRecorder(trace)
     if slowness is not None:
-        _current.hardship = Hardship(slowness.of(_current.communicator.rank))
+        _current.emulate(slowness)
     return _current
 
 

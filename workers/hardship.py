@@ -1,10 +1,15 @@
-"""What a worker is made to endure in an experiment: it sleeps as long as a slower one would compute.
+"""What a worker endures in an experiment: it sleeps where a slower one, or a given GPU, would compute.
 
-Wherever the gradients go then, around a ring, to a hub or nowhere, it sleeps at the same place: in the
-training thread, when backward has the step's first gradient and before any bucket is handed over. So the
-sleep is part of what is computed, not of what the exchange costs, and what an earlier step left under way
-goes on meanwhile. A step of several backward passes or several optimizers sleeps once, and so does one
-that is skipped and taken anew.
+Wherever the gradients go then, around a ring, to a hub or nowhere, it sleeps at the same places: in the
+training thread, when backward has a gradient and before any bucket is handed over. So the sleep is part of
+what is computed, not of what the exchange costs, and what is under way goes on meanwhile.
+
+A straggler sleeps once a step, at the first gradient. An emulated device has its gradients one after another,
+as a real one: backward takes two thirds of the step's computing, and of that each gradient as much as it has
+of all elements. This machine sleeps until then; where it is later than the device would be, it does not. So
+a step computes for as long as it is told, however few cores the workers share, as long as these can keep up.
+What a step waits for exchanges is no computing. A step of several backward passes or several optimizers is
+one step, and so is one that is skipped and taken anew: of the passes and of the optimizers the first sleeps.
 """
 
 from __future__ import annotations
@@ -12,10 +17,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ps.errors import ConfigError, UsageError
 from workers.compare.hardship.delays import Delays, Slowness
@@ -23,51 +27,75 @@ from workers.compare.hardship.delays import Delays, Slowness
 if TYPE_CHECKING:
     import torch
 
-
-class Trainer(Protocol):
-    """Who counts the steps."""
-
-    completed_steps: int
+FORWARD = 1 / 3
+"""Part of a step's computing that is over when backward begins: it takes about twice what forward takes."""
 
 
 class Hardship:
-    """Sleeps once a step.
+    """Sleeps in every step.
 
     Args:
         delays: For how long.
+        waited: Tells how many seconds training has waited for exchanges so far.
+        clock: Instead of `time.monotonic`.
         sleep: Instead of `time.sleep`.
 
     Attributes:
         seconds: Slept so far.
     """
 
-    def __init__(self, delays: Delays, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        delays: Delays,
+        waited: Callable[[], float],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.seconds = 0.0
         self._delays = delays
+        self._waited = waited
+        self._clock = clock
         self._sleep = sleep
+        self._elements = 0
         self._step = -1
+        self._began = 0.0
+        self._there = 0
         self._lock = threading.Lock()  # backward runs one thread a device
 
-    def watch(self, parameters: Iterable[torch.Tensor], trainer: Trainer) -> None:
-        """Sleeps from now on at the first gradient of every step that `trainer` takes.
+    def watch(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Sleeps from now on when backward has these parameters' gradients.
 
-        To be called before others ask to be told of these parameters' gradients, or they are told first.
+        To be called before others ask to be told of them, or they are told first.
         """
-        alive = weakref.ref(trainer)  # torch keeps hooks where the garbage collector does not see them
-
-        def accumulated(_: torch.Tensor) -> None:
-            if (counting := alive()) is not None:
-                self._endure(counting.completed_steps)
-
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
+            self._elements += parameter.numel()
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda one: self._endure(one.numel())
+            )
 
-    def _endure(self, step: int) -> None:
+    def begin(self, step: int) -> None:
+        """A step begins, unless it has before: the one after so many."""
+        if step != self._step:
+            self._step, self._there = step, 0
+            self._began = self._computed()
+
+    def _computed(self) -> float:
+        return self._clock() - self._waited()
+
+    def _endure(self, elements: int) -> None:
         with self._lock:
-            if step == self._step:
-                return
-            self._step = step
-            seconds = self._delays.seconds(step)
+            if not self._there:
+                extra = self._delays.lateness(self._step)
+                self._began += extra
+                self._rest(extra)
+            self._there += elements
+            if self._there <= self._elements:
+                part = FORWARD + (1 - FORWARD) * self._there / self._elements
+                self._rest(self._began + part * self._delays.compute - self._computed())
+
+    def _rest(self, seconds: float) -> None:
+        if seconds > 0:
             self._sleep(seconds)
             self.seconds += seconds
 

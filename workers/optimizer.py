@@ -147,7 +147,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
         if place.hardship is not None:  # its hooks stand before those that hand over
-            place.hardship.watch(exchanged, self)
+            place.hardship.watch(exchanged)
         self._passes = BackwardPasses(
             self._buckets,
             backward_passes_per_step,

@@ -50,6 +50,11 @@ class Ratio:
         """Whether it is shown to be larger than 1."""
         return self.decided and self.value > 1
 
+    @property
+    def factor(self) -> str:
+        """In words. Of several seeds it need not be what the two medians make, and says so."""
+        return f"a factor of {self}" if self.low is None else f"seed by seed a factor of {self}"
+
     def __str__(self) -> str:
         value, low, high = (
             None if each is None else f"{each:.2f}" for each in (self.value, self.low, self.high)

@@ -64,7 +64,7 @@ class FaultTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[compute]`: what a step computes on the emulated device; workers sleep that long."""
+    """`[compute]`: how long a step computes on the emulated device; workers sleep for what is left of it."""
 
     step: tuple[NotNegative, ...]
     """Seconds."""

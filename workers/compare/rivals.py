@@ -36,11 +36,12 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], result
     if ratio.even:
         return f"{first} is even with {second}: {speeds}."
     if not ratio.decided:
-        return f"{first} is not told apart from {second}: {speeds}, a factor of {ratio}."
+        return f"{first} is not told apart from {second}: {speeds}, {ratio.factor}."
     if ratio.value > 1:
-        return f"{first} beats {second}: {speeds}, a factor of {ratio}."
+        return f"{first} beats {second}: {speeds}, {ratio.factor}."
     turned = scope.ratio("samples_per_second", rows[1], rows[0])
-    return f"{first} loses to {second}: {speeds}, a factor of {turned}."
+    assert turned is not None
+    return f"{first} loses to {second}: {speeds}, {turned.factor}."
 
 
 def hub_against_ring(scope: Scope, results: Results) -> list[str]:

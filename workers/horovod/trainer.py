@@ -33,7 +33,7 @@ class Trainer:
         if place is not None and place.communicator is current().communicator:
             self._place = place
             if place.hardship is not None and not place.trainers:
-                place.hardship.watch(self.named_parameters.values(), self)
+                place.hardship.watch(self.named_parameters.values())
             place.adopt(self)
 
     @property

@@ -63,24 +63,25 @@ class Delays:
 
     Args:
         straggler: Who is slow, and how; None: nobody.
-        compute: Seconds that every step takes; None: none.
+        compute: Seconds that every step computes at the least; None: only as long as it does.
         seed: Of what is drawn.
         rank: Whose delays these are.
+
+    Attributes:
+        compute: As given; 0 for None.
     """
 
     def __init__(self, straggler: Straggler | None, compute: float | None, seed: int, rank: int) -> None:
-        self._compute = compute or 0.0
+        self.compute = compute or 0.0
         self._seed = seed
         self._rank = rank
         self._straggler = straggler if straggler and rank in (straggler.ranks or (rank,)) else None
 
-    def seconds(self, step: int) -> float:
-        """How long this worker sleeps in a step, counted from 0."""
-        if self._straggler is None:
-            return self._compute
-        return self._compute + self._extra(self._straggler, step)
-
-    def _extra(self, straggler: Straggler, step: int) -> float:
+    def lateness(self, step: int) -> float:
+        """How many seconds more this worker takes for a step, counted from 0."""
+        straggler = self._straggler
+        if straggler is None:
+            return 0.0
         if straggler.kind == "constant":
             return straggler.seconds
         if straggler.kind == "host":

@@ -61,7 +61,7 @@ class DdpOptimizer(OptimizerWrapper):
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
         if here.hardship is not None and not here.trainers:  # its hooks stand before DDP's
-            here.hardship.watch(self.named_parameters.values(), self)
+            here.hardship.watch(self.named_parameters.values())
         self._start_from_rank_0(model)
         here.adopt(self)
 

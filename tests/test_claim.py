@@ -1,0 +1,54 @@
+"""A folder of checkpoints takes one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ps import manifest
+from ps.claim import claim
+from ps.errors import ConfigError
+
+
+def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends(tmp_path: Path) -> None:
+    program = "import pathlib, sys; from ps.claim import claim; claim(pathlib.Path(sys.argv[1]))"
+
+    def another() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    with claim(tmp_path):
+        refused = another()
+        assert refused.returncode == 1
+        assert f"pid {os.getpid()} keeps its checkpoints in {tmp_path}" in refused.stderr
+    assert another().returncode == 0
+
+
+def test_a_claim_sweeps_nothing_that_another_process_is_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    writing = manifest.begin(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", locked)
+    with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
+        claim(tmp_path)
+    assert writing.is_dir()
+
+
+def test_where_nothing_can_be_locked_a_warning_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", no_locks)
+    claim(tmp_path).close()
+    assert "cannot be locked (No locks available)" in caplog.text
