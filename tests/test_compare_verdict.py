@@ -56,7 +56,7 @@ def test_rows_that_may_differ_by_half_are_not_told_apart_rather_than_even(tmp_pa
     noisy = {"hub-bsp": (1 / 1.50, 1 / 1.60, 1 / 0.95), "ring": (1.0, 1 / 1.01, 1 / 1.02)}
     noisy["hub-asp"] = noisy["hub-bsp"]
     said = verdict(tmp_path, paced({}, noisy), rows=("ring", "hub-bsp", "hub-asp"))
-    apart = "a factor of 1.50 (0.93 to 1.58)."
+    apart = "seed by seed a factor of 1.50 (0.93 to 1.58)."
     assert f"The hub (hub-bsp) is not told apart from the ring: 9,600 images/s against 6,464, {apart}" in said
     assert "are hub-bsp, hub-asp and ring, not told apart in 0.66 to 0.98 s: ring 1.50 (0.93 to 1.58)" in said
     assert "even with the ring" not in said

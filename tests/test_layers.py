@@ -42,7 +42,7 @@ FLOORS = {
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """
-        ps.plans ps.manifest ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.health
+        ps.plans ps.manifest ps.claim ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.health
         ps.lead ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.tally ps.ending ps.blueprint
