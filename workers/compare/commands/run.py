@@ -59,7 +59,7 @@ def run(
     latency: Annotated[str | None, typer.Option(help="of hosts' links, as 5ms [0]")] = None,
     jitter: Annotated[str | None, typer.Option(help="of that latency, as 1ms [0]")] = None,
     compute: Annotated[
-        str | None, typer.Option(help="workers sleep so long a step, as a GPU would compute: 50ms")
+        str | None, typer.Option(help="every step computes so long, as on a GPU: 50ms")
     ] = None,
     straggler: Annotated[
         str | None, typer.Option(help="slow workers: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
