@@ -58,6 +58,13 @@ def test_who_is_no_straggler_loses_nothing(kind: Kind) -> None:
     assert any(delays(kind, rank=1, ranks=(1,)))
 
 
+def test_what_is_computed_elsewhere_takes_its_time_on_every_rank_beside_who_is_late() -> None:
+    straggler = Straggler(kind="constant", seconds=0.5, ranks=(1,))
+    made = [Delays(straggler, 0.25, 0, rank) for rank in range(3)]
+    assert [each.compute for each in made] == [0.25, 0.25, 0.25]
+    assert [each.lateness(3) for each in made] == [0.0, 0.5, 0.0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_draws_the_same(kind: Kind) -> None:

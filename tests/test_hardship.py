@@ -91,25 +91,25 @@ def test_gradients_leave_when_the_emulated_device_has_them(begin: Callable[[Slow
 def test_a_machine_that_is_later_than_the_device_does_not_sleep() -> None:
     now, naps = 0.0, list[float]()
     endured = Hardship(Slowness(compute=0.3).of(0), lambda: 0.0, clock=lambda: now, sleep=naps.append)
-    weight = torch.zeros(4, requires_grad=True)
-    endured.watch([weight])
-    for late, nap in [(0.1, 0.2), (0.25, 0.05), (0.4, 0.0)]:
-        endured.begin(int(now))
+    model = torch.nn.Linear(4, 1, bias=False)
+    endured.watch(model.parameters())
+    for step, (late, nap) in enumerate([(0.1, 0.2), (0.25, 0.05), (0.4, 0.0)]):
+        now = float(step)
+        endured.begin(step)
         now += late
-        weight.sum().backward()  # type: ignore[no-untyped-call]
-        assert slept(naps) == pytest.approx(nap)
         naps.clear()
-        now = float(int(now) + 1)
+        backward(model)
+        assert slept(naps) == pytest.approx(nap)
 
 
 def test_waiting_for_exchanges_is_no_computing() -> None:
     now, waited, naps = 0.0, 0.0, list[float]()
     endured = Hardship(Slowness(compute=0.3).of(0), lambda: waited, clock=lambda: now, sleep=naps.append)
-    weight = torch.zeros(4, requires_grad=True)
-    endured.watch([weight])
+    model = torch.nn.Linear(4, 1, bias=False)
+    endured.watch(model.parameters())
     endured.begin(0)
     now, waited = 5.1, 5.0  # its parameters came late
-    weight.sum().backward()  # type: ignore[no-untyped-call]
+    backward(model)
     assert naps == [pytest.approx(0.2)]
 
 
@@ -142,6 +142,20 @@ def test_every_step_has_its_own_delay_at_its_first_gradient(begin: Callable[[Slo
         backward(model)
         optimizer.step()
         assert events[before:] == [slowness.of(0).lateness(step), *["handed over"] * len(optimizer._buckets)]
+
+
+def test_delays_are_those_of_the_first_optimizers_steps_however_often_another_steps(
+    begin: Callable[[Slowness], Events],
+) -> None:
+    slowness = Slowness(Straggler(kind="pareto", seconds=0.02), seed=5)
+    events = begin(slowness)
+    first, other = made(), made()
+    for _ in range(3):
+        for model, optimizer in (first, other, other):
+            backward(model)
+            optimizer.step()
+    naps = [each for each in events if each != "handed over"]
+    assert naps == [slowness.of(0).lateness(step) for step in range(3)]
 
 
 def test_a_straggler_is_late_by_its_delay_with_all_gradients(begin: Callable[[Slowness], Events]) -> None:

@@ -83,8 +83,7 @@ class Context:
         self.trainers.append(trainer)
         self.record.begin()
         self.cpu_before = usage().cpu_ns
-        if self.hardship is not None:
-            self.hardship.begin(trainer.completed_steps)
+        self._begin_step()
 
     def emulate(self, slowness: Slowness) -> None:
         """Makes this worker as slow as that says; before its first optimizer is made."""
@@ -120,8 +119,12 @@ class Context:
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """The first optimizer's steps are those that a worker is slow in, however often others step."""
         if self.hardship is not None:
-            self.hardship.begin(step)
+            self.hardship.begin(self.trainers[0].completed_steps)
 
     def _save_early(self, step: int) -> None:
         """Writes the parameters as they are after this step."""
