@@ -91,32 +91,47 @@ def no_process_outlives_its_test() -> Iterator[None]:
 
 def descendants() -> set[int]:
     """Live processes below this one; multiprocessing's own servant, which stays for good, is none of them."""
+    return {pid for pid in below(os.getpid()) if "multiprocessing.resource_tracker" not in command(pid)}
+
+
+def below(pid: int) -> list[int]:
+    """Live processes that this one started, and those that they started."""
     children: dict[int, list[int]] = {}
-    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
-        children.setdefault(parent(pid), []).append(pid)
+    for process in [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]:
+        children.setdefault(parent(process), []).append(process)
     found: list[int] = []
-    unseen = [os.getpid()]
+    unseen = [pid]
     while unseen:
-        below = children.get(unseen.pop(), [])
-        found += below
-        unseen += below
-    return {pid for pid in found if "multiprocessing.resource_tracker" not in command(pid)}
+        started = children.get(unseen.pop(), [])
+        found += started
+        unseen += started
+    return found
 
 
 def parent(pid: int) -> int:
     """Its parent's id; 0 for a process that has ended, whether or not somebody waited for it."""
-    try:
-        state, ppid = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
+    state, ppid, *_ = (entry(pid, "stat").rpartition(")")[2] or "X 0").split()
     return 0 if state in "ZX" else int(ppid)
 
 
 def command(pid: int) -> str:
+    return entry(pid, "cmdline").replace("\0", " ").strip()
+
+
+def entry(pid: int, name: str) -> str:
+    """What /proc holds of a process; nothing once it has ended, as it may while somebody looks."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def threads(pid: int) -> list[int]:
+    """Of a process; none once it has ended."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def ends_by(pid: int, deadline: float) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import command, descendants
+from tests.conftest import command, descendants, entry
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import told
 from tests.system.cluster import SMALL
@@ -188,7 +188,7 @@ def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
 
 def kill(job: Submitted, rank: int) -> None:
     """Kills one task of the workers' step, as an out-of-memory killer would."""
-    mine = {b"SLURM_PROCID=%d" % rank, b"SLURM_JOB_ID=" + job.number.encode()}
+    mine = {f"SLURM_PROCID={rank}", f"SLURM_JOB_ID={job.number}"}
     for pid in descendants():
         if "/ps-worker --server " in command(pid) and mine <= variables(pid):
             os.kill(pid, signal.SIGKILL)
@@ -196,9 +196,6 @@ def kill(job: Submitted, rank: int) -> None:
     raise AssertionError(f"no task of rank {rank}:\n{job.said()}")
 
 
-def variables(pid: int) -> set[bytes]:
+def variables(pid: int) -> set[str]:
     """Of a process; none if it has ended."""
-    try:
-        return set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
+    return set(entry(pid, "environ").split("\0"))

@@ -17,6 +17,7 @@ import grpc
 
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
+from tests.conftest import command, entry
 from tests.system.nursery import Forked, Nursery
 from tests.system.stopwatch import Stopwatch
 
@@ -62,12 +63,11 @@ class Program:
     def children(self, module: str) -> list[int]:
         """Processes that it started to run this module of ours; a fork is known by its short name."""
         pid = self.process.pid
-        below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        started = map(int, entry(pid, f"task/{pid}/children").split())
         return [
-            int(child)
-            for child in below
-            if module in Path(f"/proc/{child}/cmdline").read_text()
-            or Path(f"/proc/{child}/comm").read_text().strip() == module[:15]
+            child
+            for child in started
+            if module in command(child) or entry(child, "comm").strip() == module[:15]
         ]
 
     def done(self, code: int = 0, timeout: float = PATIENCE) -> dict[str, Any]:

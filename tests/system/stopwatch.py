@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-from tests.conftest import descendants
+from tests.conftest import descendants, entry, threads
 
 LOAD = 10
 """So much slower than a wall clock it goes at worst: a machine may be that busy."""
@@ -20,8 +19,8 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self._began = time.monotonic()
-        self._first: dict[Path, int] = {}
-        self._last: dict[Path, int] = {}
+        self._first: dict[int, int] = {}
+        self._last: dict[int, int] = {}
         self._look()
 
     @property
@@ -34,10 +33,8 @@ class Stopwatch:
     def _look(self) -> None:
         """Notes every thread's nanoseconds in line for a core: schedstat's second number (proc(5))."""
         for pid in descendants():
-            for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-                try:
-                    waited = int(thread.read_text().split()[1])
-                except (FileNotFoundError, ProcessLookupError):
-                    continue
-                self._first.setdefault(thread, waited)
-                self._last[thread] = waited
+            for thread in threads(pid):
+                if line := entry(pid, f"task/{thread}/schedstat"):
+                    waited = int(line.split()[1])
+                    self._first.setdefault(thread, waited)
+                    self._last[thread] = waited

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import below, parent
 from tests.system.cluster import MEASURED, PATIENCE, Cluster, measured
 from tests.system.stopwatch import Stopwatch
 
@@ -64,11 +65,11 @@ def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster
     killed = cluster.run("killed", COMPARE, *words)
     record = out / "runs" / LABELS[1] / "record 0.jsonl"
     killed.until(lambda: record.exists() and record.stat().st_size > 0, "its second run")
-    children = descendants(killed.process.pid)
+    children = below(killed.process.pid)
     killed.process.send_signal(signal.SIGKILL)
     killed.wait()
     watch = Stopwatch()
-    while left := [pid for pid in children if alive(pid)]:
+    while left := [pid for pid in children if parent(pid)]:
         assert watch.seconds < PATIENCE, f"{left} outlived ps-compare"
         time.sleep(0.05)
     before = finished(out)
@@ -80,21 +81,6 @@ def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster
     assert after[LABELS[0]] == before[LABELS[0]]
     assert f"{LABELS[0]}: kept" in again.said()
     assert results(out)["gate"]["passed"]
-
-
-def descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in map(int, (task / "children").read_text().split()):
-            found += [child, *descendants(child)]
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
