@@ -126,12 +126,36 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
 
 def test_nothing_is_tried_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
+    monkeypatch.setattr(slicing, "MESSAGES", 0)
     ranks = AskedRanks()
     ranks.transport.name = "shm"
     ranks.run(train)
     ranks.close()
     assert ranks.tried == []
-    assert ranks.chosen == [SIZES[0]] * 2
+    assert ranks.chosen == [32] * 2, "larger ones leave one of the two shards with more"
+
+
+@pytest.mark.parametrize(
+    ("buckets", "shards", "size"),
+    [
+        ([100], 1, 32),
+        ([100], 2, 32),
+        ([93], 2, 16),  # of 32, one shard would have two and the other one
+        ([25, 25, 25, 22], 2, 32),
+        ([25, 25, 25, 12], 2, 8),
+        ([4] * 25, 2, 4),  # larger ones would cut the buckets no differently
+        ([0.04], 4, 4),
+    ],
+)
+def test_shared_memory_has_few_slices_that_give_all_shards_alike(
+    buckets: list[float], shards: int, size: int
+) -> None:
+    specs = [
+        BucketSpec(index, "float32", 0, "SGD", (TensorSpec("one", (int(mib * (1 << 18)),)),))
+        for index, mib in enumerate(buckets)
+    ]
+    assert slicing.in_memory(specs, shards) == size << 20
 
 
 def test_on_a_wire_too_slow_for_one_rank_all_keep_the_default_after_one_slice(

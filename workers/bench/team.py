@@ -120,7 +120,9 @@ class Team:
     # How they start.
 
     def _serve(self) -> Process:
-        size = ["--workers", str(self._job.size), "--slice-bytes", str(self._job.slice_bytes)]
+        size = ["--workers", str(self._job.size)]
+        if self.row.transport != "shm":  # over a wire as the limit has them; else as a script gets them
+            size += ["--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
         command = [sys.executable, "-m", "ps.cli", "start", *LIKE_FOR_LIKE, *flags, *(self.row.server or ())]
