@@ -127,7 +127,7 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
 def test_nothing_is_tried_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
     monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
-    monkeypatch.setattr(slicing, "MESSAGES", 0)
+    monkeypatch.setattr(slicing, "OVERHEAD", 0)
     ranks = AskedRanks()
     ranks.transport.name = "shm"
     ranks.run(train)

@@ -42,7 +42,7 @@ BUDGET = 2.0
 """Seconds that all turns may take together; where that is too little for one, nothing is tried."""
 SIZES_IN_MEMORY = (SLICE_BYTES, 8 << 20, 16 << 20, 32 << 20)
 """Bytes among which shared memory has its own; a shard that steps one slice answers nobody meanwhile."""
-MESSAGES = 1 << 20
+OVERHEAD = 1 << 20
 """Bytes that a shard sums and steps in the time that the messages of one slice cost, there and back:
 100 MiB from 2 workers took 2 shards 16 ms in slices of 4 MiB and 13.5 in slices of 25, on 2 cores."""
 
@@ -187,7 +187,7 @@ def in_memory(specs: Sequence[BucketSpec], shards: int) -> int:
     def busiest(size: int) -> int:
         loads = [0] * shards
         for piece in plan(specs, shards, size).slices:
-            loads[piece.shard] += piece.numel * widths[piece.bucket] + MESSAGES
+            loads[piece.shard] += piece.numel * widths[piece.bucket] + OVERHEAD
         return max(loads)
 
     return min(SIZES_IN_MEMORY, key=busiest)
