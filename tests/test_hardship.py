@@ -53,8 +53,8 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         workers.init()
         return events
 
-    def timed(delays: Delays, _: Callable[[], float]) -> Hardship:
-        return Hardship(delays, lambda: 0.0, clock=lambda: slept(events), sleep=events.append)
+    def timed(delays: Delays, waited: Callable[[], float]) -> Hardship:
+        return Hardship(delays, lambda: round(waited()), clock=lambda: slept(events), sleep=events.append)
 
     monkeypatch.setattr(context, "Hardship", timed)
     monkeypatch.setattr(context, "_result", {})
@@ -111,6 +111,23 @@ def test_waiting_for_exchanges_is_no_computing() -> None:
     now, waited = 5.1, 5.0  # its parameters came late
     backward(model)
     assert naps == [pytest.approx(0.2)]
+
+
+def test_what_the_optimizers_exchanges_took_is_known(begin: Callable[[Slowness], Events]) -> None:
+    events = begin(Slowness(compute=0.3))
+    model, optimizer = made()
+    optimizer._exchange.seconds += 7.0  # which took no time: so much less was computed
+    backward(model)
+    assert slept(events) == pytest.approx(7.3)
+
+
+def test_every_step_sleeps_whoever_is_told_of_its_end(begin: Callable[[Slowness], Events]) -> None:
+    events = begin(Slowness(compute=0.3))
+    model, optimizer = made(after_step=lambda step: None)
+    for _ in range(3):
+        backward(model)
+        optimizer.step()
+    assert slept(events) == pytest.approx(0.9)
 
 
 def test_a_step_of_several_passes_sleeps_once(begin: Callable[[Slowness], Events]) -> None:

@@ -25,31 +25,31 @@ def talks(dial, shard: int) -> bool:
 
 
 def test_a_shard_on_this_host_is_reached_by_shared_memory(line):
-    kind, dial = choose([line])
-    assert kind.name == "shm"
+    kind, dial, wired = choose([line])
+    assert (kind.name, wired) == ("shm", False)
     assert talks(dial, 0)
 
 
 def test_a_shard_on_another_host_is_reached_by_zeromq(line):
-    kind, dial = choose([line._replace(host_id="elsewhere")])
-    assert kind.name == "zmq"
+    kind, dial, wired = choose([line._replace(host_id="elsewhere")])
+    assert (kind.name, wired) == ("zmq", True)
     assert talks(dial, 0)
 
 
 def test_what_is_cut_off_is_passed_over_with_a_log_line(line, caplog):
     caplog.set_level("INFO")
-    kind, dial = choose(
+    kind, dial, wired = choose(
         [line._replace(addresses={**line.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
     )
-    assert kind.name == "grpc"
+    assert (kind.name, wired) == ("grpc", True)
     assert talks(dial, 0)
     said = [record.message.split(":")[0] for record in caplog.records]
     assert said == ["no way to shard 0 by shm", "no way to shard 0 by zmq"]
 
 
 def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
-    kind, dial = choose([line._replace(host_id="elsewhere"), line])
-    assert kind.name == "shm"
+    kind, dial, wired = choose([line._replace(host_id="elsewhere"), line])
+    assert (kind.name, wired) == ("shm", True)
     memory = kind.allocate(1000)
     memory[:] = noise(1000)
     for shard in (0, 1):
@@ -59,8 +59,8 @@ def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
 
 @pytest.mark.parametrize("want", FASTEST_FIRST)
 def test_a_pinned_transport_is_taken(line, want):
-    kind, dial = choose([line], want)
-    assert kind.name == want
+    kind, dial, wired = choose([line], want)
+    assert (kind.name, wired) == (want, want != "shm")
     assert talks(dial, 0)
 
 
@@ -85,7 +85,7 @@ def test_an_unknown_transport_is_a_setting_gone_wrong():
 def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
     listeners = open_doors("127.0.0.1").listeners
     assert tuple(listeners) == FASTEST_FIRST
-    kind, _ = choose(
+    kind, *_ = choose(
         [Line(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
     )
     assert kind.name == "shm"

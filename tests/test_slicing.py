@@ -124,16 +124,31 @@ def test_what_a_trial_moved_is_no_traffic_of_the_job(monkeypatch: pytest.MonkeyP
     assert counts[0] == counts[1]
 
 
-def test_nothing_is_tried_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_tried_in_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(slicing, "SIZES", SIZES)
     monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
     monkeypatch.setattr(slicing, "OVERHEAD", 0)
     ranks = AskedRanks()
-    ranks.transport.name = "shm"
-    ranks.run(train)
+    ranks.wired = ()
+    with caplog.at_level(logging.INFO):
+        ranks.run(train)
     ranks.close()
     assert ranks.tried == []
     assert ranks.chosen == [32] * 2, "larger ones leave one of the two shards with more"
+    (line,) = [record.message for record in caplog.records if "in slices of" in record.message]
+    assert "shared memory" in line
+
+
+def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slicing, "SIZES", SIZES)
+    monkeypatch.setattr(slicing, "BUDGET", LONG)
+    ranks = AskedRanks()
+    ranks.wired = (1,)
+    ranks.run(train)
+    ranks.close()
+    assert ranks.tried == [*SIZES[:2]] * slicing.TURNS
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
@@ -83,11 +83,22 @@ class Context:
         self.trainers.append(trainer)
         self.record.begin()
         self.cpu_before = usage().cpu_ns
-        self._begin_step()
 
     def emulate(self, slowness: Slowness) -> None:
         """Makes this worker as slow as that says; before its first optimizer is made."""
         self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._exposed)
+
+    def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
+        """Called by an optimizer before others ask to be told of these parameters' gradients.
+
+        Returns:
+            What it is to call with its completed steps, at the beginning of each. A step of several
+            optimizers is one step, the first one's.
+        """
+        if self.hardship is None or self.trainers:
+            return unwatched
+        self.hardship.watch(parameters)
+        return self.hardship.begin
 
     def synchronize(self) -> None:
         """Waits for what the last steps left under way, and raises what it failed with."""
@@ -119,12 +130,6 @@ class Context:
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
-        self._begin_step()
-
-    def _begin_step(self) -> None:
-        """The first optimizer's steps are those that a worker is slow in, however often others step."""
-        if self.hardship is not None:
-            self.hardship.begin(self.trainers[0].completed_steps)
 
     def _save_early(self, step: int) -> None:
         """Writes the parameters as they are after this step."""
@@ -449,7 +454,7 @@ def _share_cores(workers: int) -> None:
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
-    transport, dial = registry.choose(session.shards, config.transport)
+    transport, dial, wired = registry.choose(session.shards, config.transport)
     log.info(
         "rank %d of %d, hub in mode %s, %d shard(s) by %s",
         session.sender.rank,
@@ -459,8 +464,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         transport.name,
     )
     # Only who is waited for can be ahead, and only a link makes those behind pay for it.
-    bounded = session.lockstep and transport.name != "shm"
-    client = KVClient(session.sender, len(session.shards), dial, bounded=bounded)
+    client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
     try:
         client.wait_connected(config.timeout)
     except BaseException:
@@ -470,6 +474,7 @@ def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Commun
         session,
         client,
         transport,
+        wired=wired,
         aggregate=config.aggregate,
         timeout=config.timeout,
         compress=config.compress or "",
@@ -515,3 +520,7 @@ def _save(path: Path, trainers: list[Trainer]) -> None:
         for name, parameter in trainer.named_parameters.items()
     }
     save_file(tensors, path)
+
+
+def unwatched(_: int) -> None:
+    """What a step begins with that nobody slows down."""

@@ -8,8 +8,10 @@ A straggler sleeps once a step, at the first gradient. An emulated device has it
 as a real one: backward takes two thirds of the step's computing, and of that each gradient as much as it has
 of all elements. This machine sleeps until then; where it is later than the device would be, it does not. So
 a step computes for as long as it is told, however few cores the workers share, as long as these can keep up.
-What a step waits for exchanges is no computing. A step of several backward passes or several optimizers is
-one step, and so is one that is skipped and taken anew: of the passes and of the optimizers the first sleeps.
+What a step hands over and waits for in exchanges is no computing; where a peer's optimizer cannot tell, it
+hides in the sleep. What passes between two steps is: an evaluation, say, leaves less to sleep. A parameter
+that gets no gradient shortens the step by its share. A step of several backward passes or several optimizers
+is one step, and so is one that is skipped and taken anew: of passes and of optimizers the first sleeps.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,17 +71,20 @@ class Hardship:
 
         To be called before others ask to be told of them, or they are told first.
         """
+        alive = weakref.ref(self)  # torch keeps hooks where the garbage collector does not see them
+
+        def accumulated(parameter: torch.Tensor) -> None:
+            if (hardship := alive()) is not None:
+                hardship._endure(parameter.numel())
+
         for parameter in parameters:
             self._elements += parameter.numel()
-            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                lambda one: self._endure(one.numel())
-            )
+            parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     def begin(self, step: int) -> None:
-        """A step begins, unless it has before: the one after so many."""
-        if step != self._step:
-            self._step, self._there = step, 0
-            self._began = self._computed()
+        """A step begins, the one after so many."""
+        self._step, self._there = step, 0
+        self._began = self._computed()
 
     def _computed(self) -> float:
         return self._clock() - self._waited()

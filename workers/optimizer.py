@@ -17,7 +17,7 @@ as completed when its gradients are handed over: nothing can take it back then.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -36,7 +36,6 @@ from workers.communicator import Communicator
 from workers.exchange import Exchange
 from workers.flight import FlightRecorder
 from workers.forward import ForwardGuard
-from workers.hardship import Hardship
 from workers.layout import NamedParameters
 from workers.stepper import Stepper
 from workers.tuning import Tuner
@@ -146,8 +145,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.completed_steps = self._start_from_rank_0(place.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
-        if place.hardship is not None:  # its hooks stand before those that hand over
-            place.hardship.watch(exchanged)
+        self._begin_slow = place.watch(exchanged)  # its hooks stand before those that hand over
         self._passes = BackwardPasses(
             self._buckets,
             backward_passes_per_step,
@@ -161,6 +159,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._crossing = None if cross_barrier else False
         self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
         place.adopt(self)
+        self._begin_slow(self.completed_steps)
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
@@ -453,6 +452,7 @@ class DistributedOptimizer(OptimizerWrapper):
         except BaseException:
             self.synchronize()  # whoever leaves now leaves a whole step behind
             raise
+        self._begin_slow(self.completed_steps)
 
     def _begin_step(self) -> None:
         self._exchange.reset()
@@ -469,7 +469,7 @@ class _Place(NamedTuple):
     adopt: Callable[[DistributedOptimizer], None]
     checkpoints: Checkpoints | None = None
     recorder: FlightRecorder | None = None
-    hardship: Hardship | None = None
+    watch: Callable[[Iterable[torch.Tensor]], Callable[[int], None]] = lambda _: context.unwatched
 
 
 def _place(
@@ -488,7 +488,7 @@ def _place(
         here.adopt,
         _checkpoints(here),
         here.recorder,
-        None if here.trainers else here.hardship,  # a step of several optimizers is one step
+        here.watch,
     )
 
 

@@ -46,6 +46,7 @@ class PSCommunicator(Communicator):
         session: This worker's place in the job; not closed with the communicator.
         client: Its lines to the shards; closed with the communicator.
         transport: Whose memory the buckets should lie in.
+        wired: Some shard is reached over a wire, and not in shared memory.
         aggregate: The hub only averages; the worker's own optimizer steps.
         timeout: Seconds that one exchange may take.
         compress: What gradients are compressed with, as `ps.codecs` spells it; empty: nothing.
@@ -60,6 +61,7 @@ class PSCommunicator(Communicator):
         client: KVClient,
         transport: Transport,
         *,
+        wired: bool,
         aggregate: bool,
         timeout: float,
         compress: str = "",
@@ -74,6 +76,7 @@ class PSCommunicator(Communicator):
         self._session = session
         self._client = client
         self._transport = transport
+        self._wired = wired
         self._slices: dict[int, list[Slice]] = {}
         """Of every bucket that the hub knows, by its index there."""
         self._compress = compress
@@ -233,8 +236,7 @@ class PSCommunicator(Communicator):
     def _best_slices(self, specs: list[BucketSpec]) -> int:
         if self._compress:  # what travels of a slice is so short that its size hardly counts
             return SLICE_BYTES
-        wired = self._transport.name != "shm"
-        best = SliceTrial(self, self._session, self._client, specs, wired=wired).best()
+        best = SliceTrial(self, self._session, self._client, specs, wired=self._wired).best()
         self._client.traffic.clear()  # all of it was the trial's
         return best
 

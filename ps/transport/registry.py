@@ -77,19 +77,27 @@ def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()
     return Doors(listeners, shared.allocate)
 
 
-def choose(
-    lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECONDS
-) -> tuple[Transport, Dial]:
+class Ways(NamedTuple):
+    """How a worker reaches its shards. One thread may dial while another allocates.
+
+    Attributes:
+        transport: Whose memory suits all lines.
+        dial: Dials a shard by the transport that worked.
+        wired: Some shard is reached over a wire, and not in shared memory.
+    """
+
+    transport: Transport
+    dial: Dial
+    wired: bool
+
+
+def choose(lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECONDS) -> Ways:
     """Finds the best way to each shard by trying.
 
     Args:
         lines: One for each shard, in order of their numbers.
         want: A transport's name, to take no other; or "auto".
         timeout: Seconds for one attempt.
-
-    Returns:
-        The transport whose memory suits all lines, and a function that dials a
-        shard by the transport that worked. One thread may dial while another allocates.
 
     Raises:
         ServerUnreachable: Some shard cannot be reached; names every address tried, and why it failed.
@@ -101,7 +109,11 @@ def choose(
         connection.close()
         ways.append(way)
     best = next(kind for kind in kinds.values() if kind in ways)
-    return best, lambda shard: ways[shard].dial(lines[shard].addresses[ways[shard].name], timeout)
+    return Ways(
+        best,
+        lambda shard: ways[shard].dial(lines[shard].addresses[ways[shard].name], timeout),
+        wired=any(way.name != "shm" for way in ways),
+    )
 
 
 def _reach(

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -144,6 +144,8 @@ class HubRanks(Ranks):
 
     def __init__(self) -> None:
         self.transport = self.wire()
+        self.wired: Collection[int] = range(self.size)
+        """Ranks that have not all shards in shared memory."""
         self.listeners = [self.transport.listen("") for _ in range(2)]
         self.addresses: dict[str, str] = {}
         self.loops = [ShardLoop(BSP(), [listener], self.home()) for listener in self.listeners]
@@ -182,6 +184,7 @@ class HubRanks(Ranks):
             cast(Session, seat),
             client,
             self.transport,
+            wired=seat.sender.rank in self.wired,
             aggregate=self.aggregate,
             timeout=LIMIT,
             compress=self.compress,
@@ -1081,6 +1084,10 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
     except HubringError as error:
         told.put((type(error).__name__, str(error)))
     communicator.close(finished=False)
+    told.close()
+    told.join_thread()
+    # As workers end: threads that a broken ring leaves in torch may abort whoever ends in good order.
+    os._exit(0)
 
 
 @pytest.fixture

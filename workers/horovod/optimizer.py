@@ -184,6 +184,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             names, parcels, backward_passes_per_step, how, compression, sparse_as_dense, process_set
         )
         made._synchronized, made._should_synchronize = False, True
+    made._trainer.begin()
     return made
 
 

@@ -27,14 +27,19 @@ class Trainer:
     completed_steps: int = 0
     ahead: int = 0
     _place: context.Context | None = None
+    _begin_slow: Callable[[int], None] = context.unwatched
 
     def __post_init__(self) -> None:
         place = context.started()
         if place is not None and place.communicator is current().communicator:
             self._place = place
-            if place.hardship is not None and not place.trainers:
-                place.hardship.watch(self.named_parameters.values())
-            place.adopt(self)
+            self._begin_slow = place.watch(self.named_parameters.values())
+
+    def begin(self) -> None:
+        """Training begins: what the optimizer exchanges by is in place."""
+        if self._place is not None:
+            self._place.adopt(self)
+            self._begin_slow(0)
 
     @property
     def exchange_seconds(self) -> float:
@@ -52,3 +57,4 @@ class Trainer:
         self.completed_steps += 1
         if self._place is not None:
             self._place.step_completed(self.completed_steps)
+            self._begin_slow(self.completed_steps)

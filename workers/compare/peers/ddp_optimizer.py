@@ -60,10 +60,10 @@ class DdpOptimizer(OptimizerWrapper):
         self._after_step = after_step or here.step_completed
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
-        if here.hardship is not None and not here.trainers:  # its hooks stand before DDP's
-            here.hardship.watch(self.named_parameters.values())
+        self._begin_slow = here.watch(self.named_parameters.values())  # its hooks stand before DDP's
         self._start_from_rank_0(model)
         here.adopt(self)
+        self._begin_slow(0)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Takes one step with the mean gradients that backward has left."""
@@ -71,6 +71,7 @@ class DdpOptimizer(OptimizerWrapper):
         self._peer.count_allreduce(self._nbytes)
         self.completed_steps += 1
         self._after_step(self.completed_steps)
+        self._begin_slow(self.completed_steps)
         return loss
 
     def synchronize(self) -> None:
