@@ -53,7 +53,7 @@ class SimulatedWorker:
 
     def __init__(self, address: str, size: int) -> None:
         self.session = Session(address, job="simulated", topology="hub", world_size=size)
-        _, dial = choose(self.session.shards)
+        dial = choose(self.session.shards).dial
         self._client = KVClient(self.session.sender, len(self.session.shards), dial)
         self._gradient, self._values = torch.ones(NUMEL), torch.zeros(NUMEL)
 
