@@ -170,11 +170,13 @@ class Cluster:
         return json.loads(reply.json)
 
     def end(self) -> None:
+        """Ends what still runs; of a test that fails, pytest shows what all its programs said."""
         for program in self.programs:
             if program.process.poll() is None:
                 program.process.send_signal(signal.SIGCONT)
                 program.process.kill()
                 program.process.wait()
+            print(f"{program.name} said:\n{program.said()}")
 
 
 def _network(within: Sequence[str]) -> str | None:
