@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import grpc
 
 from ps.errors import ConnectionLost, ServerUnreachable
+from ps.transport.backlog import Backlog, weigh
 from ps.transport.base import Message
 from ps.transport.bell import Bell
 from ps.transport.channel import open_channel
@@ -76,13 +77,15 @@ class GrpcConnection:
     """A worker's end: a few lanes that share the requests that wait. A reply comes on its request's lane.
 
     What waits is the caller's memory, not a copy of it: frames are made one by
-    one as gRPC, whose flow control follows the peer's, asks for them.
+    one as gRPC, whose flow control follows the peer's, asks for them. Replies
+    that have no room of the caller's wait in the backlog, so far as it allows.
     """
 
     def __init__(self, address: str, lanes: int) -> None:
         self._address = address
         self._ends: list[str] = []  # why each lane ended
         self._inbox: deque[Message] = deque()
+        self._backlog = Backlog()
         self._outbox: Outbox[Iterator[bytes]] = Outbox()
         self._rooms: dict[int, memoryview] = {}
         self._bell = Bell()
@@ -124,6 +127,7 @@ class GrpcConnection:
         self._bell.clear()
         lost = len(self._ends) == len(self._lanes)  # before the inbox: nothing comes once all have
         messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
+        self._backlog.remove(sum(weigh(message) for message in messages if not message.landed))
         if lost:
             self._bell.ring()
             if not messages:
@@ -141,9 +145,12 @@ class GrpcConnection:
         return into[:nbytes] if into is not None and nbytes <= into.nbytes else None
 
     def deliver(self, message: Message) -> None:
-        """A reply is whole."""
+        """A reply is whole. Returns when more may be read."""
+        if not message.landed:
+            self._backlog.add(weigh(message))
         self._inbox.append(message)
         self._bell.ring()
+        self._backlog.await_room()
 
     def end(self, why: str, broken: bool) -> None:
         """A lane has ended, and with it the connection; the others finish first, unless this one broke."""
@@ -156,6 +163,7 @@ class GrpcConnection:
 
     def close(self) -> None:
         self._outbox.close()
+        self._backlog.close()
         for lane in self._lanes:
             lane.cancel()
         for lane in self._lanes:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 
 from ps.errors import ConfigError
-from ps.transport.backlog import Backlog
+from ps.transport.backlog import Backlog, weigh
 from ps.transport.base import Envelope, Message, ReturnPath
 from ps.transport.bell import Bell
 from ps.transport.frame import Assembly, MalformedFrame, to_frames
@@ -22,9 +22,6 @@ log = logging.getLogger(__name__)
 
 MAX_STREAMS = 1024
 """Streams and control calls that one listener can serve at once: each takes a thread while it is open."""
-
-MESSAGE_BYTES = 64 << 10
-"""What a message weighs beside its bytes, so that small ones are bounded as well: in number."""
 
 SERVICE, METHOD = "hubring.v1.Data", "Exchange"
 GREETING = ("hubring-data", "1")
@@ -91,7 +88,7 @@ class GrpcListener:
         self._bell.clear()
         envelopes = [self._inbox.popleft() for _ in range(len(self._inbox))]
         for envelope in envelopes:
-            envelope.reply_to.backlog.remove(_weight(envelope.message))
+            envelope.reply_to.backlog.remove(weigh(envelope.message))
         return envelopes
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
@@ -152,15 +149,15 @@ class _Stream:
 
     def begin(self, message: Message) -> None:
         """A request came, and waits to be taken."""
-        self.backlog.add(_weight(message))
+        self.backlog.add(weigh(message))
         with self._lock:
             self._open += 1
 
     def answer(self, message: Message, stable: bool) -> None:
         """Queues the reply to one request; what may change is framed, and thereby copied, now."""
         frames = to_frames(message)
-        self.backlog.add(_weight(message))
-        self._outbox.put((frames if stable else list(frames), _weight(message)), message.priority)
+        self.backlog.add(weigh(message))
+        self._outbox.put((frames if stable else list(frames), weigh(message)), message.priority)
         self.finish()
 
     def finish(self) -> None:
@@ -180,9 +177,3 @@ class _Stream:
         """Lets the stream go."""
         self._outbox.close()
         self.backlog.close()
-
-
-def _weight(message: Message) -> int:
-    """Bytes of the backlog that a message fills."""
-    payload = message.payload.nbytes if message.payload is not None else 0
-    return MESSAGE_BYTES + len(message.header) + payload

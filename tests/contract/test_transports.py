@@ -22,8 +22,9 @@ import zmq
 from protos import data_pb2 as pb
 from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
 from ps.errors import ConnectionLost
+from ps.transport import grpc as grpc_client
 from ps.transport import grpc_listener, registry
-from ps.transport.backlog import Backlog
+from ps.transport.backlog import BOUND, Backlog
 from ps.transport.base import Envelope, Listener, Message
 from ps.transport.conformance import (
     CHECKS,
@@ -303,10 +304,8 @@ def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first():
     assert servicer.came == list(range(count))
 
 
-@pytest.mark.slow
-def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeypatch):
-    count, payload = 1000, noise(128 << 10)
-    answered: list[int] = []
+def _watch_for_a_pause(monkeypatch, end):
+    """An event that is set when a reader at that end finds its backlog full."""
     paused = threading.Event()
 
     class Watched(Backlog):
@@ -315,12 +314,21 @@ def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeyp
                 paused.set()
             super().await_room()
 
+    monkeypatch.setattr(end, "Backlog", Watched)
+    return paused
+
+
+@pytest.mark.slow
+def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeypatch):
+    count, payload = 1000, noise(128 << 10)
+    answered: list[int] = []
+    paused = _watch_for_a_pause(monkeypatch, grpc_listener)
+
     def answer(listener, envelope):
         number = number_of(envelope.message)
         answered.append(number)
         listener.send(envelope.reply_to, request(number, payload), stable=True)
 
-    monkeypatch.setattr(grpc_listener, "Backlog", Watched)
     with Serving(GrpcTransport(), answer) as server, grpc.insecure_channel(server.address) as channel:
         frames = [pb.Frame(header=pb.Header(request=number)) for number in range(count)]
         came = DataStub(channel).Exchange(iter(frames), timeout=PATIENCE)
@@ -328,6 +336,26 @@ def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeyp
         assert len(answered) < count
         assert [frame.header.request for frame in came] == answered
     assert sorted(answered) == list(range(count))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(monkeypatch, comes_back):
+    count, payload = 2 * BOUND // (4 << 20), noise(4 << 20)
+    paused = _watch_for_a_pause(monkeypatch, grpc_client)
+
+    def answer(listener, envelope):
+        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
+
+    with Serving(GrpcTransport(), answer) as server:
+        line = GrpcTransport().dial(server.address, PATIENCE)
+        with contextlib.closing(line):
+            for number in range(count):
+                line.send(request(number))
+            assert paused.wait(PATIENCE)
+            if comes_back:
+                first = line.receive()
+                assert len(first) < count
+                assert len(first) + len(replies(line, count - len(first))) == count
 
 
 def test_frames_are_what_protobuf_makes_of_them():
