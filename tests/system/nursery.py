@@ -152,26 +152,29 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
         request, files, _, _ = socket.recv_fds(asking, _LONGEST, 3)
         if not request:
             return None
-        read, write = os.pipe()
+        ours, theirs = socket.socketpair()
         between = os.fork()
         if between == 0:
             # The child of one that has ended falls to the nearest above that takes in orphans: who asked.
             if os.fork():
                 os._exit(0)
             asking.close()
+            ours.close()
             for target, file in enumerate(files):
                 os.dup2(file, target)
-            for file in (*files, read):
+            for file in files:
                 os.close(file)
             asked: dict[str, Any] = json.loads(request)
             _stand(**asked.pop("stand"))
-            os.write(write, os.getpid().to_bytes(8))
-            os.close(write)
+            theirs.send(os.getpid().to_bytes(8))
+            theirs.recv(1)  # until it is adopted: a shard ends where its parent is not who started it
+            theirs.close()
             return asked
+        theirs.close()
         os.waitpid(between, 0)
-        os.close(write)
-        asking.send(os.read(read, 8) or bytes(8))
-        for file in (*files, read):
+        asking.send(ours.recv(8) or bytes(8))
+        ours.close()
+        for file in files:
             os.close(file)
 
 
