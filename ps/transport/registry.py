@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ps.errors import ConfigError, ServerUnreachable
@@ -39,15 +40,19 @@ class Line(NamedTuple):
     addresses: Mapping[str, str]
 
 
-def transport(name: str) -> Transport:
+def transport(name: str, *, alone: bool = False) -> Transport:
     """A new transport of this name.
+
+    Args:
+        name: Its own.
+        alone: One connection is all that this process will dial.
 
     Raises:
         ConfigError: There is none.
     """
     kinds: dict[str, Callable[[], Transport]] = {
         "shm": ShmTransport,
-        "zmq": ZmqTransport,
+        "zmq": partial(ZmqTransport, apart=alone),
         "grpc": GrpcTransport,
     }
     if name not in kinds:
@@ -102,7 +107,8 @@ def choose(lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECO
     Raises:
         ServerUnreachable: Some shard cannot be reached; names every address tried, and why it failed.
     """
-    kinds = {name: transport(name) for name in (FASTEST_FIRST if want == "auto" else (want,))}
+    names = FASTEST_FIRST if want == "auto" else (want,)
+    kinds = {name: transport(name, alone=len(lines) == 1) for name in names}
     ways: list[Transport] = []
     for shard, line in enumerate(lines):
         way, connection = _reach(shard, line, kinds, timeout)

@@ -2,7 +2,8 @@
 
 A worker's DEALER talks to a shard's ROUTER in multipart messages: header, then
 the payload if there is one. Neither end copies a payload: frames are sent from
-the caller's memory, and handed out as the memory they arrived in.
+the caller's memory, and handed out as the memory they arrived in. A worker of one
+shard has a second DEALER for the replies: first of all it says that it is there.
 
 ZeroMQ's own queues are first in, first out, and a ROUTER drops what they have
 no room for. So messages wait in an `Outbox` for each line, by reference, and
@@ -12,6 +13,7 @@ ZeroMQ gets a few slices at a time: as it lets go of a payload, the next goes.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -52,11 +54,16 @@ waits for, and a step took 9 % longer. Alike, the shares are equal. It is what 2
 IO_THREADS = 2
 """Threads that move the bytes of a process, each for its share of the lines.
 
-Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run: two
-threads, not one, bring two workers from 1.20 to 1.14. Two lines for one worker change nothing (1.09 to 1.08):
-a thread moves 2 GB/s each way. On a wire beyond 16 Gbit/s, more shards give more lines. Larger TCP buffers
-change nothing either; reusing frames' pages (`ps.transport.heap`) brings one worker from 1.23 to 1.09.
+A thread that sends and receives does so in turn: replies fell behind requests, and came alone at the end of
+a step. So where a process dials one shard, replies have a line of their own, and by that a thread at either
+end. Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run:
+that brings one worker from 1.34 to 1.21, and two threads, not one, two workers from 1.20 to 1.14. With more
+shards there are lines for all threads. A thread moves 2 GB/s each way. Larger TCP buffers change nothing;
+reusing frames' pages (`ps.transport.heap`) brings one worker from 1.23 to 1.09.
 """
+
+MOST_APART = 4096
+"""Lines for replies that a listener knows, those of workers that have gone included."""
 
 LAST_WORDS_MS = 1_000
 """How long a closing listener tries to bring its last replies out."""
@@ -65,6 +72,11 @@ _NEVER_MS = 2**31 - 1
 
 # As plain numbers: pyzmq's enums take longer to combine than what they ask for takes to do.
 _NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
+
+_FOR_REPLIES = b"<"
+"""Ends the name of a line for replies; the rest is that of the line of their requests."""
+_HERE = b""
+"""What such a line says: an empty header, and no more."""
 
 _BROKEN = (
     zmq.EVENT_CLOSED
@@ -76,11 +88,16 @@ _BROKEN = (
 
 
 class ZmqTransport:
-    """ZeroMQ's sockets of one process; its I/O threads run only while one is open."""
+    """ZeroMQ's sockets of one process; its I/O threads run only while one is open.
+
+    Args:
+        apart: Replies come on a line of their own, so that each end has a thread for each direction.
+    """
 
     name = "zmq"
 
-    def __init__(self) -> None:
+    def __init__(self, *, apart: bool = False) -> None:
+        self._apart = apart
         self._lock = threading.Lock()
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._open = 0
@@ -89,7 +106,7 @@ class ZmqTransport:
         return ZmqListener(self, host)
 
     def dial(self, address: str, timeout: float) -> ZmqConnection:
-        connection = ZmqConnection(self, address)
+        connection = ZmqConnection(self, address, apart=self._apart)
         try:
             connection.await_handshake(timeout)
         except ServerUnreachable:
@@ -133,24 +150,24 @@ class ZmqTransport:
 
 
 class ZmqConnection:
-    """A DEALER and its monitor, which tells of the connection's end even while nothing is sent.
+    """A worker's end: a lane for all, or one for requests and another for their replies.
 
     ZeroMQ's descriptors are edge-triggered: one falls silent when any call on
     its socket has looked, though messages may be left. Whatever leaves some
     therefore rings a bell.
     """
 
-    def __init__(self, transport: ZmqTransport, address: str) -> None:
-        self._transport = transport
+    def __init__(self, transport: ZmqTransport, address: str, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
-        self._dealer = transport.open_socket(zmq.DEALER)
-        self._dealer.ipv6 = "[" in address
-        self._dealer.reconnect_ivl = _NEVER_MS  # who answers there next knows nothing of our requests
-        self._monitor = self._dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
-        self._epoll = poller(_descriptor(self._dealer), _descriptor(self._monitor), self._bell.waitable)
+        name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own names begin with a zero
+        self._lanes = [_Lane(transport, address, name)]
+        if apart:
+            self._lanes.append(_Lane(transport, address, name + _FOR_REPLIES))
+        watched = [descriptor for lane in self._lanes for descriptor in lane.descriptors]
+        self._epoll = poller(*watched, self._bell.waitable)
         self._waitable = self._epoll.fileno()
 
     @property
@@ -163,17 +180,13 @@ class ZmqConnection:
         Raises:
             ServerUnreachable: It has not within `timeout` seconds.
         """
-        try:
-            self._dealer.connect(self._address)
-        except zmq.ZMQError as error:
-            raise ServerUnreachable(f"{self._address} is no address for ZeroMQ: {error}") from error
         deadline = time.monotonic() + timeout
-        while self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
-            event = parse_monitor_message(self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                return
-            raise ServerUnreachable(f"nobody listens at {self._address} ({zmq.Event(event).name})")
-        raise ServerUnreachable(f"nothing at {self._address} spoke ZeroMQ within {timeout:g} s")
+        for lane in self._lanes:  # one by one: ZeroMQ's thread with the fewest lines gets the next
+            lane.connect()
+            if not lane.await_handshake(deadline):
+                raise ServerUnreachable(f"nothing at {self._address} spoke ZeroMQ within {timeout:g} s")
+        for lane in self._lanes[1:]:
+            lane.dealer.send(_HERE, _NOW)
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if self._lost:
@@ -181,14 +194,16 @@ class ZmqConnection:
         _put(message, self._outbox)
 
     def flush(self) -> None:
-        _transmit(self._outbox, self._dealer)
-        if _has_message(self._dealer):
+        while (message := self._outbox.take()) is not None:
+            _hand_over(message, self._outbox, self._lanes[0].dealer)
+        if any(_has_message(lane.dealer) for lane in self._lanes):
             self._bell.ring()
 
     def receive(self) -> list[Message]:
         self._bell.clear()
-        lost = self._lost or self._look_for_loss()  # before the messages: all that came earlier are there
-        messages = [_message(frames) for frames in _receive(self._dealer)]
+        # First: all that came before a loss is there by now.
+        lost = self._lost or next(filter(None, [lane.look_for_loss() for lane in self._lanes]), "")
+        messages = [_message(frames) for lane in self._lanes for frames in _receive(lane.dealer)]
         self.flush()
         if lost:
             self._lost = lost
@@ -197,7 +212,52 @@ class ZmqConnection:
                 raise ConnectionLost(f"{self._address} {lost}; dial again")
         return messages
 
-    def _look_for_loss(self) -> str:
+    def close(self) -> None:
+        self._epoll.close()
+        self._bell.close()
+        for lane in self._lanes:
+            lane.close()
+
+
+class _Lane:
+    """A DEALER and its monitor, which tells of the connection's end even while nothing is sent."""
+
+    def __init__(self, transport: ZmqTransport, address: str, name: bytes) -> None:
+        self._transport = transport
+        self._address = address
+        self.dealer = transport.open_socket(zmq.DEALER)
+        self.dealer.routing_id = name
+        self.dealer.ipv6 = "[" in address
+        self.dealer.reconnect_ivl = _NEVER_MS  # who answers there next knows nothing of our requests
+        self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self.descriptors = _descriptor(self.dealer), _descriptor(self._monitor)
+
+    def connect(self) -> None:
+        """Begins to.
+
+        Raises:
+            ServerUnreachable: There can be nothing.
+        """
+        try:
+            self.dealer.connect(self._address)
+        except zmq.ZMQError as error:
+            raise ServerUnreachable(f"{self._address} is no address for ZeroMQ: {error}") from error
+
+    def await_handshake(self, deadline: float) -> bool:
+        """Whether the peer has shaken hands by then.
+
+        Raises:
+            ServerUnreachable: It never will.
+        """
+        if not self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
+            return False
+        event = parse_monitor_message(self._monitor.recv_multipart())["event"]
+        if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            raise ServerUnreachable(f"nobody listens at {self._address} ({zmq.Event(event).name})")
+        return True
+
+    def look_for_loss(self) -> str:
+        """How the connection ended, as a clause; empty while it lasts."""
         lost = ""
         while _has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
@@ -206,12 +266,11 @@ class ZmqConnection:
         return lost
 
     def close(self) -> None:
-        self._epoll.close()
-        self._bell.close()
-        if not self._dealer.closed:
-            self._dealer.disable_monitor()
+        """Ends the connection; may be called twice."""
+        if not self.dealer.closed:
+            self.dealer.disable_monitor()
             self._monitor.close()
-            self._transport.close_socket(self._dealer)
+            self._transport.close_socket(self.dealer)
 
 
 class ZmqListener:
@@ -223,6 +282,8 @@ class ZmqListener:
     def __init__(self, transport: ZmqTransport, host: str) -> None:
         self._transport = transport
         here = numeric(host)
+        self._ways_back: dict[bytes, bytes] = {}
+        """Line for replies by line of requests, of workers that have them apart."""
         self._outboxes: dict[bytes, Outbox[Message]] = {}
         """By ZeroMQ's name for a worker's line, of those to which something is under way."""
         self._router = transport.open_socket(zmq.ROUTER)
@@ -255,12 +316,21 @@ class ZmqListener:
                 del self._outboxes[line]
         envelopes = []
         for sender, *frames in _receive(self._router):
-            if len(frames) in (1, 2):
-                envelopes.append(Envelope(_message(frames), sender.bytes))
+            if len(frames) in (1, 2) and frames[0]:
+                line = sender.bytes
+                envelopes.append(Envelope(_message(frames), self._ways_back.get(line, line)))
+            elif len(frames) == 1:
+                self._answer_apart(sender.bytes)
             else:
                 log.warning("dropped a message of %d parts: a request has one or two", len(frames))
         self.flush()
         return envelopes
+
+    def _answer_apart(self, line: bytes) -> None:
+        """A line for replies is there; ZeroMQ does not tell when it has gone."""
+        if len(self._ways_back) == MOST_APART:
+            del self._ways_back[next(iter(self._ways_back))]  # who has it still is answered where it asks
+        self._ways_back[line.removesuffix(_FOR_REPLIES)] = line
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
@@ -288,23 +358,22 @@ def _put(message: Message, outbox: Outbox[Message]) -> None:
 
 
 def _transmit(
-    outbox: Outbox[Message],
-    socket: zmq.Socket[bytes],
-    line: bytes | None = None,
-    *,
-    at_any_rate: bool = False,
+    outbox: Outbox[Message], router: zmq.Socket[bytes], line: bytes, *, at_any_rate: bool = False
 ) -> None:
-    """Hands ZeroMQ what there is room for; to a ROUTER, for one of its lines."""
+    """Hands a ROUTER what there is room for on one of its lines."""
     while (message := outbox.take(at_any_rate=at_any_rate)) is not None:
-        if line is not None:
-            socket.send(line, _NOW_AND_MORE)
-        if message.payload is None:
-            socket.send(message.header, _NOW)
-        else:
-            socket.send(message.header, _NOW_AND_MORE)
-            # A view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
-            # pyzmq copies payloads of less than 64 KiB: those have left at once.
-            socket.send(outbox.watch(memoryview(message.payload)), _NOW, copy=False)
+        router.send(line, _NOW_AND_MORE)
+        _hand_over(message, outbox, router)
+
+
+def _hand_over(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
+    if message.payload is None:
+        socket.send(message.header, _NOW)
+    else:
+        socket.send(message.header, _NOW_AND_MORE)
+        # A view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
+        # pyzmq copies payloads of less than 64 KiB: those have left at once.
+        socket.send(outbox.watch(memoryview(message.payload)), _NOW, copy=False)
 
 
 def _receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:

@@ -24,6 +24,7 @@ from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_ser
 from ps.errors import ConnectionLost
 from ps.transport import grpc as grpc_client
 from ps.transport import grpc_listener, registry
+from ps.transport import zmq as zmq_wire
 from ps.transport.backlog import BOUND, Backlog
 from ps.transport.base import Envelope, Listener, Message
 from ps.transport.conformance import (
@@ -82,6 +83,12 @@ ON_LANES = [
 @pytest.mark.parametrize("check", ON_LANES)
 def test_grpc_with_several_lanes(check):
     check(partial(GrpcTransport, lanes=3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", CHECKS)
+def test_zmq_with_replies_apart(check):
+    check(partial(ZmqTransport, apart=True))
 
 
 # Between processes.
@@ -356,6 +363,39 @@ def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(monkeypa
                 first = line.receive()
                 assert len(first) < count
                 assert len(first) + len(replies(line, count - len(first))) == count
+
+
+@pytest.mark.parametrize(("shards", "apart"), [(1, True), (2, False)])
+def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards, apart):
+    lines = []
+
+    def answer(listener, envelope):
+        lines.append(envelope.reply_to)
+        listener.send(envelope.reply_to, request(number_of(envelope.message)), stable=True)
+
+    with Serving(ZmqTransport(), answer) as server:
+        ways = registry.choose([registry.Line("", {"zmq": server.address})] * shards, "zmq")
+        with contextlib.closing(ways.dial(0)) as line:
+            for number in range(1000):  # requests may overtake the word that the other line is there
+                line.send(request(number))
+                line.flush()
+                assert [number_of(reply) for reply in replies(line, 1)] == [number]
+                if len(set(lines)) == 2:
+                    break
+    assert (len(set(lines)) == 2 or lines[0].endswith(b"<")) == apart
+
+
+def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(monkeypatch):
+    monkeypatch.setattr(zmq_wire, "MOST_APART", 2)
+    with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
+        transport = ZmqTransport(apart=True)
+        lines = [transport.dial(server.address, PATIENCE) for _ in range(5)]
+        for line in lines:
+            stack.callback(line.close)
+        for number, line in enumerate(lines):
+            line.send(request(number, noise(1 << 20)))
+            line.flush()
+            assert [number_of(reply) for reply in replies(line, 1)] == [number]
 
 
 def test_frames_are_what_protobuf_makes_of_them():
