@@ -316,13 +316,13 @@ class ZmqListener:
                 del self._outboxes[line]
         envelopes = []
         for sender, *frames in _receive(self._router):
-            if len(frames) in (1, 2) and frames[0]:
-                line = sender.bytes
-                envelopes.append(Envelope(_message(frames), self._ways_back.get(line, line)))
-            elif len(frames) == 1:
+            if len(frames) > 2:
+                log.warning("dropped a message of %d parts: a request has one or two", len(frames))
+            elif len(frames) == 1 and not frames[0]:
                 self._answer_apart(sender.bytes)
             else:
-                log.warning("dropped a message of %d parts: a request has one or two", len(frames))
+                line = sender.bytes
+                envelopes.append(Envelope(_message(frames), self._ways_back.get(line, line)))
         self.flush()
         return envelopes
 
