@@ -155,9 +155,9 @@ class _Stream:
 
     def answer(self, message: Message, stable: bool) -> None:
         """Queues the reply to one request; what may change is framed, and thereby copied, now."""
-        frames = to_frames(message)
-        self.backlog.add(weigh(message))
-        self._outbox.put((frames if stable else list(frames), weigh(message)), message.priority)
+        frames, nbytes = to_frames(message), weigh(message)
+        self.backlog.add(nbytes)
+        self._outbox.put((frames if stable else list(frames), nbytes), message.priority)
         self.finish()
 
     def finish(self) -> None:

@@ -20,8 +20,8 @@ def keep_freed_memory() -> None:
 
     ZeroMQ allocates and frees messages by the megabyte. With glibc's first thresholds
     the pages of each go back to the kernel and are faulted in anew: 20,000 faults
-    for 100 MB there and back, which took one worker from 1.09 to 1.23 times the time
-    of plain sockets. These values are those at which glibc itself arrives once
+    for 100 MB there and back, which took one worker of two shards from 1.09 to 1.23
+    times the time of plain sockets. These values are those at which glibc itself arrives once
     a block of LARGEST was freed. Holds for the whole process; a C library without
     `mallopt` is left as it is.
     """
