@@ -160,6 +160,9 @@ class ZmqConnection:
     def __init__(self, transport: ZmqTransport, address: str, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
+        self._patience: threading.Timer | None = None
+        """Runs from when requests have no line any more, until nothing more is expected on the replies'."""
+        self._patience_ended = False
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
         name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own names begin with a zero
@@ -186,22 +189,24 @@ class ZmqConnection:
                 raise ServerUnreachable(f"nothing at {self._address} spoke ZeroMQ within {timeout:g} s")
         for lane in self._lanes[1:]:
             lane.dealer.send(_HERE, _NOW)
+        self._bell.ring()  # who has looked at a monitor but not to its end is told of nothing more
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
-        if self._lost:
-            raise ConnectionLost(f"{self._address} {self._lost}; dial again")
+        if lost := self._lost or self._lanes[0].lost:
+            raise ConnectionLost(f"{self._address} {lost}; dial again")
         _put(message, self._outbox)
 
     def flush(self) -> None:
-        while (message := self._outbox.take()) is not None:
-            _hand_over(message, self._outbox, self._lanes[0].dealer)
+        requests = self._lanes[0]
+        while not requests.lost and (message := self._outbox.take()) is not None:
+            _hand_over(message, self._outbox, requests.dealer)
         if any(_has_message(lane.dealer) for lane in self._lanes):
             self._bell.ring()
 
     def receive(self) -> list[Message]:
         self._bell.clear()
         # First: all that came before a loss is there by now.
-        lost = self._lost or next(filter(None, [lane.look_for_loss() for lane in self._lanes]), "")
+        lost = self._look_for_loss()
         messages = [_message(frames) for lane in self._lanes for frames in _receive(lane.dealer)]
         self.flush()
         if lost:
@@ -211,7 +216,29 @@ class ZmqConnection:
                 raise ConnectionLost(f"{self._address} {lost}; dial again")
         return messages
 
+    def _look_for_loss(self) -> str:
+        """How the connection ended, as a clause; empty while replies may come."""
+        requests, replies = self._lanes[0], self._lanes[-1]
+        for lane in self._lanes:
+            lane.look_for_loss()
+        if not requests.lost or replies.lost:
+            return replies.lost
+        # A shard that ends closes this line first, and may have last words on the other.
+        if self._patience is None:
+            self._patience = threading.Timer(2 * LAST_WORDS_MS / 1000, self._expect_no_more)
+            self._patience.daemon = True
+            self._patience.start()
+        return requests.lost if self._patience_ended else ""
+
+    def _expect_no_more(self) -> None:
+        """The timer's thread."""
+        self._patience_ended = True
+        self._bell.ring()
+
     def close(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience.join()
         self._epoll.close()
         self._bell.close()
         for lane in self._lanes:
@@ -224,6 +251,8 @@ class _Lane:
     def __init__(self, transport: ZmqTransport, address: str, name: bytes) -> None:
         self._transport = transport
         self._address = address
+        self.lost = ""
+        """How it ended, as a clause; empty while it lasts."""
         self.dealer = transport.open_socket(zmq.DEALER)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
@@ -248,14 +277,12 @@ class _Lane:
             raise ServerUnreachable(f"nobody listens at {self._address} ({zmq.Event(event).name})")
         return True
 
-    def look_for_loss(self) -> str:
-        """How the connection ended, as a clause; empty while it lasts."""
-        lost = ""
+    def look_for_loss(self) -> None:
+        """Reads what the monitor has to say."""
         while _has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if event & _BROKEN:
-                lost = f"broke off ({zmq.Event(event).name})"
-        return lost
+                self.lost = f"broke off ({zmq.Event(event).name})"
 
     def close(self) -> None:
         """Ends the connection; may be called twice."""
