@@ -36,7 +36,7 @@ FLOORS = {
         ps.transport.probe
         ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame
         ps.transport.outbox ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
-        ps.transport.pages ps.transport.segment ps.transport.packet ps.transport.window
+        ps.transport.pages ps.transport.copies ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
         ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance

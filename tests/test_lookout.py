@@ -1,6 +1,10 @@
-"""Whoever is woken soon is awake; whoever waits for long is asleep."""
+"""Whoever is woken soon is awake; whoever waits for long is asleep, as a batch process."""
 
 from __future__ import annotations
+
+import os
+
+import pytest
 
 from ps.lookout import AWAKE_SECONDS, Lookout
 
@@ -58,3 +62,51 @@ def test_after_a_long_wait_it_sleeps_at_once() -> None:
     lookout.wait()
     lookout.wait()
     assert (road.slept, road.looked_on) == (2, 0)
+
+
+class Bed:
+    """A poller that notes as what it is slept in."""
+
+    def __init__(self) -> None:
+        self.policies: list[int] = []
+
+    def poll(self, _: float | None) -> list[tuple[int, int]]:
+        self.policies.append(os.sched_getscheduler(0))
+        return [(7, 1)]
+
+
+def test_it_sleeps_as_batch_and_wakes_as_it_was() -> None:
+    bed = Bed()
+    Lookout(bed.poll).wait()
+    assert bed.policies == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_it_wakes_as_it_was_when_sleep_ends_in_an_exception() -> None:
+    def poll(_: float | None) -> list[tuple[int, int]]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Lookout(poll).wait()
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+def test_a_policy_that_somebody_chose_is_left_alone() -> None:
+    bed = Bed()
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        Lookout(bed.poll).wait()
+        assert os.sched_getscheduler(0) == os.SCHED_BATCH
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    assert bed.policies == [os.SCHED_BATCH]
+
+
+def test_where_it_is_forbidden_it_sleeps_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    bed = Bed()
+    assert Lookout(bed.poll).wait() == {7: 1}
+    assert bed.policies == [os.SCHED_OTHER]

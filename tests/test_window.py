@@ -7,18 +7,23 @@ import os
 
 import pytest
 
+from ps.transport.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies, own_copies
 from ps.transport.memory import address
-from ps.transport.pages import PAGE, Pages, ReadPages, ScannedPages, own_pages, rounded, show
+from ps.transport.pages import PAGE, forget, rounded, show
 from ps.transport.segment import SEGMENT_BYTES, Arena, Place
 from ps.transport.window import Windows
 
 PAGES = 300
 
 
-def kinds() -> list[type[Pages]]:
-    found = own_pages()
-    assert found is not None, "this kernel tells nobody which pages are copies"
-    return [ReadPages, ScannedPages] if isinstance(found, ScannedPages) else [ReadPages]
+WAYS: list[type[Copies]] = [ReadCopies, ScannedCopies, WatchedCopies]
+"""From the one that every kernel has."""
+
+
+def kinds() -> list[type[Copies]]:
+    best = own_copies()
+    assert best is not None, "this kernel tells nobody which pages are copies"
+    return WAYS[: WAYS.index(type(best)) + 1]
 
 
 def a_file(pages: int) -> int:
@@ -27,23 +32,55 @@ def a_file(pages: int) -> int:
     return descriptor
 
 
+def find(copies: Copies, start: int) -> list[int]:
+    """The pages that are copies, by their numbers; they are dropped, as whoever finds them must."""
+    found = []
+    for first, end in copies.find(start, start + PAGES * PAGE):
+        forget(first, end)
+        found += range((first - start) // PAGE, (end - start) // PAGE)
+    return found
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["read before", "not read"])
 @pytest.mark.parametrize("kind", kinds())
-def test_pages_written_to_are_found_and_no_others(kind: type[Pages]) -> None:
+def test_pages_written_to_are_found_and_no_others(kind: type[Copies], read: bool) -> None:
     descriptor = a_file(PAGES)
     memory = mmap.mmap(-1, PAGES * PAGE)
     start = address(memoryview(memory))
+    copies = kind()
     show(start, PAGES * PAGE, descriptor, 0, private=True)
+    copies.watch(start, start + PAGES * PAGE)
     os.close(descriptor)
-    assert memory[:] == b"x" * PAGES * PAGE
+    assert find(copies, start) == []
+    if read:
+        assert memory[:] == b"x" * PAGES * PAGE
     written = [0, 7, 8, *range(10, PAGES, 2)]  # more runs than one call to the kernel tells
     for page in written:
         memory[page * PAGE + 5] = 0
-    found = [
-        page
-        for first, end in kind().copied(start, start + PAGES * PAGE)
-        for page in range((first - start) // PAGE, (end - start) // PAGE)
-    ]
-    assert found == written
+    assert find(copies, start) == written
+    assert memory[:] == b"x" * PAGES * PAGE
+    memory[7 * PAGE] = memory[11 * PAGE] = 0  # one that was dropped, one that never was
+    assert find(copies, start) == [7, 11]
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_a_child_that_writes_is_no_matter_of_its_parents(kind: type[Copies]) -> None:
+    """As a DataLoader's processes are, which have their parent's memory."""
+    descriptor = a_file(PAGES)
+    memory = mmap.mmap(-1, PAGES * PAGE, flags=mmap.MAP_PRIVATE)
+    start = address(memoryview(memory))
+    copies = kind()
+    show(start, PAGES * PAGE, descriptor, 0, private=True)
+    copies.watch(start, start + PAGES * PAGE)
+    os.close(descriptor)
+    memory[0] = 0
+    child = os.fork()
+    if child == 0:
+        memory[PAGE] = 0
+        os._exit(memory[PAGE])
+    assert os.waitpid(child, 0) == (child, 0)
+    memory[2 * PAGE] = 0
+    assert find(copies, start) == [0, 2]
 
 
 def shown() -> tuple[Arena, memoryview, Place, Windows, int]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 
 from ps.transport import pages
+from ps.transport.copies import own_copies
 from ps.transport.segment import Arena, Place
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class Windows:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._pages = pages.own_pages()
+        self._copies = own_copies()
         self._refused = False
         self._shown: dict[Place, tuple[object, Place]] = {}
         """By window: whose memory is there, and where in it."""
@@ -44,7 +45,7 @@ class Windows:
     def fit(self, place: Place) -> bool:
         """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
         segment = self._arena.segment(place.segment)
-        if self._refused or self._pages is None or segment is None or segment.windows is None:
+        if self._refused or self._copies is None or segment is None or segment.windows is None:
             return False
         if place.offset % pages.PAGE:
             return False
@@ -60,15 +61,16 @@ class Windows:
             ValueError: Nothing can be shown there.
         """
         segment = self._arena.segment(window.segment)
-        if self._pages is None or segment is None:
+        if self._copies is None or segment is None:
             raise ValueError(f"{window} is no window of ours")
         start, nbytes = segment.start + window.offset, pages.rounded(place.length)
         try:
             if self._shown.get(window) == (owner, place):
-                for first, end in self._pages.copied(start, start + nbytes):
+                for first, end in self._copies.find(start, start + nbytes):
                     pages.forget(first, end)
             else:
                 pages.show(start, nbytes, descriptor, place.offset, private=True)
+                self._copies.watch(start, start + nbytes)
                 self._shown[window] = owner, place
         except OSError as error:
             log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)

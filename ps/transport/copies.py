@@ -1,0 +1,168 @@
+"""Which pages of a private mapping are copies, because this process has written to them.
+
+Python's mmap cannot tell a file's page from the copy that a write made; the kernel can, in three ways.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import mmap
+import os
+import platform
+import struct
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+
+from ps.transport.memory import address
+from ps.transport.pages import PAGE
+
+_SCAN = 0xC0606610
+_PROTECT_FOUND, _ONLY_WATCHED = 1 << 0, 1 << 1
+_WRITTEN, _FILE, _PRESENT, _SWAPPED = 1 << 1, 1 << 2, 1 << 3, 1 << 4
+_ARGUMENT = struct.Struct("<12Q")
+_RANGE = struct.Struct("<3Q")
+_RANGES = 64
+
+_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_USER_MODE_ONLY = 1
+_API, _API_NUMBER = 0xC018AA3F, 0xAA
+_REGISTER, _WRITE_PROTECT = 0xC020AA00, 1 << 1
+_FLAGGED, _UNPOPULATED, _ASYNC = 1 << 0, 1 << 13, 1 << 15
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Copies(Protocol):
+    """Finds the copies in private mappings of files; for one thread."""
+
+    def watch(self, start: int, end: int) -> None:
+        """Takes note of a mapping that was made just now."""
+
+    def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """First and last address of each run of pages that are no longer the file's.
+
+        For those who `forget` each of them: what was found once may not be found again.
+        """
+
+
+class WatchedCopies:
+    """Has the kernel note who writes (userfaultfd), as Linux can since 6.7: measured 0.01 ms for 25 MiB.
+
+    The pages are write-protected. A write lifts that from its page without anybody being told, and
+    finding what was written protects it again.
+    """
+
+    def __init__(self) -> None:
+        self._scan = _Scan(self)
+        self._watcher = _open_watcher(self)
+        _probe(self)
+
+    def watch(self, start: int, end: int) -> None:
+        fcntl.ioctl(self._watcher, _REGISTER, struct.pack("<4Q", start, end - start, _WRITE_PROTECT, 0))
+        for _ in self.find(start, end):
+            """Protected by being found."""
+
+    def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        return self._scan.find(start, end, _PROTECT_FOUND | _ONLY_WATCHED, (0, _WRITTEN, 0, _WRITTEN))
+
+
+class ScannedCopies:
+    """Asks whose each page is, as Linux can since 6.7: measured 0.23 ms for 25 MiB.
+
+    For containers, whose engines refuse userfaultfd to most.
+    """
+
+    def __init__(self) -> None:
+        self._scan = _Scan(self)
+        _probe(self)
+
+    def watch(self, start: int, end: int) -> None:
+        """Every page tells by itself."""
+
+    def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        # Not the file's, and there.
+        return self._scan.find(start, end, 0, (_FILE, _FILE, _PRESENT | _SWAPPED, _PRESENT))
+
+
+class _Scan:
+    """PAGEMAP_SCAN for one owner."""
+
+    def __init__(self, owner: Copies) -> None:
+        self._pagemap = _open_pagemap(owner)
+        self._ranges = ctypes.create_string_buffer(_RANGE.size * _RANGES)
+
+    def find(
+        self, start: int, end: int, flags: int, masks: tuple[int, int, int, int]
+    ) -> Iterator[tuple[int, int]]:
+        """Runs of pages of some categories; `masks`: inverted, all of, any of, told of."""
+        while start < end:
+            argument = bytearray(
+                _ARGUMENT.pack(
+                    *(_ARGUMENT.size, flags, start, end, 0, ctypes.addressof(self._ranges), _RANGES, 0),
+                    *masks,
+                )
+            )
+            found = fcntl.ioctl(self._pagemap, _SCAN, argument)
+            for position in range(found):
+                first, last, _ = _RANGE.unpack_from(self._ranges, position * _RANGE.size)
+                yield first, last
+            start = _ARGUMENT.unpack(argument)[4]
+
+
+class ReadCopies:
+    """Reads /proc/self/pagemap, on any kernel: measured 0.12 ms for 4 MiB."""
+
+    def __init__(self) -> None:
+        self._pagemap = _open_pagemap(self)
+
+    def watch(self, start: int, end: int) -> None:
+        """Every page tells by itself."""
+
+    def find(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        entries = np.frombuffer(
+            os.pread(self._pagemap, 8 * (end - start) // PAGE, 8 * start // PAGE), np.uint64
+        )
+        present, of_file = entries >> np.uint64(62), entries >> np.uint64(61) & np.uint64(1)
+        for position in ((present > 0) & (of_file == 0)).nonzero()[0].tolist():
+            yield start + position * PAGE, start + (position + 1) * PAGE
+
+
+def _open_pagemap(owner: Copies) -> int:
+    """A descriptor that is closed when its owner goes."""
+    descriptor = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+    weakref.finalize(owner, os.close, descriptor)
+    return descriptor
+
+
+def _open_watcher(owner: Copies) -> int:
+    """A userfaultfd that is closed when its owner goes, and its mappings are watched no more."""
+    number = _USERFAULTFD.get(platform.machine())
+    if number is None:
+        raise OSError("the number of the system call is not known here")
+    descriptor = int(_libc.syscall(number, os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY))
+    if descriptor < 0:
+        raise OSError(ctypes.get_errno(), "userfaultfd failed")
+    weakref.finalize(owner, os.close, descriptor)
+    fcntl.ioctl(descriptor, _API, struct.pack("<3Q", _API_NUMBER, _ASYNC | _UNPOPULATED | _FLAGGED, 0))
+    return descriptor
+
+
+def _probe(way: Copies) -> None:
+    """Raises OSError where the kernel cannot do it."""
+    memory = mmap.mmap(-1, PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    start = address(memoryview(memory))
+    way.watch(start, start + PAGE)
+    next(way.find(start, start + PAGE), None)
+
+
+def own_copies() -> Copies | None:
+    """The fastest way to find copies that this machine has; None where it has none."""
+    for kind in (WatchedCopies, ScannedCopies, ReadCopies):
+        with suppress(OSError):
+            return kind()
+    return None
