@@ -5,8 +5,9 @@
 An order is `STEPS alone` or `STEPS together`. Before each step the member fills
 in the gradients, or reads a batch; together, it then says `ready` and steps when it hears `go`, as
 all ranks do at once: so neither MPI's barrier, which spins, nor a hub's, which
-costs a round, weighs on one row more than on another. The answer is a line of
-JSON: every step's seconds, how many elements are wrong, and the parameters' digest.
+costs a round, weighs on one row more than on another. After the step it says `stepped` and hears `go` once
+all have: who is through early must not take a core, for its next gradients, from those who are timed still.
+The answer is a line of JSON: every step's seconds, how many elements are wrong, and the parameters' digest.
 """
 
 from __future__ import annotations
@@ -51,13 +52,19 @@ class Member:
             self._side.check.write(self._side.gradients(rank), rank)
         self._side.prepare()
         if together:
-            self._line.tell("ready")
-            self._line.hear()
+            self._await("ready")
         began = time.perf_counter()
         self._side.step()
         seconds = time.perf_counter() - began
+        if together:
+            self._await("stepped")
         self._side.check.advance()
         return seconds
+
+    def _await(self, said: str) -> None:
+        """Says how far it is, and blocks until all ranks have said so."""
+        self._line.tell(said)
+        self._line.hear()
 
 
 def main() -> None:

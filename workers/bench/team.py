@@ -107,7 +107,7 @@ class Team:
         together = self._count > 1
         for line in self._lines:
             line.tell(f"{steps} {'together' if together else 'alone'}")
-        for _ in range(steps if together else 0):
+        for _ in range(2 * steps if together else 0):  # before each step, and after it
             for line in self._lines:
                 line.hear(self._timeout)
             for line in self._lines:
