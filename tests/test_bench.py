@@ -213,13 +213,13 @@ def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size:
 # Orders.
 
 
-def test_a_member_steps_together_only_when_told_to_go(pair: tuple[Line, Line]) -> None:
+def test_members_begin_and_end_a_step_together(pair: tuple[Line, Line]) -> None:
     bench, line = pair
     member = threading.Thread(target=Member(Mean(), line).serve)
     member.start()
     bench.tell("2 together")
-    for _ in range(2):
-        assert bench.hear(5) == "ready"
+    for said in ("ready", "stepped") * 2:
+        assert bench.hear(5) == said
         bench.tell("go")
     reply = json.loads(bench.hear(5))
     assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
