@@ -192,7 +192,7 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     import asyncio
 
     from ps import logs
-    from ps.config import load_server
+    from ps.config.sources import load_server
     from ps.server import Server, join
 
     config = load_server(flags, config_file)
@@ -249,7 +249,8 @@ def _checkpoint(server: str) -> dict[str, Any]:
 def _doctor(
     server: str | None, flags: dict[str, object], config_file: Path | None, seconds: float
 ) -> dict[str, Any]:
-    from ps.config import address, environment
+    from ps.config.address import address
+    from ps.config.environment import environment
     from ps.doctor.checks import checks
     from ps.doctor.isolation import examine
     from ps.doctor.screen import announce, show
@@ -270,7 +271,7 @@ def _ask(server: str, call: Any) -> Any:
     import grpc
 
     from protos.control_pb2_grpc import ControlStub
-    from ps.config import address
+    from ps.config.address import address
     from ps.errors import ServerUnreachable
     from ps.transport.channel import open_channel
     from ps.transport.probe import probe

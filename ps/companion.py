@@ -14,7 +14,8 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from ps.config import LogFormat, is_loopback
+from ps.config.address import is_loopback
+from ps.config.kinds import LogFormat
 from ps.errors import ConfigError
 from ps.shard_command import Settings, command, ending
 from ps.transport.host import towards

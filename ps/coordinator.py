@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from protos import control_pb2 as pb
 from ps import status
 from ps.blueprint import Blueprint, Buckets
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.consistency import Consistency
 from ps.ending import Ending
 from ps.errors import ConfigError, Fenced, HubringError, JobFailed

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps.config import address as split
+from ps.config.address import address as split
 from ps.errors import HubringError, ServerUnreachable, UsageError
 from ps.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
 from ps.transport.channel import open_channel

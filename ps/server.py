@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from protos.control_pb2_grpc import add_ControlServicer_to_server
 from ps import manifest as checkpoints
 from ps.claim import claim
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator

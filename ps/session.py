@@ -22,8 +22,8 @@ import grpc
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ControlStub
 from ps.companion import Companion, place
-from ps.config import LogFormat
-from ps.config import address as split
+from ps.config.address import address as split
+from ps.config.kinds import LogFormat
 from ps.errors import (
     ConfigError,
     DeadlineExceeded,

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from ps.config import LogFormat
+from ps.config.kinds import LogFormat
 
 
 class Settings(msgspec.Struct, frozen=True):

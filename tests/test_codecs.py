@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ps.codecs import CodecSpec, parse
-from ps.config import WorkerConfig, load_worker
+from ps.config.sources import load_worker
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError
 
 

@@ -4,7 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from ps.config import ServerConfig, WorkerConfig, address, environment, load_server, load_worker
+from ps.config.address import address
+from ps.config.environment import environment
+from ps.config.server import ServerConfig
+from ps.config.sources import load_server, load_worker
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError
 
 

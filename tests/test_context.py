@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ps import logs
-from ps.config import WorkerConfig
+from ps.config.worker import WorkerConfig
 from ps.errors import RingBroken, ServerUnreachable
 from ps.trace import Trace
 from workers import context

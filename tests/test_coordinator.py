@@ -12,7 +12,7 @@ import pytest
 
 from protos import control_pb2 as pb
 from ps import manifest
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.consistency import by_name
 from ps.control import Control
 from ps.coordinator import Coordinator

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ps.config import load_worker
+from ps.config.sources import load_worker
 from ps.errors import ConfigError
 from workers.crew import _again, places
 from workers.launch import Placement, detect

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ps import logs
-from ps.config import WorkerConfig
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError, DeadlineExceeded, Preempted, RingBroken
 from ps.types import Hyper
 from ps.work import Work

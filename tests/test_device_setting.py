@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ps import gpu
-from ps.config import ServerConfig, load_server
+from ps.config.server import ServerConfig
+from ps.config.sources import load_server
 from ps.errors import ConfigError
 
 

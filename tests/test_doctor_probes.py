@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from ps import cli
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.doctor import (
     cuda,
     disk,

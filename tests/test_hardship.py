@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import workers
-from ps.config import WorkerConfig
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError, UsageError
 from ps.logs import Place
 from workers import context, hardship

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ps.config import environment
+from ps.config.environment import environment
 from ps.errors import ServerUnreachable
 from workers.launcher.server import Server
 

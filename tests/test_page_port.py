@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ps.config import ServerConfig, load_server
+from ps.config.server import ServerConfig
+from ps.config.sources import load_server
 from ps.errors import ConfigError
 from ps.page import token as tokens
 from ps.page.port import choose, take

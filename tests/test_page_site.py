@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.page import listener, routes
 from ps.page.site import Site
 from tests.paged import TOKEN, PagedHub

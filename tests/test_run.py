@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ps.config import WorkerConfig
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError
 from ps.logs import Place
 from workers import context

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
 from ps.job import Outcome
 from ps.server import Server

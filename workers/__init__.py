@@ -16,7 +16,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ps.config import spare_forks
+from ps.config.environment import spare_forks
 
 spare_forks()
 

@@ -15,7 +15,7 @@ import typer
 from ps import terminal
 
 if TYPE_CHECKING:
-    from ps.config import WorkerConfig
+    from ps.config.worker import WorkerConfig
     from ps.logs import Place
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -112,7 +112,7 @@ def main() -> None:
 
 def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:
     from ps import logs
-    from ps.config import load_worker
+    from ps.config.sources import load_worker
     from ps.errors import HubringError
     from workers import crew
 

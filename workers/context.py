@@ -23,7 +23,10 @@ from msgspec.structs import replace
 
 from ps import logs
 from ps.client import KVClient
-from ps.config import WorkerConfig, address, environment, is_loopback, load_worker
+from ps.config.address import address, is_loopback
+from ps.config.environment import environment
+from ps.config.sources import load_worker
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError, HubringError, NonFinite, Preempted, UsageError
 from ps.job import Reason
 from ps.session import Session

@@ -21,7 +21,8 @@ from types import FrameType
 from typing import IO, Any
 
 from ps import terminal
-from ps.config import WorkerConfig, environment
+from ps.config.environment import environment
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError, Preempted
 from ps.settings import flag
 from workers.launch import Placement, detect

@@ -78,7 +78,8 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
     Raises:
         ConfigError: Sources disagree, or a value cannot be.
     """
-    from ps.config import environment, load_worker, worker_origins
+    from ps.config.environment import environment
+    from ps.config.sources import load_worker, worker_origins
     from workers.launch import FAMILIES, absent, detect, set_aside
     from workers.own_device import choose
 

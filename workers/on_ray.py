@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ps.config import environment
+from ps.config.environment import environment
 from ps.errors import UsageError
 from workers.crew import PARENT
 from workers.launcher.server import Server

@@ -18,7 +18,8 @@ from types import FrameType
 from typing import Any
 
 from ps import terminal
-from ps.config import WorkerConfig, environment
+from ps.config.environment import environment
+from ps.config.worker import WorkerConfig
 from ps.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from ps.job import Reason
 from ps.logs import Place

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ps.config import faults, load_server, load_worker
+from ps.config.sources import faults, load_server, load_worker
 from ps.doctor.finding import Finding, failure, ok, warning
 from ps.doctor.subject import Subject
 from ps.errors import ConfigError

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ps.config import is_loopback
+from ps.config.address import is_loopback
 from ps.doctor.finding import Finding, failure, ok
 from ps.doctor.subject import Subject
 from ps.errors import ConfigError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ps.config import is_loopback
+from ps.config.address import is_loopback
 from ps.doctor.finding import Finding, failure, ok, warning
 from ps.doctor.subject import Subject
 from ps.errors import ConfigError, ServerUnreachable

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ps.config import is_loopback
+from ps.config.address import is_loopback
 from ps.doctor.finding import Finding, failure, ok, warning
 from ps.errors import ServerUnreachable
 

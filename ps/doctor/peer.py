@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ps import offset
-from ps.config import address
+from ps.config.address import address
 from ps.doctor.finding import Finding, failure, ok, skipped, warning
 from ps.doctor.packages import OURS
 from ps.errors import ServerUnreachable

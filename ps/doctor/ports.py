@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.doctor import listeners
 from ps.doctor.finding import Finding, failure, ok, warning
 from ps.doctor.listeners import Listener

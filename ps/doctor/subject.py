@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.config import ServerConfig, address, is_loopback, load_server
+from ps.config.address import address, is_loopback
+from ps.config.server import ServerConfig
+from ps.config.sources import load_server
 from ps.errors import ConfigError
 from ps.transport.host import reachable, towards
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ps.config import ServerConfig, is_loopback
+from ps.config.address import is_loopback
+from ps.config.server import ServerConfig
 from ps.journal import Journal
 from ps.page import port
 from ps.page import token as tokens

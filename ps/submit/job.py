@@ -13,17 +13,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.config import (
-    ServerConfig,
-    SubmitConfig,
-    WorkerConfig,
-    environment,
-    load_server,
-    load_submit,
-    load_worker,
-    server_origins,
-    worker_origins,
-)
+from ps.config.environment import environment
+from ps.config.server import ServerConfig
+from ps.config.sources import load_server, load_submit, load_worker, server_origins, worker_origins
+from ps.config.submit import SubmitConfig
+from ps.config.worker import WorkerConfig
 from ps.errors import ConfigError
 from ps.settings import flag
 

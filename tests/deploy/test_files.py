@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from ps import cli as server_cli
-from ps.config import load_server, load_worker
+from ps.config.sources import load_server, load_worker
 from tests.deploy.recipe import DEPLOY, ROOT, instructions, recipe, services, variables
 from workers import cli as worker_cli
 

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ps.config import become, spare_forks
+from ps.config.environment import become, spare_forks
 from tests.orphans import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "ps.server", "workers.run")

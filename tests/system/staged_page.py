@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ps.config import ServerConfig
+from ps.config.server import ServerConfig
 from ps.page.site import Site
 from tests.paged import PagedHub, shard, worker
 

@@ -90,7 +90,7 @@ def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
 
 
 def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, Any]:
-    from ps.config import rest_threads
+    from ps.config.environment import rest_threads
     from workers.bench.summary import render
     from workers.bench.table import HEAD
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ps.config import become
+from ps.config.environment import become
 from workers.compare.process import Process
 
 _SERVER = multiprocessing.get_context("forkserver")

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ps.config import Bytes, Count, Seconds, Whole
+from ps.config.kinds import Bytes, Count, Seconds, Whole
 from ps.errors import UsageError
 from ps.settings import flag
 from workers.compare.job import Job, find

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ps.config import is_loopback
+from ps.config.address import is_loopback
 from workers.compare.experiment import PLACEHOLDER, Experiment
 from workers.compare.hardship.delays import Slowness
 from workers.compare.outcome import EARLY

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ps.config import environment
+from ps.config.environment import environment
 from ps.errors import HubringError
 from workers.compare import timeline
 from workers.compare.experiment import Experiment

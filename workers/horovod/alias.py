@@ -14,7 +14,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ps.config import export
+from ps.config.environment import export
 from workers.horovod.hosts import Neighbourhood
 from workers.horovod.variables import variables
 from workers.launch import Placement

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps.config import become, environment, export
+from ps.config.environment import become, environment, export
 from workers.horovod import capability
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from ps.config import export
+from ps.config.environment import export
 from ps.job import Reason
 from workers import context
 from workers.horovod import alias

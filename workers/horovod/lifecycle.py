@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ps.config import environment, export
+from ps.config.environment import environment, export
 from workers import collectives, context
 from workers.communicator import Communicator
 from workers.horovod import world as worlds

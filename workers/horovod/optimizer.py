@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from ps.config import environment
+from ps.config.environment import environment
 from workers.horovod.adasum import DeltaOptimizer
 from workers.horovod.compression import Compression, Compressor
 from workers.horovod.gradients import GradientExchange

@@ -13,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from ps.config import environment
+from ps.config.environment import environment
 from ps.errors import UsageError
 from workers.horovod.call import Circumstances
 from workers.launcher import host

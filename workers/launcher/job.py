@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ps.config import environment
+from ps.config.environment import environment
 from ps.errors import UsageError
 from workers.launcher import host
 from workers.launcher.server import Server

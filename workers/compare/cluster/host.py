@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from ps.config import environment, is_loopback
+from ps.config.address import is_loopback
+from ps.config.environment import environment
 from ps.kernel import name_kernel
 from ps.transport.host import numeric, reachable, towards
 from workers.compare import machine, noise

@@ -102,7 +102,7 @@ def _is_first(alone: bool) -> bool:
 
 
 def _place(alone: bool) -> Task | None:
-    from ps.config import environment
+    from ps.config.environment import environment
     from workers.compare.cluster import task
 
     return None if alone else task.find(environment())

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from ps.config import is_loopback
+from ps.config.address import is_loopback
 from ps.errors import UsageError
 from workers.compare.cost import partner
 from workers.compare.cost.constants import Wire

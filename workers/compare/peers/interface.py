@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.config import export
+from ps.config.environment import export
 from ps.errors import ConfigError
 from ps.transport.interface import addresses
 

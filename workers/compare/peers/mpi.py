@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps.config import export
+from ps.config.environment import export
 from ps.errors import ConfigError
 from ps.types import Hyper
 from ps.work import Work

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ps.config import export
+from ps.config.environment import export
 from ps.errors import HubringError, ServerUnreachable
 from ps.types import Hyper
 from ps.work import Work

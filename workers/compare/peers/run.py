@@ -68,7 +68,7 @@ def run(
 def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Trains, and returns the exit code and the last line."""
     from ps import logs
-    from ps.config import load_worker
+    from ps.config.sources import load_worker
     from ps.errors import HubringError
     from workers.compare.peers.peer import Seat
     from workers.compare.peers.stand_in import StandIn

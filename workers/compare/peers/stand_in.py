@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from ps import logs
-from ps.config import WorkerConfig, environment
+from ps.config.environment import environment
+from ps.config.worker import WorkerConfig
 from workers import api, context
 from workers.compare.peers.peer import Peer, Seat
 from workers.compare.peers.rows import PEERS, find

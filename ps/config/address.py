@@ -1,0 +1,33 @@
+"""Addresses: how they are written, and who can reach what listens there."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+
+from ps.errors import ConfigError
+
+_ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?P<port>[0-9]{1,5})")
+
+
+def address(text: str) -> tuple[str, int]:
+    """Splits `HOST:PORT`; an IPv6 host stands in brackets, as in `[::1]:5555`.
+
+    Raises:
+        ConfigError: `text` is no such pair, or its port is not from 1 to 65535.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise ConfigError(
+            f"address {text!r}: expected HOST:PORT with a port from 1 to 65535, "
+            "as in 127.0.0.1:5555 or [::1]:5555"
+        )
+    return match["six"] or match["name"], int(match["port"])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
