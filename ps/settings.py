@@ -1,6 +1,6 @@
 """How settings are found: which places give them, which names exist, what they may hold.
 
-It knows no setting by name; `ps.config` lists them.
+It knows no setting by name; `ps.config`'s files list them.
 """
 
 from __future__ import annotations

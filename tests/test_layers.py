@@ -22,8 +22,8 @@ FLOORS = {
     "wire format": "protos protos.*",
     "words": """
         ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
-        ps.offset ps.kernel ps.pace ps.trace ps.codecs ps.settings ps.config* ps.logs ps.journal ps.terminal
-        ps.markup
+        ps.offset ps.kernel ps.pace ps.trace ps.codecs ps.settings ps.config ps.config.*
+        ps.logs ps.journal ps.terminal ps.markup
     """,
     "rules": """
         ps.reduction ps.collective

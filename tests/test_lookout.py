@@ -102,11 +102,29 @@ def test_a_policy_that_somebody_chose_is_left_alone() -> None:
     assert bed.policies == [os.SCHED_BATCH]
 
 
-def test_where_it_is_forbidden_it_sleeps_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_that_somebody_chose_meanwhile_is_left_alone() -> None:
+    def poll(_: float | None) -> list[tuple[int, int]]:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        return [(7, 1)]
+
+    try:
+        Lookout(poll).wait()
+        assert os.sched_getscheduler(0) == os.SCHED_IDLE
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+@pytest.mark.parametrize("call", ["sched_getscheduler", "sched_setscheduler"])
+def test_where_it_is_forbidden_it_sleeps_as_it_is(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(os, "sched_setscheduler", refuse)
-    bed = Bed()
-    assert Lookout(bed.poll).wait() == {7: 1}
-    assert bed.policies == [os.SCHED_OTHER]
+    monkeypatch.setattr(os, call, refuse)
+    slept = []
+
+    def poll(_: float | None) -> list[tuple[int, int]]:
+        slept.append(True)
+        return [(7, 1)]
+
+    assert Lookout(poll).wait() == {7: 1}
+    assert slept == [True]

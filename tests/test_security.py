@@ -13,7 +13,8 @@ PROGRAM = [
     path for top in ("protos", "ps", "workers", "deploy") for path in sorted((ROOT / top).rglob("*.py"))
 ]
 FILES = [*PROGRAM, *sorted((ROOT / "tests").rglob("*.py"))]
-ENVIRONMENT_READER = ROOT / "ps" / "config.py"
+ENVIRONMENT_READER = ROOT / "ps" / "config" / "environment.py"
+assert ENVIRONMENT_READER in PROGRAM
 
 # Each of these runs what a stranger wrote, if a stranger wrote the bytes.
 MODULES = {

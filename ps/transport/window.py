@@ -10,9 +10,10 @@ the copied pages are found and dropped.
 from __future__ import annotations
 
 import logging
+from functools import cached_property
 
 from ps.transport import pages
-from ps.transport.copies import own_copies
+from ps.transport.copies import Copies, own_copies
 from ps.transport.segment import Arena, Place
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,13 @@ class Windows:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._copies = own_copies()
         self._refused = False
         self._shown: dict[Place, tuple[object, Place]] = {}
         """By window: whose memory is there, and where in it."""
+
+    @cached_property
+    def _copies(self) -> Copies | None:
+        return own_copies()
 
     def overlap(self, place: Place) -> bool:
         """Whether somebody else's memory is shown in any part of this place."""
@@ -70,8 +74,8 @@ class Windows:
                     pages.forget(first, end)
             else:
                 pages.show(start, nbytes, descriptor, place.offset, private=True)
-                self._copies.watch(start, start + nbytes)
                 self._shown[window] = owner, place
+                self._copies.watch(start, start + nbytes)
         except OSError as error:
             log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
             self._refused = True
