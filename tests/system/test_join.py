@@ -55,7 +55,7 @@ def test_shards_without_a_server_end_with_a_sentence(cluster: Cluster) -> None:
 def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster) -> None:
     server, address = cluster.server("--shards", "0", "--await-shards", "1", "--lease", "2")
     host = joined(cluster, address)
-    server.until_said("shard 0 (")
+    cluster.worker(address, SMALL, "5").done()  # the server says who joined before that one hears of it
     server.process.kill()
     host.done(69, timeout=15)
     assert f"the hub at {address} has not answered for 4 s" in host.said()
