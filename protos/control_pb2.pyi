@@ -540,12 +540,15 @@ class PlanRequest(_message.Message):
     BUCKETS_FIELD_NUMBER: _builtins.int
     SLICE_BYTES_FIELD_NUMBER: _builtins.int
     TRIAL_FIELD_NUMBER: _builtins.int
+    SHARDS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     incarnation: _builtins.int
     slice_bytes: _builtins.int
     """largest slice, as the workers found it best; 0: as the server says"""
     trial: _builtins.bool
     """cut these so for the workers' trial; nothing of it is kept"""
+    shards: _builtins.int
+    """goes with slice_bytes: among how many shards to deal them; 0: all"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     def __init__(
@@ -556,10 +559,11 @@ class PlanRequest(_message.Message):
         buckets: _abc.Iterable[Global___BucketSpec] | None = ...,
         slice_bytes: _builtins.int = ...,
         trial: _builtins.bool = ...,
+        shards: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "slice_bytes", b"slice_bytes", "trial", b"trial"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buckets", b"buckets", "incarnation", b"incarnation", "rank", b"rank", "shards", b"shards", "slice_bytes", b"slice_bytes", "trial", b"trial"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

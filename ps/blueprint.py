@@ -18,7 +18,7 @@ from ps.plans import difference
 from ps.saver import Held
 from ps.sharding import SLICE_BYTES, deal
 from ps.sharding import plan as make_plan
-from ps.types import BucketSpec, ShardPlan, Slice
+from ps.types import BucketSpec, ShardPlan, Slice, Slicing
 
 Buckets = tuple[BucketSpec, ...]
 
@@ -100,13 +100,13 @@ class Blueprint:
         is_new, self._trial = asked != self._trial, asked
         return make_plan(offered, shards, slice_bytes), is_new
 
-    def draw(self, offered: Buckets, shards: int, slice_bytes: int | None = None) -> ShardPlan:
+    def draw(self, offered: Buckets, shards: int, slicing: Slicing | None = None) -> ShardPlan:
         """The plan for the first worker's buckets; a checkpoint's own cuts if nobody asks for others.
 
         Args:
             offered: The buckets.
             shards: How many shards there are.
-            slice_bytes: What the workers found best, if that was left to them.
+            slicing: What the workers found best, if that was left to them.
 
         Raises:
             ConfigError: The checkpoint is of another model.
@@ -114,7 +114,8 @@ class Blueprint:
         if self.restored is not None and self._slice_bytes is None:
             plan = deal(self.restored[1].slices, offered, shards)
         else:
-            plan = make_plan(offered, shards, self._slice_bytes or slice_bytes or SLICE_BYTES)
+            asked = Slicing(self._slice_bytes) if self._slice_bytes else slicing or Slicing(SLICE_BYTES)
+            plan = make_plan(offered, min(asked.shards or shards, shards), asked.slice_bytes)
         if self.restored is not None:
             path, manifest = self.restored
             clause = difference(_uncoded(manifest.buckets), _uncoded(offered))

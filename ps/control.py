@@ -19,7 +19,7 @@ from ps.errors import ConfigError, Fenced, HubringError
 from ps.job import Joiner, Reason
 from ps.plans import bucket_from_proto, slice_to_proto
 from ps.transport.host import reachable
-from ps.types import PROTOCOL, Sender
+from ps.types import PROTOCOL, Sender, Slicing
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,8 @@ class Control(ControlServicer):
             if request.trial:
                 trial = await self._coordinator.try_plan(_sender(request), offered, request.slice_bytes)
                 return pb.PlanReply(slices=[slice_to_proto(piece) for piece in trial.slices])
-            step = await self._coordinator.plan(_sender(request), offered, request.slice_bytes or None)
+            slicing = Slicing(request.slice_bytes, request.shards) if request.slice_bytes else None
+            step = await self._coordinator.plan(_sender(request), offered, slicing)
         except Fenced as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:

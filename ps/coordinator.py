@@ -35,7 +35,7 @@ from ps.sharding import SLICE_BYTES
 from ps.supply import OwnShards, Supply, WorkersShards
 from ps.tally import Tally
 from ps.timing import TimeSource
-from ps.types import PROTOCOL, Member, Sender, ShardPlan
+from ps.types import PROTOCOL, Member, Sender, ShardPlan, Slicing
 
 log = logging.getLogger(__name__)
 
@@ -184,10 +184,10 @@ class Coordinator:
         if shard is not None:
             self.shard_lost(f"{shard} {how}")
 
-    async def plan(self, sender: Sender, offered: Buckets, slice_bytes: int | None) -> int:
+    async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int:
         """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-        If the size of slices is left to the workers and none is given, nothing is agreed on but the
+        If the slices are left to the workers and they say nothing, nothing is agreed on but the
         buckets, and the blueprint says so. A late joiner tries no sizes: while the others do, it gets
         that answer and asks again. It counts once it has the plan, which is all that it needs.
 
@@ -204,9 +204,10 @@ class Coordinator:
             await self._wait(lambda: not self._trying or job.failure is not None, PATIENCE)
             if job.failure is not None:
                 raise job.failure
-            slice_bytes = None if self._trying else SLICE_BYTES  # nobody is left to find out a better one
+            # Where none of them is left, nobody finds out a better one.
+            slicing = None if self._trying else Slicing(SLICE_BYTES)
         async with self._planning:
-            await self._agree(offered, late, slice_bytes)
+            await self._agree(offered, late, slicing)
         if not late or self.blueprint.undecided:
             return self.blueprint.step
         seen = max(progress.step for progress in job.progress.values())
@@ -457,7 +458,7 @@ class Coordinator:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
 
-    async def _agree(self, offered: Buckets, late: bool, slice_bytes: int | None) -> None:
+    async def _agree(self, offered: Buckets, late: bool, slicing: Slicing | None) -> None:
         """Takes the first worker's buckets as the job's, and holds the others' against them."""
         try:
             self.blueprint.check(offered, late)
@@ -465,10 +466,10 @@ class Coordinator:
             if self.blueprint.buckets and not late:
                 self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
             raise
-        if self.blueprint.undecided and not slice_bytes:
+        if self.blueprint.undecided and slicing is None:
             self.blueprint.expect(offered)
         elif not self.blueprint.settled:
-            plan = self.blueprint.draw(offered, len(self.fleet.shards), slice_bytes)
+            plan = self.blueprint.draw(offered, len(self.fleet.shards), slicing)
             restored = self.blueprint.restored
             await self.fleet.set_plan(offered, plan, restored[0] if restored else None)
             self.blueprint.settle(offered, plan)

@@ -40,7 +40,7 @@ from ps.plans import bucket_to_proto, slice_from_proto
 from ps.transport.channel import open_channel
 from ps.transport.probe import probe
 from ps.transport.registry import Line
-from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan
+from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
 from ps.waiting import Waiting, sentence
 
 log = logging.getLogger(__name__)
@@ -324,24 +324,28 @@ class Session:
 
     # The job.
 
-    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
+    def plan(
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+    ) -> Assignment:
         """Hands in this worker's buckets and learns where their slices live.
 
         Args:
             buckets: In the order of their indices.
-            slice_bytes: The most bytes in a slice, where the server leaves that to the workers.
-            trial: These are to be tried out, and forgotten.
+            slicing: How to cut them, where the server leaves that to the workers and they have found out.
+            trial: These slices are to be tried out, and forgotten.
 
         Raises:
             ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
             JobFailed: A shard cannot take its part.
         """
         rank, incarnation = self.sender
+        slice_bytes, shards = slicing or (0, 0)
         request = pb.PlanRequest(
             rank=rank,
             incarnation=incarnation,
             buckets=[bucket_to_proto(bucket) for bucket in buckets],
             slice_bytes=slice_bytes,
+            shards=shards,
             trial=trial,
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))

@@ -94,6 +94,13 @@ class Slice:
     shard: int
 
 
+class Slicing(NamedTuple):
+    """How workers want their model cut: in slices of at most so many bytes, on so many shards; 0: all."""
+
+    slice_bytes: int
+    shards: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
     """Which shard holds which slice of which bucket; keys are 0, 1, 2, ... in bucket order."""

@@ -5,7 +5,7 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -23,6 +23,8 @@ from ps.timing import FakeTime
 from ps.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 
 LIMIT = 20.0
+
+T = TypeVar("T")
 """Seconds after which a call that waits has found a bug."""
 
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
@@ -119,7 +121,7 @@ class Hub:
         return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
 
     async def plan(
-        self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, trial: bool = False
+        self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, **changes: Any
     ) -> pb.PlanReply:
         tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
         spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
@@ -129,7 +131,7 @@ class Hub:
                 incarnation=joined.incarnation,
                 buckets=[spec],
                 slice_bytes=slice_bytes,
-                trial=trial,
+                **changes,
             ),
             CONTEXT,
         )
@@ -148,8 +150,8 @@ class Hub:
         return list(await asyncio.gather(self.join("a"), self.join("b")))
 
 
-def run(story: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(story, LIMIT))
+def run(story: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(story, LIMIT))
 
 
 def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
@@ -334,6 +336,20 @@ def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
         assert "nothing to try" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
 
     run(story())
+
+
+def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def owners(wanted: int) -> list[int]:
+        hub = Hub(monkeypatch, slice_bytes=None, shards=2)
+        await hub.shard("s")
+        await hub.shard("t")
+        first, _ = await asyncio.gather(hub.join("a"), hub.join("b"))
+        reply = await hub.plan(first, slice_bytes=4, shards=wanted)
+        return sorted({piece.shard for piece in reply.slices})
+
+    assert run(owners(1)) == [0]
+    assert run(owners(0)) == [0, 1], "who asks for nothing gets all"
+    assert run(owners(3)) == [0, 1], "and there are no more"
 
 
 def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:

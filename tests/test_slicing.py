@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,7 +14,7 @@ from ps.errors import DeadlineExceeded, HubringError, JobFailed
 from ps.session import Assignment
 from ps.shard import ShardLoop
 from ps.sharding import plan
-from ps.types import BucketSpec, Member, ShardPlan, Slice, TensorSpec, View
+from ps.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from tests.contract.test_communicators import (
     LIMIT,
     HubRanks,
@@ -45,13 +46,15 @@ class AskingSeat(Seat):
         self.asked = 0
         self._asked = hub
 
-    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
+    def plan(
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+    ) -> Assignment:
         self.asked += 1
         if self.late and self.asked > 2:
-            slice_bytes = SIZES[-1]
-        if not slice_bytes:
+            slicing = Slicing(SIZES[-1])
+        if slicing is None:
             return Assignment(ShardPlan(()), step=0, initialised=False, undecided=True)
-        return Assignment(self._asked.cut(buckets, slice_bytes, trial), step=0, initialised=False)
+        return Assignment(self._asked.cut(buckets, slicing, trial), step=0, initialised=False)
 
 
 class AskedRanks(HubRanks):
@@ -59,18 +62,19 @@ class AskedRanks(HubRanks):
 
     def __init__(self) -> None:
         super().__init__()
-        self.held: tuple[Sequence[BucketSpec], int] | None = None
+        self.held: tuple[Sequence[BucketSpec], Slicing] | None = None
         self.tried: list[int] = []
         self.chosen: list[int] = []
 
     def join(self, rank: int) -> Communicator:
         return self.seated(AskingSeat(self, rank))
 
-    def cut(self, buckets: Sequence[BucketSpec], slice_bytes: int, trial: bool) -> ShardPlan:
+    def cut(self, buckets: Sequence[BucketSpec], slicing: Slicing, trial: bool) -> ShardPlan:
         with self.lock:
-            drawn = plan(buckets, len(self.loops), slice_bytes)
-            if (buckets, slice_bytes) != self.held:
-                self.held = (buckets, slice_bytes)
+            slice_bytes = slicing.slice_bytes
+            drawn = plan(buckets, slicing.shards or len(self.loops), slice_bytes)
+            if (buckets, slicing) != self.held:
+                self.held = (buckets, slicing)
                 self.tried += [slice_bytes] if trial else []
                 for shard, loop in enumerate(self.loops):
                     loop.command(partial(loop.store.assign, drawn.of_shard(shard), buckets)).result(LIMIT)
@@ -130,6 +134,7 @@ def test_nothing_is_tried_in_shared_memory(
     monkeypatch.setattr(slicing, "SIZES", SIZES)
     monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (1 << 20, 32))
     monkeypatch.setattr(slicing, "OVERHEAD", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     ranks = AskedRanks()
     ranks.wired = ()
     with caplog.at_level(logging.INFO):
@@ -139,6 +144,25 @@ def test_nothing_is_tried_in_shared_memory(
     assert ranks.chosen == [32] * 2, "larger ones leave one of the two shards with more"
     (line,) = [record.message for record in caplog.records if "in slices of" in record.message]
     assert "shared memory" in line
+    assert "cores" not in line
+
+
+def test_in_shared_memory_shards_without_a_core_of_their_own_hold_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(slicing, "SIZES_IN_MEMORY", (32,))
+    ends = []
+    for cores in (1, 2):
+        monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
+        ranks = AskedRanks()
+        ranks.wired = ()
+        with caplog.at_level(logging.INFO):
+            ends.append(ranks.run(train)[0])
+        ranks.close()
+        assert [loop.store.stats().pushes > 0 for loop in ranks.loops] == [True, cores == 2]
+    assert "on 1 of 2 shards" in caplog.text
+    for one, two in zip(*ends, strict=True):
+        assert torch.equal(one, two)
 
 
 def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from ps.placement import Reached
 from ps.session import Assignment, Session
 from ps.sharding import SLICE_BYTES
 from ps.transport.base import Transport
-from ps.types import BucketSpec, Hyper, Slice
+from ps.types import BucketSpec, Hyper, Slice, Slicing
 from ps.work import Work
 from workers.bucketing import Bucket
 from workers.coder import SliceCoder
@@ -233,9 +233,9 @@ class PSCommunicator(Communicator):
             assigned = self._session.plan(specs, self._best_slices(specs))
         return assigned
 
-    def _best_slices(self, specs: list[BucketSpec]) -> int:
+    def _best_slices(self, specs: list[BucketSpec]) -> Slicing:
         if self._compress:  # what travels of a slice is so short that its size hardly counts
-            return SLICE_BYTES
+            return Slicing(SLICE_BYTES)
         best = SliceTrial(self, self._session, self._client, specs, wired=self._wired).best()
         self._client.traffic.clear()  # all of it was the trial's
         return best

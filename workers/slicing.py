@@ -1,10 +1,11 @@
-"""Finds out by trying how large a hub's slices should be.
+"""Finds out by trying how large a hub's slices should be, and on how many shards they should lie.
 
 Small ones pipeline: while one is summed, another is on its way. Large ones cost
 fewer messages. Before the job's first values exist, all ranks push zeros in
 slices of every size, through the wires and the shards that they will use. Timed
 is a mean's way there and back; the optimizer's step, which needs values, is not.
-Where nothing travels, in shared memory, there is nothing to pipeline or to try.
+Where nothing travels, in shared memory, there is nothing to pipeline or to try; shards
+that the machine has no core for would only take turns with the others, and get none.
 
 The law: whatever the ranks do here they do alike, since each decision is made of
 what all hold alike, or of one list of numbers that they reduced together.
@@ -13,6 +14,7 @@ what all hold alike, or of one list of numbers that they reduced together.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +26,7 @@ from ps.client import KVClient
 from ps.messages import Call, Collective, ReduceOp
 from ps.session import Session
 from ps.sharding import SLICE_BYTES, plan
-from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
+from ps.types import DTYPE_BYTES, BucketSpec, Slice, Slicing, TensorSpec
 from ps.work import Work
 from workers.communicator import Communicator
 from workers.tuning import choose
@@ -77,28 +79,33 @@ class SliceTrial:
         self._zeros: dict[int, torch.Tensor] = {}
         """What is pushed of each bucket, by its index, and where the mean lands."""
 
-    def best(self) -> int:
-        """The size with which the slowest rank's exchange was the shortest, in bytes.
+    def best(self) -> Slicing:
+        """With the size with which the slowest rank's exchange was the shortest, on all shards.
 
-        Where all ranks have all shards in shared memory, that with the least for the busiest shard to do.
+        Where all ranks have all shards in shared memory, with the one that leaves the busiest shard the least
+        to do, on no more shards than the machine has cores.
 
         Raises:
             HubringError: What an exchange failed with.
         """
         if self._agree([float(self._wired)]) == [0.0]:
-            size = in_memory(self._whole, len(self._session.shards))
-            self._tell(f"gradients lie in shared memory, in slices of at most {_mib(size)}")
-            return size
+            every = len(self._session.shards)
+            # The machine's cores, alike for all ranks; those that this one may use can be others than theirs.
+            shards = min(every, os.cpu_count() or every)
+            size = in_memory(self._whole, shards)
+            where = f", on {shards} of {every} shards: there are no more cores" if shards < every else ""
+            self._tell(f"gradients lie in shared memory, in slices of at most {_mib(size)}{where}")
+            return Slicing(size, shards)
         sizes = self._different()
         if len(sizes) == 1:
-            return sizes[0]
+            return Slicing(sizes[0])
         self._zeros = {spec.index: self._allocate(spec) for spec in self._specs}
         turns = min(TURNS, int(BUDGET / self._seconds_a_turn(sizes)))
         if not turns:
             self._tell(
                 f"gradients travel in slices of at most {_mib(sizes[0])}; trying others takes too long"
             )
-            return sizes[0]
+            return Slicing(sizes[0])
         taken: dict[int, list[float]] = {size: [] for size in sizes}
         for _ in range(turns):
             for size in sizes:
@@ -107,7 +114,7 @@ class SliceTrial:
         medians = dict(zip(sizes, seconds, strict=True))
         best = choose(medians)
         self._tell(_report(best, medians))
-        return best
+        return Slicing(best)
 
     def _different(self) -> list[int]:
         """Sizes that cut the buckets differently."""
@@ -139,7 +146,7 @@ class SliceTrial:
     def _drawn(self, size: int) -> Sequence[Slice]:
         """What the shards hold from now on."""
         self._barrier()  # nobody uses the last plan any more
-        slices = self._session.plan(self._specs, size, trial=True).plan.slices
+        slices = self._session.plan(self._specs, Slicing(size), trial=True).plan.slices
         self._barrier()  # nobody is asking for this one still
         return slices
 

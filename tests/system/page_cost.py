@@ -38,7 +38,7 @@ from ps.client import KVClient
 from ps.job import Reason
 from ps.session import Session
 from ps.transport.registry import choose
-from ps.types import BucketSpec, TensorSpec
+from ps.types import BucketSpec, Slicing, TensorSpec
 from ps.work import Work
 
 NUMEL = 4096
@@ -59,7 +59,7 @@ class SimulatedWorker:
 
     def agree(self, shards: int) -> None:
         bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (NUMEL,)),))
-        self._slices = self.session.plan([bucket], 4 * NUMEL // shards).plan.slices
+        self._slices = self.session.plan([bucket], Slicing(4 * NUMEL // shards)).plan.slices
 
     def init(self) -> None:
         self._each(

@@ -18,6 +18,7 @@ from contextlib import suppress
 from ps.errors import ConfigError, DeadlineExceeded
 from ps.session import Session
 from ps.sharding import SLICE_BYTES
+from ps.types import Slicing
 
 ENTER_SECONDS = 60.0
 """How long the members wait for one whom they let in."""
@@ -43,7 +44,7 @@ class Board:
 
     def count(self) -> None:
         """Makes the hub count this worker: for whoever comes late that takes the job's plan, an empty one."""
-        self._session.plan((), SLICE_BYTES)
+        self._session.plan((), Slicing(SLICE_BYTES))
 
     def tell(self, training: str) -> None:
         """Says whether training is under way or over."""
