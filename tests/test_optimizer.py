@@ -5,7 +5,8 @@ import gc
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -830,6 +831,34 @@ class Broken(LocalCommunicator):
         work = Work(f"the exchange of bucket {bucket.spec.index}")
         work.fail(RingBroken("rank 1 is gone"))
         return work
+
+
+class Noting(LocalCommunicator):
+    """Notes what is handed over together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.noted.append("(")
+        yield
+        self.noted.append(")")
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        self.noted.append(str(bucket.spec.index))
+        return super().push_pull(bucket, hyper)
+
+
+@pytest.mark.parametrize(("overlap", "noted"), [(False, "(012345)"), (True, "012345")])
+def test_what_is_left_when_backward_is_over_is_handed_over_together(overlap: bool, noted: str) -> None:
+    rank, model = Noting(), build()
+    optimizer = wrap(model, rank, overlap=overlap, bucket_bytes=16)
+    for batch in batches()[:3]:
+        rank.noted.clear()
+        plain_step(model, optimizer, batch)
+    assert "".join(rank.noted).replace("()", "") == noted
 
 
 def test_an_exchange_that_does_not_end_ends_with_the_timeout() -> None:

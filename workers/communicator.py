@@ -87,6 +87,10 @@ class Communicator(ABC):
         on the ring it must be the same.
         """
 
+    def together(self) -> AbstractContextManager[None]:
+        """Entered to hand over buckets of which none is awaited before the others: they may leave as one."""
+        return nullcontext()
+
     def pull(self, bucket: Bucket) -> Work:
         """Brings the newest parameters without giving a gradient; done at once where there are none newer.
 

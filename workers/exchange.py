@@ -122,7 +122,9 @@ class Exchange:
             DeadlineExceeded: Not all was back in time.
             HubringError: What the exchange failed with.
         """
-        self.hand_over_rest()
+        self.settle_all()  # waits, which nobody should who holds back what others wait for
+        with self._communicator.together():
+            self.hand_over_rest()
         under_way, self._under_way = self._under_way, []
         self._begin_waiting()
         self._wait(under_way)

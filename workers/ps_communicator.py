@@ -7,7 +7,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -145,6 +145,10 @@ class PSCommunicator(Communicator):
         """The mean of all ranks' gradients, in a round of its own."""
         call = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
         return self.collective(call, gradients, then=lambda came: gradients.copy_(came[0]))
+
+    def together(self) -> AbstractContextManager[None]:
+        # On a wire the first are to travel while the others are handed over, or still encoded.
+        return nullcontext() if self._wired or self._compress else self._client.corked()
 
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":

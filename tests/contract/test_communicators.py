@@ -297,6 +297,21 @@ def attached(
     return buckets
 
 
+@pytest.mark.parametrize(("wired", "compress", "held"), [((), "", 1), ((0,), "", 0), ((), "powersgd:1", 0)])
+def test_buckets_wait_for_each_other_only_where_none_of_them_travels(
+    wired: Collection[int], compress: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HubRanks, "compress", compress)
+    ranks = HubRanks()
+    ranks.wired = wired
+    communicator = cast(PSCommunicator, ranks.join(0))
+    with communicator.together():
+        assert communicator._client._lines._corks == held
+    assert communicator._client._lines._corks == 0
+    communicator.close(finished=True)
+    ranks.close()
+
+
 def trained(kind: type[HubRanks]) -> tuple[list[torch.Tensor], int, HubRanks]:
     """Rank 0's parameters after three steps of momentum, the bytes that it sent, and what it trained on."""
 
