@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from protos import control_pb2 as pb
 from ps import status
 from ps.blueprint import Blueprint, Buckets
+from ps.changes import Changes
 from ps.config.server import ServerConfig
 from ps.consistency import Consistency
 from ps.ending import Ending
@@ -30,17 +31,14 @@ from ps.health import CONTROL, DATA, PROCESS, READY
 from ps.job import Job, Joiner, Outcome, Reason
 from ps.keeper import Keeper
 from ps.manifest import Manifest
+from ps.planner import Planner
 from ps.saver import Held
-from ps.sharding import SLICE_BYTES
 from ps.supply import OwnShards, Supply, WorkersShards
 from ps.tally import Tally
 from ps.timing import TimeSource
 from ps.types import PROTOCOL, Member, Sender, ShardPlan, Slicing
 
 log = logging.getLogger(__name__)
-
-PATIENCE = 3.0
-"""Seconds after which a call that waits for others answers with a sentence instead."""
 
 TURN_SECONDS = 1.0
 """How often leases are looked at while a job ends."""
@@ -105,9 +103,8 @@ class Coordinator:
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
         self._tally = Tally()
-        self._changed = asyncio.Condition()
+        self._changes = Changes()
         self._publishing = asyncio.Lock()
-        self._planning = asyncio.Lock()
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin(restored)
 
@@ -123,6 +120,7 @@ class Coordinator:
             first_incarnation=self._next_incarnation,
         )
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
+        self._planner = Planner(self.job, self.blueprint, self.fleet, self._changes)
         self._published = 0
         self._board: dict[str, str] = {}
         self._ending = Ending(self.job, self.fleet, self.keeper, colocate=config.colocate)
@@ -139,16 +137,16 @@ class Coordinator:
         """
         if self.stopping:
             raise JobFailed("the server is being stopped; start it again, then the worker")
-        patience = min(PATIENCE, self.config.lease / 2)
-        await self._wait(lambda: self._end is None, patience)
+        # A worker that waits here sends no heartbeat: its lease must outlast the wait.
+        patience = self.config.lease / 2
+        await self._changes.wait_for(lambda: self._end is None, patience)
         if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
             return None
         member = self.job.admit(joiner, self._clock.now())
-        await self._announce()
+        await self._changes.announce()
         if self.job.colocated and not joiner.brings_shard:
             return Summons(member)
-        # A worker that waits here sends no heartbeat: its lease must outlast the wait.
-        await self._wait(lambda: self._complete, patience)
+        await self._changes.wait_for(lambda: self._complete, patience)
         if not self._complete:
             return None
         await self._publish()
@@ -168,12 +166,12 @@ class Coordinator:
             return []
         news = self.job.leave(sender, reason, text, step)
         await self._publish_or_fail()
-        await self._announce()
+        await self._changes.announce()
         return news
 
     async def needs_shard_of(self, sender: Sender, seconds: float) -> str:
         """Who needs the shard of a worker that has left, waited for until it is nobody; then empty."""
-        await self._wait(lambda: self.fleet.of_worker(sender.incarnation) is None, min(seconds, PATIENCE))
+        await self._changes.wait_for(lambda: self.fleet.of_worker(sender.incarnation) is None, seconds)
         if self.fleet.of_worker(sender.incarnation) is None:
             return ""
         return ", ".join(map(str, self.job.members)) or "the last checkpoint"
@@ -187,29 +185,14 @@ class Coordinator:
     async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int:
         """Agrees with a worker on its buckets; returns the completed steps to go on from.
 
-        If the slices are left to the workers and they say nothing, nothing is agreed on but the
-        buckets, and the blueprint says so. A late joiner tries no sizes: while the others do, it gets
-        that answer and asks again. It counts once it has the plan, which is all that it needs.
-
-        Raises:
-            Fenced: The worker has lost its place.
-            ConfigError: Its model is another than the job's or the checkpoint's.
-            JobFailed: The job that it would join has failed.
+        A late joiner counts once it has the plan, which is all that it needs. Raises as `Planner.agree`.
         """
         job = self._job_of(sender)
-        membership = job.membership
-        assert membership is not None
-        late = membership.member(sender) not in membership.view.members
-        if late:
-            await self._wait(lambda: not self._trying or job.failure is not None, PATIENCE)
-            if job.failure is not None:
-                raise job.failure
-            # Where none of them is left, nobody finds out a better one.
-            slicing = None if self._trying else Slicing(SLICE_BYTES)
-        async with self._planning:
-            await self._agree(offered, late, slicing)
+        late = await self._planner.agree(sender, offered, slicing)
         if not late or self.blueprint.undecided:
             return self.blueprint.step
+        membership = job.membership
+        assert membership is not None
         seen = max(progress.step for progress in job.progress.values())
         step = min((job.progress[rank].step for rank in membership.view.ranks), default=seen)
         membership.activate(sender)
@@ -217,20 +200,8 @@ class Coordinator:
         return step
 
     async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Gives every shard the slices that the workers want to try, once for all who ask for the same.
-
-        Raises:
-            Fenced: The worker has lost its place.
-            ConfigError: The job has its plan already.
-        """
-        membership = self._job_of(sender).membership
-        assert membership is not None
-        membership.member(sender)
-        async with self._planning:
-            trial, is_new = self.blueprint.draw_trial(offered, len(self.fleet.shards), slice_bytes)
-            if is_new:
-                await self.fleet.set_plan(offered, trial, None)
-        return trial
+        """Gives every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
+        return await self._planner.try_out(sender, offered, slice_bytes)
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
         """Pins a value to the board, or without one waits for somebody else's; empty if none came."""
@@ -239,9 +210,9 @@ class Coordinator:
         membership.member(sender)
         if value:
             self._board[key] = value
-            await self._announce()
+            await self._changes.announce()
         else:
-            await self._wait(lambda: key in self._board, min(seconds, PATIENCE))
+            await self._changes.wait_for(lambda: key in self._board, seconds)
         return self._board.get(key, "")
 
     # What shards ask for.
@@ -260,7 +231,7 @@ class Coordinator:
             return None  # the job's plan knows nothing of it
         shard = self.fleet.register(request, index, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
-        await self._announce()
+        await self._changes.announce()
         return shard
 
     def beat_shard(self, token: str) -> bool:
@@ -447,33 +418,10 @@ class Coordinator:
             return self._next_incarnation
         return self.job.membership.next_incarnation
 
-    @property
-    def _trying(self) -> bool:
-        """Whether the job's first workers have yet to find out how large slices are."""
-        assert self.job.membership is not None
-        return self.blueprint.undecided and bool(self.job.membership.view.members)
-
     def _job_of(self, sender: Sender) -> Job:
         if self.job.membership is None:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
-
-    async def _agree(self, offered: Buckets, late: bool, slicing: Slicing | None) -> None:
-        """Takes the first worker's buckets as the job's, and holds the others' against them."""
-        try:
-            self.blueprint.check(offered, late)
-        except ConfigError as error:
-            if self.blueprint.buckets and not late:
-                self.job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
-            raise
-        if self.blueprint.undecided and slicing is None:
-            self.blueprint.expect(offered)
-        elif not self.blueprint.settled:
-            plan = self.blueprint.draw(offered, len(self.fleet.shards), slicing)
-            restored = self.blueprint.restored
-            await self.fleet.set_plan(offered, plan, restored[0] if restored else None)
-            self.blueprint.settle(offered, plan)
-            await self._announce()
 
     async def _publish(self) -> None:
         """Brings the current view to every shard; returns when they act on it."""
@@ -518,7 +466,7 @@ class Coordinator:
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
             await self.fleet.dismiss(self.fleet.shards)
-            await self._announce()
+            await self._changes.announce()
         restored = None
         if not self._closing:
             if not self.outcome.ok:
@@ -529,7 +477,7 @@ class Coordinator:
             self.done.set()
             return
         self._begin(restored)
-        await self._announce()
+        await self._changes.announce()
         log.info("ready for the next job")
 
     @property
@@ -552,15 +500,3 @@ class Coordinator:
             ConfigError: There is nothing.
         """
         return self.blueprint.held(self.job, self._incarnation_after())
-
-    async def _wait(self, condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
-        """Waits until `condition()`, or for `seconds`."""
-        async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(condition), seconds)
-            except TimeoutError:
-                return
-
-    async def _announce(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()

@@ -157,14 +157,14 @@ def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest
 
 
 def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.coordinator.PATIENCE", 1000.0)
+    monkeypatch.setattr("ps.changes.PATIENCE", 1000.0)
 
     async def story() -> None:
         hub = Colocated(monkeypatch, workers=1, lease=1000.0)
         (only,) = await hub.brought("a")
         request = pb.LeaveRequest(rank=only.rank, incarnation=only.incarnation, wait_seconds=1000.0)
         leaving = asyncio.create_task(hub.control.Leave(request, CONTEXT))
-        while not hub.coordinator._changed._waiters:
+        while not hub.coordinator._changes._changed._waiters:
             await asyncio.sleep(0)
         await hub.coordinator.tick()
         assert (await leaving).needed_by == ""

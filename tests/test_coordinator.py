@@ -23,9 +23,9 @@ from ps.timing import FakeTime
 from ps.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 
 LIMIT = 20.0
+"""Seconds after which a call that waits has found a bug."""
 
 T = TypeVar("T")
-"""Seconds after which a call that waits has found a bug."""
 
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 
@@ -40,6 +40,8 @@ class FakeFleet(Fleet):
         self.failures: list[str] = []
         self.saves: asyncio.Queue[int] = asyncio.Queue()
         self.may_save = asyncio.Event()
+        self.may_plan = asyncio.Event()
+        self.may_plan.set()
         self.drains = 0
         self.silent_ones = False
 
@@ -57,6 +59,7 @@ class FakeFleet(Fleet):
             self.views.append(view)
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+        await self.may_plan.wait()
         self.plans.append([piece.numel for piece in plan.slices])
 
     async def drain(self) -> None:
@@ -161,13 +164,13 @@ def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9)
 
 
 def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.coordinator.PATIENCE", 10 * LIMIT)
+    monkeypatch.setattr("ps.changes.PATIENCE", 10 * LIMIT)
 
     async def story() -> None:
         hub = Hub(monkeypatch, lease=100 * LIMIT)
         await hub.shard()
         first = asyncio.create_task(hub.join("a"))
-        while not hub.coordinator._changed._waiters:
+        while not hub.coordinator._changes._changed._waiters:
             await asyncio.sleep(0)
         assert (await hub.join("b")).state == pb.JoinReply.READY
         assert (await first).state == pb.JoinReply.READY
@@ -368,11 +371,28 @@ def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytes
     run(story())
 
 
+def test_who_loses_its_place_while_others_plan_has_no_say_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, _ = await hub.started()
+        hub.fleet.may_plan.clear()
+        trials = [asyncio.create_task(hub.plan(first, slice_bytes=size, trial=True)) for size in (8, 4)]
+        await asyncio.sleep(0)
+        await hub.leave(first)
+        hub.fleet.may_plan.set()
+        assert len((await trials[0]).slices) == 2
+        with pytest.raises(Refused, match="has left the job"):
+            await trials[1]
+        assert hub.fleet.plans == [[2, 2]]
+
+    run(story())
+
+
 def test_who_comes_and_waits_in_vain_for_the_choice_asks_again_and_does_not_count_until_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr("ps.coordinator.PATIENCE", 0.0)
+        monkeypatch.setattr("ps.changes.PATIENCE", 0.0)
         hub = Hub(monkeypatch, slice_bytes=None)
         first, second = await hub.started()
         await hub.plan(first)

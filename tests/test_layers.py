@@ -46,7 +46,7 @@ FLOORS = {
         ps.lead ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.tally ps.ending ps.blueprint
-        ps.coordinator ps.control ps.metrics ps.page* ps.server
+        ps.changes ps.planner ps.coordinator ps.control ps.metrics ps.page* ps.server
         ps.doctor* ps.submit* ps.probe ps.cli
     """,
     "training": """
@@ -92,11 +92,13 @@ COORDINATOR = {
     "ps.control",
     "ps.coordinator",
     "ps.blueprint",
+    "ps.changes",
     "ps.ending",
     "ps.fleet",
     "ps.health",
     "ps.keeper",
     "ps.metrics",
+    "ps.planner",
     "ps.supply",
     "ps.saver",
     "ps.status",

@@ -1,0 +1,109 @@
+"""Planner: agrees with a job's workers on which shard holds which slice of their model.
+
+Law: one plan at a time goes to the shards, and the plan that the job keeps is settled
+only once all of them have taken it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ps.blueprint import Blueprint, Buckets
+from ps.changes import Changes
+from ps.errors import ConfigError, Fenced
+from ps.fleet import Fleet
+from ps.job import Job
+from ps.sharding import SLICE_BYTES
+from ps.types import Sender, ShardPlan, Slicing
+
+
+class Planner:
+    """One job's.
+
+    Args:
+        job: The job.
+        blueprint: What is agreed on so far.
+        fleet: The shards.
+        changes: Where late joiners wait until the others have found out how to cut.
+    """
+
+    def __init__(self, job: Job, blueprint: Blueprint, fleet: Fleet, changes: Changes) -> None:
+        self._job = job
+        self._blueprint = blueprint
+        self._fleet = fleet
+        self._changes = changes
+        self._planning = asyncio.Lock()
+
+    async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
+        """Takes the first worker's buckets as the job's, and holds the others' against them.
+
+        If the slices are left to the workers and they say nothing, nothing is agreed on but the
+        buckets, and the blueprint says so. A late joiner tries no sizes: while the others do, it gets
+        that answer and asks again.
+
+        Returns:
+            Whether this worker came late.
+
+        Raises:
+            Fenced: The worker has lost its place.
+            ConfigError: Its model is another than the job's or the checkpoint's.
+            JobFailed: The job that it would join has failed.
+        """
+        late = self._is_late(sender)
+        if late:
+            await self._changes.wait_for(lambda: not self._trying or self._job.failure is not None)
+            if self._job.failure is not None:
+                raise self._job.failure
+            # Where none of them is left, nobody finds out a better one.
+            slicing = None if self._trying else Slicing(SLICE_BYTES)
+        async with self._planning:
+            self._is_late(sender)  # or it has lost its place while it waited, and has no say any more
+            self._check(offered, late)
+            if self._blueprint.undecided and slicing is None:
+                self._blueprint.expect(offered)
+            elif not self._blueprint.settled:
+                await self._settle(offered, slicing)
+        return late
+
+    async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
+        """Gives every shard the slices that the workers want to try, once for all who ask for the same.
+
+        Raises:
+            Fenced: The worker has lost its place.
+            ConfigError: The job has its plan already.
+        """
+        async with self._planning:
+            self._is_late(sender)
+            trial, is_new = self._blueprint.draw_trial(offered, len(self._fleet.shards), slice_bytes)
+            if is_new:
+                await self._fleet.set_plan(offered, trial, None)
+        return trial
+
+    def _is_late(self, sender: Sender) -> bool:
+        """Whether this worker came after the job's start, and does not count yet; raises `Fenced`."""
+        membership = self._job.membership
+        if membership is None:
+            raise Fenced(f"the job that rank {sender.rank} belonged to is over")
+        return membership.member(sender) not in membership.view.members
+
+    @property
+    def _trying(self) -> bool:
+        """Whether the job's first workers have yet to find out how large slices are."""
+        assert self._job.membership is not None
+        return self._blueprint.undecided and bool(self._job.membership.view.members)
+
+    def _check(self, offered: Buckets, late: bool) -> None:
+        """As `Blueprint.check`; a job whose own workers differ has failed."""
+        try:
+            self._blueprint.check(offered, late)
+        except ConfigError as error:
+            if self._blueprint.buckets and not late:
+                self._job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
+            raise
+
+    async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:
+        plan = self._blueprint.draw(offered, len(self._fleet.shards), slicing)
+        restored = self._blueprint.restored
+        await self._fleet.set_plan(offered, plan, restored[0] if restored else None)
+        self._blueprint.settle(offered, plan)
+        await self._changes.announce()
