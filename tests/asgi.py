@@ -78,7 +78,7 @@ async def ask(app: ASGIApp, address: str, method: str = "GET", body: bytes = b""
 async def watching(app: ASGIApp, address: str) -> AsyncIterator[asyncio.Queue[Message]]:
     """What an endless answer consists of, as it comes; whoever asked hangs up at the end."""
     exchange = Exchange(b"")
-    serving = asyncio.create_task(app(scope("GET", address, {}), exchange.receive, exchange.send))
+    serving = asyncio.ensure_future(app(scope("GET", address, {}), exchange.receive, exchange.send))
     try:
         yield exchange.messages
     finally:

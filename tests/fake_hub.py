@@ -95,7 +95,7 @@ class FakeRank(Communicator):
 
         parts = self.hub.meet(("push", bucket.spec.index), self.rank, bucket.gradients, take)
         if parts:
-            mean = sum(gradient for gradient, _ in parts) / self.size
+            mean = sum((gradient for gradient, _ in parts), torch.zeros(())) / self.size
             if self.steps_on == "server":
                 mean = self.hub.values[bucket.spec.index].sub_(hyper["lr"] * mean)
             for _, done in parts:

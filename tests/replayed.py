@@ -42,9 +42,9 @@ def record(
 
     Every step waits `exposed` seconds for its exchange, and hides `hidden` of it; None: nobody counted.
     """
-    now, lines = 0.0, []
+    now, lines = 0.0, list[Line]()
     for step in range(steps + 1):
-        exchange = {
+        exchange: dict[str, Any] = {
             "exposed_seconds": exposed * step,
             "hidden_seconds": None if hidden is None else hidden * step,
         }

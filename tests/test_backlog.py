@@ -12,7 +12,7 @@ from ps.transport.backlog import BOUND, Backlog
 PATIENCE = 10.0
 
 
-def test_a_backlog_is_full_at_its_bound():
+def test_a_backlog_is_full_at_its_bound() -> None:
     backlog = Backlog()
     backlog.add(BOUND - 1)
     assert not backlog.full
@@ -21,7 +21,7 @@ def test_a_backlog_is_full_at_its_bound():
     assert backlog.full
 
 
-def test_one_message_may_be_larger_than_the_bound():
+def test_one_message_may_be_larger_than_the_bound() -> None:
     backlog = Backlog()
     backlog.add(3 * BOUND)
     backlog.remove(3 * BOUND)
@@ -29,7 +29,7 @@ def test_one_message_may_be_larger_than_the_bound():
 
 
 @pytest.mark.parametrize("let_go", [lambda backlog: backlog.remove(1), Backlog.close], ids=["room", "close"])
-def test_a_reader_waits_until(let_go: Callable[[Backlog], None]):
+def test_a_reader_waits_until(let_go: Callable[[Backlog], None]) -> None:
     backlog, order = Backlog(), list[str]()
 
     def read() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,8 @@ def test_groups_and_dtypes_are_never_mixed() -> None:
     model[1].double()
     biases = [layer.bias for layer in model]
     weights = [layer.weight for layer in model]
-    optimizer = torch.optim.SGD([{"params": biases}, {"params": weights, "lr": 0.5}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": biases}, {"params": weights, "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     found = {
         (bucket.spec.group, bucket.spec.dtype): set(names(bucket)) for bucket in buckets_of(model, optimizer)
     }
@@ -126,16 +128,18 @@ def test_tied_weights_appear_once_where_both_names_are_given() -> None:
 def test_frozen_parameters_are_left_alone() -> None:
     model = three_layers()
     model[0].requires_grad_(False)
-    before = model[0].weight.data_ptr()
+    before = model.get_parameter("0.weight").data_ptr()
     (bucket,) = buckets_of(model)
     assert not any(name.startswith("0.") for name in names(bucket))
-    assert model[0].weight.data_ptr() == before
-    assert model[0].weight.grad is None
+    weight = model.get_parameter("0.weight")
+    assert weight.data_ptr() == before
+    assert weight.grad is None
 
 
 def test_a_parameter_unknown_to_the_model_is_named() -> None:
     model, stranger = three_layers(), nn.Parameter(torch.zeros(7, 2))
-    optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [stranger]}], lr=0.1)
+    groups: list[dict[str, Any]] = [{"params": model.parameters()}, {"params": [stranger]}]
+    optimizer = torch.optim.SGD(groups, lr=0.1)
     with pytest.raises(ConfigError, match=r"shape \(7, 2\) in param_groups\[1\]"):
         buckets_of(model, optimizer)
 
@@ -171,7 +175,7 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
 def test_channels_last_becomes_contiguous_with_the_same_values_and_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    model = nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(3, 4, 2), torch.channels_last)
     before = model.weight.detach().clone()
     with caplog.at_level(logging.WARNING):
         buckets_of(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from workers.local_communicator import LocalCommunicator
 class Trained:
     """A model and its optimizer, as `DistributedOptimizer` shows them."""
 
-    def __init__(self, kind: type[torch.optim.Optimizer] = torch.optim.Adam, width: int = 3) -> None:
+    def __init__(self, kind: Callable[..., torch.optim.Optimizer] = torch.optim.Adam, width: int = 3) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
         self.wrapped = kind(self.model.parameters(), lr=0.1)
@@ -39,11 +39,11 @@ class Trained:
         for _ in range(steps):
             inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(self.completed_steps))
 
-            def closure(inputs: Tensor = inputs) -> Tensor:
+            def closure(inputs: Tensor = inputs) -> float:
                 self.wrapped.zero_grad()
                 loss = self.model(inputs).square().mean()
                 loss.backward()
-                return loss
+                return loss.item()
 
             self.wrapped.step(closure)
             self.completed_steps += 1
@@ -143,7 +143,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Tra
     keeps.adopt(trained)
     trained.train(1)
     with torch.no_grad():
-        trained.model[0].weight[1, 2] = torch.nan
+        trained.model.get_parameter("0.weight")[1, 2] = torch.nan
     with pytest.raises(NonFinite, match=r"0\.weight \[3, 4\] holds nan after step 6"):
         keeps.save_in_passing()
     resumed = Trained()

@@ -211,7 +211,7 @@ def test_collectives_are_matched_by_name(hubs: list[Hub]) -> None:
     hub = start(hubs, BSP(), 2)
     clients = [hub.client(rank) for rank in range(2)]
     results: dict[tuple[int, str], float] = {}
-    works = []
+    works: list[Work] = []
     for rank, client in enumerate(clients):
         for name in ("a", "b") if rank == 0 else ("b", "a"):
             given = torch.tensor(float(rank + 1) * (10 if name == "a" else 1))

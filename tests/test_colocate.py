@@ -301,7 +301,13 @@ class Mute(ShardControlServicer):
     async def SetPlan(self, request: pb.ShardAssignment, context: Any) -> pb.Ack:  # noqa: N802
         return await self.answered(pb.Ack())
 
+    async def Drain(self, request: pb.DrainRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
     async def Fail(self, request: pb.FailRequest, context: Any) -> pb.Ack:  # noqa: N802
+        return await self.answered(pb.Ack())
+
+    async def Reset(self, request: pb.ResetRequest, context: Any) -> pb.Ack:  # noqa: N802
         return await self.answered(pb.Ack())
 
     async def Save(self, request: pb.SaveRequest, context: Any) -> pb.SaveReply:  # noqa: N802

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from ps import terminal
 from tests.test_compare_cost_prediction import CONSTANTS
 from workers.bench import shapes
 from workers.compare import cli
@@ -24,7 +25,7 @@ from workers.compare.setting import Link
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, last line, and what a person reads."""
     with pytest.raises(SystemExit) as ended:
-        cli.terminal.run(cli.app, "ps-compare", words)
+        terminal.run(cli.app, "ps-compare", words)
     said = capsys.readouterr()
     assert isinstance(ended.value.code, int)
     return ended.value.code, json.loads(said.out.splitlines()[-1]), said.err

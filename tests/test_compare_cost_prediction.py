@@ -98,11 +98,13 @@ def test_what_is_not_alike_is_simulated(more: dict[str, Any]) -> None:
 
 def test_stragglers_cost_lockstep_more_than_others() -> None:
     slow = replace(LINKED, servers=4, straggler=Straggler(kind="pareto", seconds=0.2))
-    speeds = {
-        row: predict(CONSTANTS, row, slow, JOB).samples_per_second
-        for row in ("hub-bsp", "hub-ssp", "hub-asp")
-    }
-    assert speeds["hub-bsp"] < speeds["hub-ssp"] < speeds["hub-asp"]
+
+    def speed(row: str) -> float:
+        found = predict(CONSTANTS, row, slow, JOB).samples_per_second
+        assert found is not None
+        return found
+
+    assert speed("hub-bsp") < speed("hub-ssp") < speed("hub-asp")
 
 
 def test_a_process_alone_computes_for_all() -> None:
@@ -161,8 +163,12 @@ def row_json(
         sent["median"] = (40 << 20) * 1.5
     computing = None if compute is None else {"values": [1e3 * compute], "median": 1e3 * compute}
     numbers = {"step_ms": step, "samples_per_second": speed, "bytes_sent_per_step": sent}
-    numbers["compute_ms"] = computing
-    return {"setting": setting.key, "row": name, "withheld": None, "numbers": numbers}
+    return {
+        "setting": setting.key,
+        "row": name,
+        "withheld": None,
+        "numbers": {**numbers, "compute_ms": computing},
+    }
 
 
 THEIRS = Job(model_bytes=40 << 20, compute=0.05, together=True)
@@ -337,7 +343,8 @@ def test_withheld_and_unknown_rows_are_left_out() -> None:
 def test_overhead_is_split_by_what_a_process_alone_takes() -> None:
     # alone = fixed + batch = 10; four workers on two cores: 2 (fixed + batch / 4) = 8
     solved = Overhead.solve(8.0, 4, 2, 10.0)
-    assert (solved.fixed, solved.batch) == (pytest.approx(2.0), pytest.approx(8.0))
+    assert solved.fixed == pytest.approx(2.0)
+    assert solved.batch == pytest.approx(8.0)
     assert solved.of(4) == pytest.approx(8.0)
     assert solved.of(8) == pytest.approx(4 * (2 + 1))
 

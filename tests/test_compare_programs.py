@@ -22,7 +22,8 @@ def test_a_name_in_single_braces_is_filled_in_and_no_other(tmp_path: Path, word:
     (tmp_path / "a.py").touch()
     script = {"job": None, "script": tmp_path / "a.py", "metric": "loss", "rows": ("local",), "seeds": (0,)}
     plan = experiment(**script, batch=8, arguments=("{batch}", word))
-    programs = Programs(plan, Run(plan.settings[0], *plan.ways, 0), tmp_path, Hosts())
+    (way,) = plan.ways
+    programs = Programs(plan, Run(plan.settings[0], way, 0), tmp_path, Hosts())
     assert programs.worker(0, None)[-2:] == ["8", told]
 
 

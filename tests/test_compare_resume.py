@@ -24,7 +24,6 @@ from workers.compare.commands.list import show_list
 from workers.compare.comparison import Comparison
 from workers.compare.cost import calibration
 from workers.compare.experiment import LinkTable
-from workers.compare.hardship import network
 from workers.compare.job import Job
 from workers.compare.lifeline import Lifeline
 from workers.compare.measure import Numbers, measure
@@ -100,7 +99,7 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linked = experiment(rows=("ring",), link=LinkTable(rate=(2e8,)))
-    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(calibration, "calibrate", lambda tell: pytest.fail("it was calibrated"))
     with pytest.raises(UsageError, match=r"the link 200mbit was asked for, but .*need root"):
         command._here(linked, tmp_path)

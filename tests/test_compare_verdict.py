@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ CALM = (1.0, 1.02, 0.98)
 
 def paced(
     steps: dict[str, float],
-    noise: dict[str, tuple[float, ...]] | None = None,
+    noise: Mapping[str, tuple[float, ...]] | None = None,
     waits: dict[str, float] | None = None,
 ) -> Replayed:
     """Rows with these seconds a step, 10 ms where none is given, and of waiting, 5 ms likewise."""

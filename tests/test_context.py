@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,7 +92,7 @@ def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
     monkeypatch.setattr(context, "_current", None)
     monkeypatch.setattr(context, "_prepared", (config, place, "job"))
     monkeypatch.setattr(context, "_meet", lambda *_: joined)
-    monkeypatch.setattr(context.atexit, "register", registered.append)
+    monkeypatch.setattr(atexit, "register", registered.append)
     with pytest.raises(ServerUnreachable):
         context.init()
     assert registered == [context._leave_at_exit]

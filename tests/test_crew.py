@@ -59,7 +59,7 @@ def test_what_contradicts_the_launcher_is_refused(
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        crew(**flags)
+        crew(None, **flags)
 
 
 def test_workers_without_a_server_are_refused() -> None:

@@ -168,7 +168,7 @@ def test_nccl_is_held_to_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
 
     def add(parts: list[torch.Tensor]) -> None:
-        total = sum(parts)
+        total = torch.stack(parts).sum(0)
         for part in parts:
             part.copy_(total)
 
@@ -199,7 +199,12 @@ def test_a_torch_that_loads_slowly_leaves_its_checks_time_by_default(monkeypatch
     seconds = inspect.signature(cli.doctor).parameters["timeout"].default
     given: list[float] = []
     monkeypatch.setattr(torch_build, "time", SimpleNamespace(monotonic=iter([100.0, 106.0]).__next__))
-    monkeypatch.setattr(isolation, "examine", lambda checks, *times: given.extend(times) or [])
+
+    def examine(checks: object, *times: float) -> list[Finding]:
+        given.extend(times)
+        return []
+
+    monkeypatch.setattr(isolation, "examine", examine)
     assert list(torch_build.examine([], seconds)) == []
     left, last = given
     assert left >= 3.0

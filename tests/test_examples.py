@@ -7,6 +7,7 @@ import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ def alone() -> Iterator[None]:
 
 
 def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    stepping_on_the_hub = SimpleNamespace(communicator=SimpleNamespace(steps_on="server"))
+    stepping_on_the_hub: Any = SimpleNamespace(communicator=SimpleNamespace(steps_on="server"))
     monkeypatch.setattr(context, "_current", stepping_on_the_hub)
     assert context.init() is stepping_on_the_hub
     with pytest.raises(UsageError, match=r"init\(aggregate=True\) came after"):

@@ -112,7 +112,7 @@ def test_an_exchange_ends_while_training_goes_on() -> None:
         bucket, *_ = buckets_of(communicator, "cuda")
         hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
         work = communicator.push_pull(bucket, hyper)
-        torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]  # as the rest of backward
+        torch.cuda._sleep(LONG)  # as the rest of backward
         busy = torch.cuda.current_stream().record_event()
         work.wait(LIMIT)
         landed = bucket.stage._landed  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def test_handing_over_returns_while_backward_still_runs() -> None:
         hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
         bucket.gradients.fill_(0)  # a kernel's first use may wait for the device
         before = bucket.values.cpu()
-        torch.cuda._sleep(LONG)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(LONG)
         busy = torch.cuda.current_stream().record_event()
         bucket.gradients.fill_(1)
         work = communicator.push_pull(bucket, hyper)
@@ -267,7 +267,7 @@ def test_two_processes_read_each_others_memory_on_one_gpu() -> None:
     try:
         for step in range(1, 4):
             code = torch.tensor(list(told.get(timeout=60)), dtype=torch.uint8)
-            torch.cuda._sleep(LONG // 20)  # type: ignore[no-untyped-call]  # so that the answer leaves before the step
+            torch.cuda._sleep(LONG // 20)  # so that the answer leaves before the step
             gradient = Coded(placement.CODEC, code, 1000, torch.float32)
             ((_, reply),) = store.handle(Push(Sender(0, 1), 0, step - 1, gradient, {}), "push")
             assert isinstance(reply, Values)

@@ -246,7 +246,7 @@ def test_further_shards_and_all_workers_have_hosts_of_their_own() -> None:
 
 
 def test_a_link_that_cannot_be_built_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
         pytest.raises(UsageError, match=r"the link 200mbit 5ms.*need root.*leave out the link"),
         hosts(Setting(workers=2, link=Link(rate=2e8, latency=5e-3))),

@@ -12,11 +12,13 @@ FRAMES = [bytes([number]) * 10 for number in range(100)]
 
 def journey(link: Link, gap: float, seed: str = "port0") -> list[float]:
     """When frames come out that go in with a gap between them; asserts that they keep their order."""
-    wire, came, times = Wire(link, seed), [], []
+    wire, came, times = Wire(link, seed), list[bytes](), list[float]()
     for number, frame in enumerate(FRAMES):
         wire.put(frame, number * gap)
     while wire.nbytes:
-        times += [now := wire.due] * len(out := list(wire.take(now)))
+        now = wire.due
+        out = list(wire.take(now))
+        times += [now] * len(out)
         came += out
     assert came == FRAMES
     return times

@@ -14,7 +14,7 @@ PAGE = 4096
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
-def test_memory_of_earlier_messages_costs_no_page_faults():
+def test_memory_of_earlier_messages_costs_no_page_faults() -> None:
     keep_freed_memory()
     size, blocks, rounds = 4 << 20, 4, 5
 

@@ -113,9 +113,9 @@ def test_a_loss_that_cannot_be_borne_fails_the_job(keep_going: bool, topology: s
 def test_the_job_is_over_when_the_last_worker_left() -> None:
     running, (first, second) = full()
     running.leave(first, Reason.FINISHED, "", 9)
-    assert not running.over
+    over_before = running.over
     running.leave(second, Reason.FAILED, "boom", 9)
-    assert running.over
+    assert (over_before, running.over) == (False, True)
     assert running.outcome.finished == [0]
     assert running.outcome.failed == {1: "boom"}
     assert running.outcome.ok

@@ -33,15 +33,15 @@ class Alone:
 
     def optimizer(self, wrapped: torch.optim.Optimizer, model: torch.nn.Module) -> Any:
         self.models.append(model)
-        made = workers.api.DistributedOptimizer(wrapped, model)
+        order = self.order
+
+        class Noted(workers.api.DistributedOptimizer):
+            def refresh(self) -> None:
+                order.append("refresh")
+                super().refresh()
+
+        made = Noted(wrapped, model)
         made.completed_steps = self.done
-        refresh = made.refresh
-
-        def noted() -> None:
-            self.order.append("refresh")
-            refresh()
-
-        made.refresh = noted
         return made
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ps.errors import ConfigError
@@ -112,7 +114,7 @@ def test_sources_that_agree_are_all_named() -> None:
     ],
 )
 def test_sources_that_disagree_are_both_named_with_their_values(
-    environment: dict[str, str], flags: dict[str, int], one: str, other: str
+    environment: dict[str, str], flags: dict[str, Any], one: str, other: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         detect(environment, **flags)
@@ -134,7 +136,7 @@ def test_what_is_no_number_is_refused_by_name(text: str) -> None:
         ({"world_size": 0}, "at least 1"),
     ],
 )
-def test_numbers_out_of_range_are_refused(flags: dict[str, int], match: str) -> None:
+def test_numbers_out_of_range_are_refused(flags: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         detect({}, **flags)
 

@@ -26,7 +26,7 @@ FLOORS = {
         ps.logs ps.journal ps.terminal ps.markup
     """,
     "rules": """
-        ps.reduction ps.collective
+        ps.huge ps.zeros ps.reduction ps.collective
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.quantization ps.sparsification ps.compression ps.feedback
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job

@@ -138,7 +138,7 @@ def numbers_of(messages: list[Message]) -> list[int]:
 def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lead, "PATIENCE_SECONDS", 60.0)
     follows = threading.Event()
-    desk.wire.on_send = lambda: len(desk.wire.sent) == 4 and follows.set()
+    desk.wire.on_send = lambda: follows.set() if len(desk.wire.sent) == 4 else None
     works = [desk.push(number, lead.BYTES // 2) for number in range(5)]
     assert numbers_of(desk.wire.sent) == [0, 1, 2]
     desk.wire.answer(0)
@@ -151,7 +151,7 @@ def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk, monkeypatch: p
 def test_what_is_held_back_leaves_in_time_though_no_answer_comes(desk: Desk, attended: bool) -> None:
     """The others may send in another order, and wait for what is held back."""
     count, all_out = 12, threading.Event()
-    desk.wire.on_send = lambda: len(desk.wire.sent) == count and all_out.set()
+    desk.wire.on_send = lambda: all_out.set() if len(desk.wire.sent) == count else None
     first = desk.push(0, lead.BYTES)
     waiting = threading.Thread(target=first.wait, args=(SOON,))
     if attended:

@@ -20,7 +20,7 @@ class Road:
         self.looked_on = 0
         self._arrivals = arrivals
 
-    def poll(self, timeout: int | None) -> list[tuple[int, int]]:
+    def poll(self, timeout: float | None) -> list[tuple[int, int]]:
         self.now += self.LOOK
         self.looked_on += timeout == 0
         if self._arrivals[0] > self.now:

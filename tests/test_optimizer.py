@@ -273,7 +273,7 @@ def test_where_workers_step_the_mean_is_there_when_backward_returns() -> None:
         model = build()
         optimizer = wrap(model, rank)
         loss_of(model, batches()[0] * (rank.rank + 1)).backward()
-        gradient = model[0].weight.grad
+        gradient = model.get_parameter("0.weight").grad
         assert gradient is not None
         seen = gradient.clone()
         optimizer.step()
@@ -285,8 +285,9 @@ def test_where_workers_step_the_mean_is_there_when_backward_returns() -> None:
     for factor in (1, 2):
         model = build()
         loss_of(model, batches()[0] * factor).backward()
-        assert model[0].weight.grad is not None
-        expected += model[0].weight.grad / 2
+        gradient = model.get_parameter("0.weight").grad
+        assert gradient is not None
+        expected += gradient / 2
     assert torch.equal(zero, one)
     torch.testing.assert_close(zero, expected)
 
@@ -457,10 +458,10 @@ def test_tied_and_frozen_parameters_train_as_in_torch() -> None:
     def make() -> nn.Sequential:
         model = build()
         model[2].weight.requires_grad_(False)
-        tied = nn.Linear(8, 8)
-        tied.weight = model[2].weight
-        model[4] = nn.Sequential(tied, nn.Linear(8, 8), nn.Linear(8, 3))
-        model[4][1].bias = model[0].bias
+        one, other = nn.Linear(8, 8), nn.Linear(8, 8)
+        one.weight = model.get_parameter("2.weight")
+        other.bias = model.get_parameter("0.bias")
+        model[4] = nn.Sequential(one, other, nn.Linear(8, 3))
         return model
 
     model, plain = make(), make()
@@ -745,7 +746,7 @@ def test_a_group_of_frozen_parameters_alone_changes_nothing() -> None:
     model = build()
     frozen, *rest = model.parameters()
     frozen.requires_grad_(False)
-    groups = [{"params": [frozen], "lr": 0.5}, {"params": rest}]
+    groups: list[dict[str, Any]] = [{"params": [frozen], "lr": 0.5}, {"params": rest}]
     optimizer = wrap(model, single_server(), inner=torch.optim.SGD(groups, lr=0.1))
     before = frozen.clone()
     plain_step(model, optimizer, batches()[0])
@@ -757,7 +758,8 @@ def test_a_model_that_was_moved_is_found_out_in_step() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator(), overlap=False)
     plain_step(model, optimizer, batches()[0])
-    model[0].weight.data = model[0].weight.data.clone()
+    weight = model.get_parameter("0.weight")
+    weight.data = weight.data.clone()
     with pytest.raises(ConfigError, match=r"0\.weight was given other memory"):
         plain_step(model, optimizer, batches()[1])
 
@@ -771,9 +773,9 @@ def test_buffers_and_frozen_parameters_come_from_rank_0() -> None:
         model[2].weight.requires_grad_(False)
         torch.manual_seed(rank.rank)
         with torch.no_grad():
-            for tensor in (*model.parameters(), model[1].running_mean):
+            for tensor in (*model.parameters(), model.get_buffer("1.running_mean")):
                 tensor.copy_(torch.randn_like(tensor))
-        model[1].num_batches_tracked.fill_(rank.rank + 3)
+        model.get_buffer("1.num_batches_tracked").fill_(rank.rank + 3)
         wrap(model, rank)
         return model.state_dict()
 

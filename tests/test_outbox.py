@@ -124,11 +124,12 @@ def test_at_the_end_all_goes_without_room() -> None:
 
 def test_idle_is_when_all_has_left() -> None:
     outbox, _ = full()
-    assert not outbox.idle
+    idle = [outbox.idle]
     outbox.left(10)
-    assert outbox.idle
+    idle.append(outbox.idle)
     outbox.put("item", nbytes=10)
-    assert not outbox.idle
+    idle.append(outbox.idle)
+    assert idle == [False, True, False]
 
 
 def test_room_given_by_another_thread_is_never_missed() -> None:

@@ -46,7 +46,7 @@ def test_the_last_jobs_course_stays_until_another_begins() -> None:
     history.note(report(0, job="", started=False))
     assert len(history.samples) == 1
     history.note(report(1, started=False, state="waiting"))
-    assert history.samples == ()
+    assert list(history.samples) == []
     history.note(report(1, seconds_up=200.0))
     assert [each.seconds for each in history.samples] == [200.0]
 

@@ -39,8 +39,8 @@ def run(story: Coroutine[Any, Any, Answer]) -> Answer:
     return asyncio.run(asyncio.wait_for(story, 20.0))
 
 
-def bearer(token: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {token}"}
+def bearer(token: str) -> str:
+    return f"Bearer {token}"
 
 
 @pytest.mark.parametrize("action", ACTIONS)
@@ -48,7 +48,7 @@ def bearer(token: str) -> dict[str, str]:
 def test_without_the_token_nothing_happens_and_a_sentence_says_why(action: str, token: str) -> None:
     hub = PagedHub()
     for refused in (
-        run(ask(serve(hub), action, "POST", **bearer(token))),
+        run(ask(serve(hub), action, "POST", authorization=bearer(token))),
         run(ask(serve(hub), action, "POST", urlencode({"token": token}).encode(), **FORM)),
     ):
         assert refused.status == 403
@@ -69,7 +69,7 @@ def test_a_form_that_is_none_is_refused(action: str, body: bytes) -> None:
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
 def test_only_post_acts(action: str, method: str) -> None:
     hub = PagedHub()
-    assert run(ask(serve(hub), action, method, **bearer(TOKEN))).status == 405
+    assert run(ask(serve(hub), action, method, authorization=bearer(TOKEN))).status == 405
     assert hub.done == []
 
 
@@ -90,7 +90,7 @@ def test_looking_changes_nothing() -> None:
 )
 def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str, words: str) -> None:
     hub = PagedHub()
-    told = run(ask(serve(hub), action, "POST", **bearer(TOKEN)))
+    told = run(ask(serve(hub), action, "POST", authorization=bearer(TOKEN)))
     assert (told.status, hub.done) == (200, [done])
     assert words in told.text
     assert told.headers["content-type"].startswith("text/plain")
@@ -115,7 +115,7 @@ def test_a_form_gets_a_page_for_its_answer() -> None:
 def test_what_cannot_be_done_is_told_with_the_reason(refusal: ConfigError | JobFailed, status: int) -> None:
     hub = PagedHub()
     hub.refusal = refusal
-    told = run(ask(serve(hub), "/checkpoint", "POST", **bearer(TOKEN)))
+    told = run(ask(serve(hub), "/checkpoint", "POST", authorization=bearer(TOKEN)))
     assert (told.status, told.text) == (status, f"Not done: {refusal}.")
 
 

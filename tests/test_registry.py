@@ -3,40 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 
 from ps.errors import ConfigError, ServerUnreachable
 from ps.transport.conformance import PATIENCE, Serving, ask, content, noise, request
-from ps.transport.registry import FASTEST_FIRST, Line, choose, host_id, open_doors, transport
+from ps.transport.registry import FASTEST_FIRST, Dial, Line, choose, host_id, open_doors, transport
 
 
 @pytest.fixture
-def line():
+def line() -> Iterator[Line]:
     """A shard on this host that echoes by every transport."""
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(Serving(transport(name))) for name in FASTEST_FIRST}
         yield Line(host_id(), {name: server.address for name, server in servers.items()})
 
 
-def talks(dial, shard: int) -> bool:
+def talks(dial: Dial, shard: int) -> bool:
     with contextlib.closing(dial(shard)) as connection:
         return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
 
 
-def test_a_shard_on_this_host_is_reached_by_shared_memory(line):
+def test_a_shard_on_this_host_is_reached_by_shared_memory(line: Line) -> None:
     kind, dial, wired = choose([line])
     assert (kind.name, wired) == ("shm", False)
     assert talks(dial, 0)
 
 
-def test_a_shard_on_another_host_is_reached_by_zeromq(line):
+def test_a_shard_on_another_host_is_reached_by_zeromq(line: Line) -> None:
     kind, dial, wired = choose([line._replace(host_id="elsewhere")])
     assert (kind.name, wired) == ("zmq", True)
     assert talks(dial, 0)
 
 
-def test_what_is_cut_off_is_passed_over_with_a_log_line(line, caplog):
+def test_what_is_cut_off_is_passed_over_with_a_log_line(line: Line, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     kind, dial, wired = choose(
         [line._replace(addresses={**line.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
@@ -47,7 +48,7 @@ def test_what_is_cut_off_is_passed_over_with_a_log_line(line, caplog):
     assert said == ["no way to shard 0 by shm", "no way to shard 0 by zmq"]
 
 
-def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
+def test_near_and_far_shards_go_each_their_way_from_one_memory(line: Line) -> None:
     kind, dial, wired = choose([line._replace(host_id="elsewhere"), line])
     assert (kind.name, wired) == ("shm", True)
     memory = kind.allocate(1000)
@@ -58,18 +59,18 @@ def test_near_and_far_shards_go_each_their_way_from_one_memory(line):
 
 
 @pytest.mark.parametrize("want", FASTEST_FIRST)
-def test_a_pinned_transport_is_taken(line, want):
+def test_a_pinned_transport_is_taken(line: Line, want: str) -> None:
     kind, dial, wired = choose([line], want)
     assert (kind.name, wired) == (want, want != "shm")
     assert talks(dial, 0)
 
 
-def test_a_pinned_transport_that_fails_names_the_mend(line):
+def test_a_pinned_transport_that_fails_names_the_mend(line: Line) -> None:
     with pytest.raises(ServerUnreachable, match=r"--transport auto.*shm: .* another host"):
         choose([line._replace(host_id="elsewhere")], "shm")
 
 
-def test_a_shard_that_nobody_reaches_is_told_with_every_address(line):
+def test_a_shard_that_nobody_reaches_is_told_with_every_address(line: Line) -> None:
     dead = {"shm": "shm://nobody", "zmq": "tcp://127.0.0.1:1", "grpc": "127.0.0.1:1"}
     with pytest.raises(ServerUnreachable) as caught:
         choose([line, Line(host_id(), dead)])
@@ -77,12 +78,12 @@ def test_a_shard_that_nobody_reaches_is_told_with_every_address(line):
     assert "shard 1" in str(caught.value)
 
 
-def test_an_unknown_transport_is_a_setting_gone_wrong():
+def test_an_unknown_transport_is_a_setting_gone_wrong() -> None:
     with pytest.raises(ConfigError, match=r"'rdma'.*auto, shm, zmq, grpc"):
         transport("rdma")
 
 
-def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails():
+def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails() -> None:
     listeners = open_doors("127.0.0.1").listeners
     assert tuple(listeners) == FASTEST_FIRST
     kind, *_ = choose(

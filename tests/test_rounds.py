@@ -315,8 +315,9 @@ def test_whatever_is_repeated_and_in_whatever_order_each_call_counts_once(data: 
         turn = list(own[rank][:number]).count(name)
         value = torch.tensor(float(10**rank * turn))
         request = part(rank, value, name=name, sequence=number, settled=min(settled(rank), number - 1))
-        for (to, its), reply in book.contribute(request, (rank, number), LIVE):  # type: ignore[misc]
-            answers.setdefault((to, its), set()).add(result_of(reply).item())
+        for ticket, reply in book.contribute(request, (rank, number), LIVE):
+            assert isinstance(ticket, tuple)
+            answers.setdefault(ticket, set()).add(result_of(reply).item())
 
     while any(sent[rank] < len(names) for rank in LIVE):
         rank = data.draw(st.sampled_from([rank for rank in LIVE if sent[rank] < len(names)]))

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from ps.errors import UsageError
 from workers.sampler import ShardedSampler
@@ -65,8 +66,9 @@ def test_without_shuffling_samples_come_in_order() -> None:
 
 
 def test_a_data_loader_takes_it() -> None:
-    loader = DataLoader(list(range(8)), batch_size=2, sampler=ShardedSampler(range(8), False, rank=1, size=2))
-    assert [batch.tolist() for batch in loader] == [[1, 3], [5, 7]]
+    numbers = TensorDataset(torch.arange(8))
+    loader = DataLoader(numbers, batch_size=2, sampler=ShardedSampler(numbers, False, rank=1, size=2))
+    assert [batch.tolist() for (batch,) in loader] == [[1, 3], [5, 7]]
 
 
 @pytest.mark.parametrize(

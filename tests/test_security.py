@@ -57,9 +57,14 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
+def placed(tree: ast.AST) -> Iterator[ast.expr | ast.stmt]:
+    """Every import, name and whatever else has a line."""
+    return (node for node in ast.walk(tree) if isinstance(node, ast.expr | ast.stmt))
+
+
 def unsafe(tree: ast.AST) -> Iterator[str]:
     """Each import or use of something that can run what it reads."""
-    for node in ast.walk(tree):
+    for node in placed(tree):
         for name in imported(node):
             if name in MODULES | CALLS or name.partition(".")[0] in MODULES:
                 yield f"line {node.lineno}: import of {name}"
@@ -72,7 +77,7 @@ def unsafe(tree: ast.AST) -> Iterator[str]:
 
 def environment(tree: ast.AST) -> Iterator[str]:
     """Each touch of the process's environment."""
-    for node in ast.walk(tree):
+    for node in placed(tree):
         for name in [dotted(node), *imported(node)]:
             if name in ENVIRONMENT:
                 yield f"line {node.lineno}: {name}"

@@ -48,7 +48,11 @@ class Shard:
     def seat(self, epoch: int, *ranks: Sender) -> None:
         view = View(epoch, tuple(Member(*sender) for sender in ranks))
         self.loop.command(lambda: self.loop.send(self.loop.store.on_view(view))).result(PATIENCE)
-        self.loop.command(lambda: [listener.flush() for listener in self.loop._listeners]).result(PATIENCE)
+        self.loop.command(self._flush).result(PATIENCE)
+
+    def _flush(self) -> None:
+        for listener in self.loop._listeners:
+            listener.flush()
 
     def write(self, value: float) -> None:
         """Changes the parameters, and tells nobody."""

@@ -85,6 +85,12 @@ def values_of(reply: Reply) -> Values:
     return reply
 
 
+def tensor_of(reply: Reply) -> Tensor:
+    values = values_of(reply).values
+    assert isinstance(values, Tensor), values
+    return values
+
+
 def refusal_of(deliveries: list[Delivery]) -> Refusal:
     ((_, reply),) = deliveries
     assert isinstance(reply, Refusal), reply
@@ -97,7 +103,7 @@ def answered(deliveries: Iterable[Delivery]) -> list[Ticket]:
 
 def parameters(store: KVStore, rank: int = 0, key: int = 0) -> Tensor:
     ((_, reply),) = store.handle(Pull(sender(rank), key), "look")
-    return values_of(reply).values.clone()
+    return tensor_of(reply).clone()
 
 
 # The start.
@@ -125,7 +131,7 @@ def test_an_averaging_hub_needs_no_first_values_and_returns_the_mean() -> None:
     store = hub(BSP(), 2, optimizer="")
     store.handle(push(0, 0, torch.full((4,), 2.0), hyper={}), "a")
     deliveries = store.handle(push(1, 0, torch.full((4,), 4.0), hyper={}), "b")
-    assert torch.equal(values_of(deliveries[0].reply).values, torch.full((4,), 3.0))
+    assert torch.equal(tensor_of(deliveries[0].reply), torch.full((4,), 3.0))
 
 
 # BSP.
@@ -146,7 +152,7 @@ def test_bsp_applies_the_mean_once_all_have_pushed_and_answers_everybody() -> No
             False,
             True,
         )
-        assert torch.equal(values.values, torch.full((4,), 3.0))
+        assert torch.equal(tensor_of(reply), torch.full((4,), 3.0))
 
 
 def test_bsp_is_bitwise_the_same_for_every_order_of_arrival() -> None:
@@ -174,8 +180,8 @@ def test_no_gradient_is_written_to() -> None:
 
 def test_the_values_keep_their_memory() -> None:
     store = hub(BSP(), 1)
-    first = values_of(store.handle(push(0, 0), "a")[0].reply).values.data_ptr()
-    assert values_of(store.handle(push(0, 1), "b")[0].reply).values.data_ptr() == first
+    first = tensor_of(store.handle(push(0, 0), "a")[0].reply).data_ptr()
+    assert tensor_of(store.handle(push(0, 1), "b")[0].reply).data_ptr() == first
 
 
 def test_the_learning_rate_of_the_push_is_the_one_used() -> None:
@@ -674,7 +680,7 @@ def coded(tensor: Tensor, name: str = "int8") -> Coded:
     return Coded(name, payload, len(tensor), tensor.dtype)
 
 
-def decoded(code: Tensor | Coded) -> Tensor:
+def decoded(code: Tensor | Coded | None) -> Tensor:
     assert isinstance(code, Coded)
     out = torch.empty(code.numel, dtype=code.dtype)
     by_name(code.codec).decode(code.payload, out)
@@ -690,9 +696,7 @@ def test_coded_gradients_are_averaged_and_the_parameters_come_back_exact() -> No
     store.handle(coded_push(0, 0, torch.tensor([2.0, 0, 0, 0])), "a")
     deliveries = store.handle(coded_push(1, 0, torch.tensor([0, 4.0, 0, 0])), "b")
     for _, reply in deliveries:
-        values = values_of(reply).values
-        assert isinstance(values, Tensor)
-        torch.testing.assert_close(values, torch.tensor([1.0, 2.0, 0, 0]))
+        torch.testing.assert_close(tensor_of(reply), torch.tensor([1.0, 2.0, 0, 0]))
 
 
 def test_an_averaging_hub_answers_in_the_codec_and_makes_up_for_what_it_left_out() -> None:
@@ -758,4 +762,4 @@ def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form
 def test_a_slice_that_would_not_shrink_is_pushed_as_it_is() -> None:
     store = hub(BSP(), 1, numel=1, codec="int8")
     ((_, reply),) = store.handle(push(0, 0, torch.ones(1)), "p")
-    assert values_of(reply).values.tolist() == [1.0]
+    assert tensor_of(reply).tolist() == [1.0]

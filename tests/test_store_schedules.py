@@ -86,6 +86,7 @@ class World:
         """The very memory of the parameters."""
         ((_, reply),) = self.store.handle(Pull(self.workers[0].sender, 0), "look")
         assert isinstance(reply, Values)
+        assert isinstance(reply.values, Tensor)
         return reply.values
 
     def send(self, rank: int) -> None:

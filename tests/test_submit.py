@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ps import cli
+from ps import cli, terminal
 from ps.errors import ConfigError, EngineMissing
 from ps.submit.engine import hand_over
 from ps.submit.engines import ENGINES
@@ -42,7 +42,7 @@ def refusal(**flags: Any) -> str:
     ],
 )
 def test_workers_nodes_and_gpus_follow_from_one_another(
-    flags: dict[str, int], layout: tuple[int, int | None, int]
+    flags: dict[str, Any], layout: tuple[int, int | None, int]
 ) -> None:
     found = job(**flags)
     assert (found.workers, found.nodes, found.per_node) == layout
@@ -223,7 +223,7 @@ def test_a_missing_program_is_named_with_its_mend(name: str, monkeypatch: pytest
 
 def program(*words: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli.terminal.run(cli.app, "ps-server", ["submit", *words])
+        terminal.run(cli.app, "ps-server", ["submit", *words])
     assert isinstance(ended.value.code, int)
     return ended.value.code
 

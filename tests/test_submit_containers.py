@@ -94,7 +94,7 @@ def texts(node: yaml.Node) -> Iterator[yaml.ScalarNode]:
     elif isinstance(node, yaml.SequenceNode):
         for value in node.value:
             yield from texts(value)
-    elif node.tag.endswith(":str"):
+    elif isinstance(node, yaml.ScalarNode) and node.tag.endswith(":str"):
         yield node
 
 

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def run(folder: Path, script: str, **variables: object) -> Ran:
     return Ran(done.returncode, done.stdout, done.stderr, folder)
 
 
-def script(*words: str, **flags: object) -> str:
+def script(*words: str, **flags: Any) -> str:
     return Slurm().render(job(*words, **{"workers": 4, **flags}))
 
 

@@ -6,10 +6,14 @@ import io
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ps import terminal
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class Raw(io.RawIOBase):
@@ -21,9 +25,9 @@ class Raw(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: ReadableBuffer) -> int:
         self.writes.append(bytes(data))
-        return len(data)
+        return len(self.writes[-1])
 
 
 def test_the_last_line_is_one_write_also_when_unbuffered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,14 +130,19 @@ def test_nothing_is_tried_where_the_size_is_given_or_nothing_travels(
 def test_a_step_that_a_scaler_skips_is_not_charged_to_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[float] = []
     clock = iter(float(tick) for tick in (0, 1, 100, 101))
-    monkeypatch.setattr(Tuning, "note", lambda _, seconds: bool(noted.append(seconds)))
+
+    def note(_: Tuning, seconds: float) -> bool:
+        noted.append(seconds)
+        return False
+
+    monkeypatch.setattr(Tuning, "note", note)
     monkeypatch.setattr(tuning.Tuner, "_now", lambda _: next(clock))
     model = build()
     optimizer = wrap(model, FakeRank(FakeHub(1, "worker")), bucket_bytes=None)
     for overflow in (0.0, 0.0, 1.0, 0.0, 0.0):
         optimizer.zero_grad()
         loss_of(model, batches()[0]).backward()
-        optimizer.found_inf = torch.tensor(overflow)  # as a GradScaler does
+        vars(optimizer)["found_inf"] = torch.tensor(overflow)  # as a GradScaler does
         optimizer.step()
     assert noted == [1.0, 1.0]
     assert optimizer.completed_steps == 4

@@ -45,7 +45,7 @@ def a_file(pages: int) -> int:
 
 def find(copies: Copies, start: int) -> list[int]:
     """The pages that are copies, by their numbers; they are dropped, as whoever finds them must."""
-    found = []
+    found: list[int] = []
     for first, end in copies.find(start, start + PAGES * PAGE):
         forget(first, end)
         found += range((first - start) // PAGE, (end - start) // PAGE)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from protos import data_pb2 as pb
 from ps.collective import layout_of
@@ -22,11 +26,14 @@ from ps.messages import (
     Push,
     ReduceOp,
     Refusal,
+    Reply,
+    Request,
     Result,
     Values,
 )
 from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
 from ps.transport.bundle import bytes_of
+from ps.transport.memory import address
 from ps.transport.wire import (
     MAX_TEXT,
     MalformedMessage,
@@ -48,26 +55,43 @@ def coded(name: str = "int8", dtype: torch.dtype = torch.float32) -> Coded:
     return Coded(name, payload, 600, dtype)
 
 
-def contribution(collective, *tensors, name="loss", settled=0, **said):
+def contribution(
+    collective: Collective, *tensors: Tensor, name: str = "loss", settled: int = 0, **said: Any
+) -> Contribute:
     """A part whose call says what its tensors are."""
     layouts = tuple(map(layout_of, tensors))
     return Contribute(SENDER, 7, Call(collective, name, layouts=layouts, **said), tensors, settled)
 
 
-def same(one, other) -> bool:
+def same(one: Request | Reply, other: Request | Reply) -> bool:
     """Whether two messages say the same, their tensors compared by value, shape and dtype."""
 
-    def plain(value):
+    def plain(value: object) -> object:
         if isinstance(value, Coded):
             return value.codec, value.payload.tolist(), value.numel, value.dtype
         if isinstance(value, tuple):
             return [plain(each) for each in value]
-        return (value.dtype, value.tolist()) if isinstance(value, torch.Tensor) else value
+        return (value.dtype, value.tolist()) if isinstance(value, Tensor) else value
 
     fields = type(one).__dataclass_fields__
     return type(one) is type(other) and all(
         plain(getattr(one, name)) == plain(getattr(other, name)) for name in fields
     )
+
+
+def only_tensor(message: Message) -> Tensor:
+    """Of a result."""
+    _, came = decode_reply(message)
+    assert isinstance(came, Result)
+    (tensor,) = came.tensors
+    return tensor
+
+
+def gradient(message: Message) -> Tensor | Coded:
+    """Of a push."""
+    _, came = decode_request(message)
+    assert isinstance(came, Push)
+    return came.gradient
 
 
 @pytest.mark.parametrize(
@@ -89,7 +113,7 @@ def same(one, other) -> bool:
         Contribute(SENDER, 8, Call(Collective.BROADCAST, "w", root=2, layouts=(Layout("int8", (4,)),))),
     ],
 )
-def test_requests_come_back_as_they_went(request_):
+def test_requests_come_back_as_they_went(request_: Request) -> None:
     number, came = decode_request(encode_request(request_, 2**63))
     assert number == 2**63
     assert same(came, request_)
@@ -107,7 +131,7 @@ def test_requests_come_back_as_they_went(request_):
         Refusal(Code.FENCED, "rank 3 lost its place"),
     ],
 )
-def test_replies_come_back_as_they_went(reply):
+def test_replies_come_back_as_they_went(reply: Reply) -> None:
     number, came = decode_reply(encode_reply(reply, 0))
     assert number == 0
     assert same(came, reply)
@@ -115,44 +139,42 @@ def test_replies_come_back_as_they_went(reply):
 
 @pytest.mark.parametrize("name", DTYPE_BYTES)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 2), (2, 3)])
-def test_every_dtype_travels_in_every_shape(name, shape):
+def test_every_dtype_travels_in_every_shape(name: str, shape: tuple[int, ...]) -> None:
     tensor = torch.ones(shape, dtype=getattr(torch, name))
-    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
-    assert came.tensors[0].dtype == tensor.dtype
-    assert torch.equal(came.tensors[0], tensor)
-    assert came.tensors[0].shape == tensor.shape
+    came = only_tensor(encode_reply(Result((tensor,)), 1))
+    assert came.dtype == tensor.dtype
+    assert torch.equal(came, tensor)
+    assert came.shape == tensor.shape
 
 
-def test_a_contiguous_tensor_is_never_copied():
+def test_a_contiguous_tensor_is_never_copied() -> None:
     tensor = torch.zeros(1000, dtype=torch.bfloat16, requires_grad=True)
-    message = encode_request(Push(SENDER, 1, 1, tensor), 1)
-    _, came = decode_request(message)
-    assert came.gradient.data_ptr() == tensor.data_ptr()
+    came = gradient(encode_request(Push(SENDER, 1, 1, tensor), 1))
+    assert isinstance(came, Tensor)
+    assert came.data_ptr() == tensor.data_ptr()
 
 
-def test_a_strided_tensor_travels_as_its_values():
+def test_a_strided_tensor_travels_as_its_values() -> None:
     tensor = torch.arange(6).view(2, 3).t()
-    _, came = decode_reply(encode_reply(Result((tensor,)), 1))
-    assert torch.equal(came.tensors[0], tensor)
+    assert torch.equal(only_tensor(encode_reply(Result((tensor,)), 1)), tensor)
 
 
-def test_bytes_of_a_tensor_are_its_memory():
+def test_bytes_of_a_tensor_are_its_memory() -> None:
     tensor = torch.zeros(4, dtype=torch.bfloat16)
     bytes_of(tensor)[:] = bytes_of(torch.ones(4, dtype=torch.bfloat16))
     assert tensor.tolist() == [1.0] * 4
 
 
-def test_a_read_only_payload_is_borrowed_without_a_warning_or_a_copy():
+def test_a_read_only_payload_is_borrowed_without_a_warning_or_a_copy() -> None:
     message = encode_reply(Result((FLAT,)), 1)
+    assert message.payload is not None
     payload = memoryview(bytes(message.payload))
-    _, came = decode_reply(Message(message.header, payload))
-    assert torch.equal(came.tensors[0], FLAT)
-    assert came.tensors[0].data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
+    came = only_tensor(Message(message.header, payload))
+    assert torch.equal(came, FLAT)
+    assert came.data_ptr() == torch.from_numpy(_writable(payload)).data_ptr()
 
 
-def _writable(payload):
-    from ps.transport.memory import address
-
+def _writable(payload: memoryview) -> Any:
     class Face:
         __array_interface__ = {  # noqa: RUF012
             "shape": (payload.nbytes,),
@@ -161,41 +183,41 @@ def _writable(payload):
             "data": (address(payload), False),
         }
 
-    import numpy as np
-
     return np.asarray(Face())
 
 
-def test_a_payload_keeps_its_memory_alive():
-    _, came = decode_reply(
-        Message(encode_reply(Result((FLAT,)), 1).header, memoryview(bytes(bytes_of(FLAT))))
-    )
+def test_a_payload_keeps_its_memory_alive() -> None:
+    came = only_tensor(Message(encode_reply(Result((FLAT,)), 1).header, memoryview(bytes(bytes_of(FLAT)))))
     bytearray(10_000)
-    assert torch.equal(came.tensors[0], FLAT)
+    assert torch.equal(came, FLAT)
 
 
-def test_a_payload_that_lies_askew_is_read_right():
+def test_a_payload_that_lies_askew_is_read_right() -> None:
     askew = bytearray(1) + bytearray(bytes_of(FLAT))
     message = Message(encode_reply(Result((FLAT,)), 1).header, memoryview(askew)[1:])
-    _, came = decode_reply(message)
-    assert torch.equal(came.tensors[0], FLAT)
+    assert torch.equal(only_tensor(message), FLAT)
 
 
-def test_what_is_too_large_to_travel_is_the_callers_mistake():
+def test_what_is_too_large_to_travel_is_the_callers_mistake() -> None:
     with pytest.raises(UsageError, match="shorten"):
         encode_request(Contribute(SENDER, 1, Call(Collective.BARRIER, "n" * MAX_HEADER)), 1)
     with pytest.raises(UsageError, match="split"):
         encode_reply(Result((torch.empty(MAX_PAYLOAD + 1, dtype=torch.uint8),)), 1)
 
 
-def test_a_long_refusal_is_cut_not_refused():
+def test_a_long_refusal_is_cut_not_refused() -> None:
     _, came = decode_reply(encode_reply(Refusal(Code.MISMATCH, "ü" * 2 * MAX_HEADER), 1))
+    assert isinstance(came, Refusal)
     assert came.text == "ü" * MAX_TEXT
+
+
+def allreduce(*layouts: pb.Layout) -> pb.Contribute:
+    return pb.Contribute(collective=pb.ALLREDUCE, op=pb.SUM, layouts=layouts)
 
 
 FLOATS = {"dtype": pb.FLOAT32, "payload_bytes": 8}
 PUSH = {"push": pb.Push(key=1)}
-PART = pb.Contribute(collective=1, op=1, layouts=[pb.Layout(dtype=pb.FLOAT32, shape=[3])])
+PART = allreduce(pb.Layout(dtype=pb.FLOAT32, shape=[3]))
 HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
 
 
@@ -213,16 +235,18 @@ HUGE = pb.Layout(dtype=pb.FLOAT32, shape=[2**62, 2**62, 0])
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 99}, "dtype 99"),
         ({**PUSH, **FLOATS, "shape": [2], "dtype": 0}, "dtype 0"),
         ({**PUSH, **FLOATS, "shape": [2], "payload_bytes": 2**60}, "8 bytes came"),
-        ({"contribute": pb.Contribute(collective=99, op=1)}, "99 is no Collective"),
-        ({"contribute": pb.Contribute(collective=1, op=99)}, "99 is no ReduceOp"),
+        ({"contribute": pb.Contribute(collective=99, op=pb.SUM)}, "99 is no Collective"),  # type: ignore[arg-type]
+        ({"contribute": pb.Contribute(collective=pb.ALLREDUCE, op=99)}, "99 is no ReduceOp"),  # type: ignore[arg-type]
         ({"contribute": PART, "payload_bytes": 8}, r"8 bytes do not fill torch\.float32 of shape \(3,\)"),
         ({"contribute": PART}, r"0 bytes do not fill torch\.float32 of shape \(3,\)"),
         ({"contribute": PART, **FLOATS}, "names a dtype beside its layouts'"),
-        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[pb.Layout(shape=[3])])}, "dtype 0"),
-        ({"contribute": pb.Contribute(collective=1, op=1, layouts=[HUGE])}, "shape"),
+        ({"contribute": allreduce(pb.Layout(shape=[3]))}, "dtype 0"),
+        ({"contribute": allreduce(HUGE)}, "shape"),
     ],
 )
-def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(fields, says):
+def test_a_request_that_does_not_add_up_is_malformed_and_bears_its_number(
+    fields: dict[str, Any], says: str
+) -> None:
     payload = memoryview(bytes(8)) if "payload_bytes" in fields else None
     header = pb.Header(request=5, **fields)
     with pytest.raises(MalformedMessage, match=says) as caught:
@@ -248,10 +272,10 @@ CODED = {"dtype": pb.FLOAT32, "codec": "int8", "shape": [4]}
         ({**PUSH, **CODED, "codec": "topk:0.25"}, "for place 16909060, where there are 4"),
         ({**PUSH, "codec": "int8", "payload_bytes": 0}, "dtype 0"),
         ({"init": pb.Init(key=1), **CODED}, "init came in int8"),
-        ({"contribute": pb.Contribute(collective=1, op=1), **CODED}, "contribute came in int8"),
+        ({"contribute": allreduce(), **CODED}, "contribute came in int8"),
     ],
 )
-def test_a_code_that_does_not_add_up_is_malformed(fields, says):
+def test_a_code_that_does_not_add_up_is_malformed(fields: dict[str, Any], says: str) -> None:
     payload = memoryview(b"\4\3\2\1\0\0\0\0"[: fields.get("payload_bytes", 8)])
     header = pb.Header(**{"request": 5, "payload_bytes": 8, **fields})
     with pytest.raises(MalformedMessage, match=says) as caught:
@@ -259,23 +283,25 @@ def test_a_code_that_does_not_add_up_is_malformed(fields, says):
     assert caught.value.request == 5
 
 
-def test_a_code_that_lies_askew_is_moved_into_line():
+def test_a_code_that_lies_askew_is_moved_into_line() -> None:
     message = encode_request(Push(SENDER, 1, 2, coded()), 1)
+    assert message.payload is not None
     askew = memoryview(bytearray(message.payload.nbytes + 1))[1:]
     askew[:] = message.payload
-    _, came = decode_request(Message(message.header, askew))
-    assert came.gradient.payload.data_ptr() % 8 == 0
-    assert came.gradient.payload.tolist() == coded().payload.tolist()
+    came = gradient(Message(message.header, askew))
+    assert isinstance(came, Coded)
+    assert came.payload.data_ptr() % 8 == 0
+    assert came.payload.tolist() == coded().payload.tolist()
 
 
-def test_a_refusal_for_no_reason_is_malformed():
+def test_a_refusal_for_no_reason_is_malformed() -> None:
     header = pb.Header(request=5, refusal=pb.Refusal(text="because"))
     with pytest.raises(MalformedMessage, match="0 is no Code"):
         decode_reply(Message(header.SerializeToString()))
 
 
 @given(st.binary(max_size=200), st.binary(max_size=32))
-def test_any_bytes_are_a_message_or_malformed(header, payload):
+def test_any_bytes_are_a_message_or_malformed(header: bytes, payload: bytes) -> None:
     for decode in (decode_request, decode_reply):
         try:
             decode(Message(header, memoryview(payload)))
@@ -284,7 +310,7 @@ def test_any_bytes_are_a_message_or_malformed(header, payload):
 
 
 @given(st.data())
-def test_a_header_with_a_byte_turned_is_a_message_or_malformed(data):
+def test_a_header_with_a_byte_turned_is_a_message_or_malformed(data: st.DataObject) -> None:
     message = encode_request(contribution(Collective.ALLREDUCE, torch.ones(2, 3)), 1)
     header = bytearray(message.header)
     header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -44,8 +44,11 @@ ALL = {"hub": Hub, "aggregate": Aggregate, "ring": Ring}
 KINDS = pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
 STEPPING_HERE = pytest.mark.parametrize("kind", [Aggregate, Ring], ids=["aggregate", "ring"])
 
+M = TypeVar("M", bound=nn.Module)
 Script = Callable[[Communicator | None], list[Tensor]]
 """Trains as a rank, or as the one process that there is; returns parameters."""
+Loss = Any
+"""A tensor; torch's types want a float of a closure."""
 
 
 def ends(kind: type[Ranks], script: Script) -> list[Tensor]:
@@ -60,11 +63,11 @@ def ends(kind: type[Ranks], script: Script) -> list[Tensor]:
     return first
 
 
-def assert_as_one(kind: type[Ranks], script: Script, **tolerance: float) -> None:
-    torch.testing.assert_close(ends(kind, script), script(None), **{"rtol": RTOL, "atol": ATOL, **tolerance})
+def assert_as_one(kind: type[Ranks], script: Script, rtol: float = RTOL, atol: float = ATOL) -> None:
+    torch.testing.assert_close(ends(kind, script), script(None), rtol=rtol, atol=atol)
 
 
-def made(module: nn.Module) -> nn.Module:
+def made(module: M) -> M:
     """The module with values of its own, as ranks are threads that share torch's generator."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -349,7 +352,7 @@ def test_normalisation_sees_each_ranks_own_batch_and_keeps_its_own_statistics(ki
             mean([model(share).square().mean() for share in parts(batch, communicator)]).backward()
             optimizer.step()
         if communicator is not None:
-            statistics[communicator.rank] = model[0].running_mean.clone()
+            statistics[communicator.rank] = model.get_buffer("0.running_mean").clone()
         return values(model)
 
     assert_as_one(kind, train)
@@ -371,7 +374,7 @@ def test_a_closure_is_called_once_and_its_gradient_is_everybodys(kind: type[Rank
         calls = 0
         for batch in batches():
 
-            def closure(batch: Tensor = batch) -> Tensor:
+            def closure(batch: Tensor = batch) -> Loss:
                 nonlocal calls
                 calls += 1
                 optimizer.zero_grad()
@@ -393,10 +396,10 @@ def test_lbfgs_asks_all_ranks_and_decides_by_their_mean_loss(kind: type[Ranks], 
         model = made(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)))
         lbfgs = torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, line_search_fn=search)
         optimizer = wrapped(lbfgs, model, communicator)
-        losses = []
+        losses: list[Loss] = []
         for batch in batches():
 
-            def closure(batch: Tensor = batch) -> Tensor:
+            def closure(batch: Tensor = batch) -> Loss:
                 optimizer.zero_grad()
                 loss = mean([(model(share) - 1).square().mean() for share in parts(batch, communicator)])
                 loss.backward()

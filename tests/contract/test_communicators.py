@@ -36,7 +36,7 @@ from ps.sharding import plan
 from ps.transport.base import Connection, Transport
 from ps.transport.inproc import InprocTransport
 from ps.transport.registry import Line
-from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, View
+from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, Slicing, View
 from ps.work import Work
 from tests.fake_gpu import GPU, FakeMemory
 from tests.lazy_device import PromptDevice
@@ -127,7 +127,9 @@ class Seat:
         self.shards = [Line("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
         self._hub = hub
 
-    def plan(self, buckets: Sequence[BucketSpec], slice_bytes: int = 0, *, trial: bool = False) -> Assignment:
+    def plan(
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+    ) -> Assignment:
         return Assignment(self._hub.agree(buckets), step=0, initialised=False)
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
@@ -547,7 +549,7 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
         gc.collect()
         used = {load for convoy in optimizer._exchange._convoys for load in convoy.loads}
         assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
-        return weakref.ref(model[0].weight)
+        return weakref.ref(model.get_parameter("0.weight"))
 
     def action(communicator: Communicator) -> bool:
         assert isinstance(communicator, AllreduceCommunicator)

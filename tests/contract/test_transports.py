@@ -10,10 +10,13 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import grpc
 import pytest
@@ -26,11 +29,12 @@ from ps.transport import grpc as grpc_client
 from ps.transport import grpc_listener, registry
 from ps.transport import zmq as zmq_wire
 from ps.transport.backlog import BOUND, Backlog
-from ps.transport.base import Envelope, Listener, Message
+from ps.transport.base import Envelope, Listener, Message, Transport
 from ps.transport.conformance import (
     CHECKS,
     PATIENCE,
     Answer,
+    MakeTransport,
     Serving,
     answers_many_requests_in_any_order,
     ask,
@@ -53,7 +57,9 @@ from ps.transport.segment import enclose
 from ps.transport.shm import ShmTransport
 from ps.transport.zmq import ZmqTransport
 
-KINDS = [InprocTransport, ZmqTransport, ShmTransport, GrpcTransport]
+Check = Callable[[MakeTransport], None]
+
+KINDS: list[type[Transport]] = [InprocTransport, ZmqTransport, ShmTransport, GrpcTransport]
 SLOW = {(answers_many_requests_in_any_order, GrpcTransport)}
 PAIRS = [
     pytest.param(
@@ -68,7 +74,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("check", "kind"), PAIRS)
-def test_transport(check, kind):
+def test_transport(check: Check, kind: type[Transport]) -> None:
     check(kind)
 
 
@@ -81,14 +87,14 @@ ON_LANES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ON_LANES)
-def test_grpc_with_several_lanes(check):
+def test_grpc_with_several_lanes(check: Check) -> None:
     check(partial(GrpcTransport, lanes=3))
 
 
 # Until the shard has heard of the line for replies, those before and after that may come in any order.
 @pytest.mark.slow
 @pytest.mark.parametrize("check", [check for check in CHECKS if check is not overtakes_only_by_priority])
-def test_zmq_with_replies_apart(check):
+def test_zmq_with_replies_apart(check: Check) -> None:
     check(partial(ZmqTransport, apart=True))
 
 
@@ -106,10 +112,11 @@ with Serving(transport(sys.argv[1])) as server:
 
 
 @contextlib.contextmanager
-def another_process(kind: str):
+def another_process(kind: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process that echoes, and its address."""
     command = [sys.executable, "-c", SERVE, kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
         try:
             yield process, process.stdout.readline().strip()
         finally:
@@ -118,7 +125,7 @@ def another_process(kind: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", registry.FASTEST_FIRST)
-def test_payloads_cross_processes_and_a_killed_one_is_missed_at_once(kind):
+def test_payloads_cross_processes_and_a_killed_one_is_missed_at_once(kind: str) -> None:
     transport = registry.transport(kind)
     with (
         another_process(kind) as (process, address),
@@ -134,7 +141,7 @@ def test_payloads_cross_processes_and_a_killed_one_is_missed_at_once(kind):
 
 
 @pytest.mark.slow
-def test_shm_maps_nothing_that_has_a_name_on_the_host():
+def test_shm_maps_nothing_that_has_a_name_on_the_host() -> None:
     transport = ShmTransport()
     with (
         another_process("shm") as (process, address),
@@ -156,7 +163,7 @@ REQUEST, SEGMENT = 3, 1
 
 
 @contextlib.contextmanager
-def stranger(address: str):
+def stranger(address: str) -> Iterator[socket.socket]:
     """A socket to a shm listener on which anything can be said."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
         line.settimeout(PATIENCE)
@@ -175,7 +182,7 @@ def stranger(address: str):
         pytest.param(bytes(60_000), id="a packet beyond all bounds"),
     ],
 )
-def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet):
+def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet: bytes) -> None:
     transport = ShmTransport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as honest:
         with stranger(server.address) as line:
@@ -186,7 +193,7 @@ def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet):
 
 @pytest.mark.parametrize(("offset", "length"), [(4096, 1), (4095, 2), (0, 4097), (2**64 - 1, 2)])
 @pytest.mark.parametrize("place", ["payload", "into"])
-def test_shm_refuses_places_beyond_the_segment(place, offset, length):
+def test_shm_refuses_places_beyond_the_segment(place: str, offset: int, length: int) -> None:
     places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = enclose(noise(4096))
@@ -196,7 +203,7 @@ def test_shm_refuses_places_beyond_the_segment(place, offset, length):
         assert line.recv(1) == b""
 
 
-def test_shm_refuses_a_segment_that_could_shrink():
+def test_shm_refuses_a_segment_that_could_shrink() -> None:
     with Serving(ShmTransport()) as server, stranger(server.address) as line:
         descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, 4096)
@@ -205,7 +212,7 @@ def test_shm_refuses_a_segment_that_could_shrink():
         assert line.recv(1) == b""
 
 
-def test_shm_forgets_segments_that_nobody_uses():
+def test_shm_forgets_segments_that_nobody_uses() -> None:
     transport = ShmTransport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
         before = len(os.listdir("/proc/self/fd"))
@@ -220,7 +227,7 @@ def test_shm_forgets_segments_that_nobody_uses():
 # gRPC.
 
 
-def test_grpc_serves_a_client_generated_from_the_proto():
+def test_grpc_serves_a_client_generated_from_the_proto() -> None:
     with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
         payload = bytes(noise(CHUNK_BYTES + 10))
         header = pb.Header(request=7, payload_bytes=len(payload), pull=pb.Pull(key=3))
@@ -239,7 +246,7 @@ def test_grpc_serves_a_client_generated_from_the_proto():
         pytest.param([pb.Frame(header=pb.Header(payload_bytes=9), payload=b"x")] * 2, id="two at once"),
     ],
 )
-def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames):
+def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[pb.Frame]) -> None:
     with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
@@ -254,7 +261,7 @@ class PlainServicer(DataServicer):
         self.may_read = threading.Event()
         self.came: list[int] = []
 
-    def Exchange(self, requests, context):  # noqa: N802 - gRPC calls it
+    def Exchange(self, requests: Iterable[pb.Frame], context: Any) -> Iterator[pb.Frame]:  # noqa: N802 - gRPC's
         context.send_initial_metadata((GREETING,))
         assert self.may_read.wait(PATIENCE)
         header, payload = pb.Header(), b""
@@ -270,7 +277,7 @@ class PlainServicer(DataServicer):
 
     @classmethod
     @contextlib.contextmanager
-    def serving(cls):
+    def serving(cls) -> Iterator[tuple[PlainServicer, str]]:
         """A servicer and its address."""
         servicer = cls()
         with futures.ThreadPoolExecutor(8) as threads:
@@ -284,7 +291,7 @@ class PlainServicer(DataServicer):
                 server.stop(0).wait()
 
 
-def test_grpc_talks_on_several_lanes_to_a_servicer_generated_from_the_proto():
+def test_grpc_talks_on_several_lanes_to_a_servicer_generated_from_the_proto() -> None:
     with PlainServicer.serving() as (servicer, address):
         servicer.may_read.set()
         with contextlib.closing(GrpcTransport(lanes=3).dial(address, PATIENCE)) as line:
@@ -295,7 +302,7 @@ def test_grpc_talks_on_several_lanes_to_a_servicer_generated_from_the_proto():
     assert came == {number: bytes(payload)[::-1] for number, payload in sent.items()}
 
 
-def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first():
+def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first() -> None:
     count, urgent = 40, 99
     payload = noise(1 << 20)
     with (
@@ -312,7 +319,7 @@ def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first():
     assert servicer.came == list(range(count))
 
 
-def _watch_for_a_pause(monkeypatch, end):
+def _watch_for_a_pause(monkeypatch: pytest.MonkeyPatch, end: ModuleType) -> threading.Event:
     """An event that is set when a reader at that end finds its backlog full."""
     paused = threading.Event()
 
@@ -327,12 +334,14 @@ def _watch_for_a_pause(monkeypatch, end):
 
 
 @pytest.mark.slow
-def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeypatch):
+def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     count, payload = 1000, noise(128 << 10)
     answered: list[int] = []
     paused = _watch_for_a_pause(monkeypatch, grpc_listener)
 
-    def answer(listener, envelope):
+    def answer(listener: Listener, envelope: Envelope) -> None:
         number = number_of(envelope.message)
         answered.append(number)
         listener.send(envelope.reply_to, request(number, payload), stable=True)
@@ -347,11 +356,13 @@ def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(monkeyp
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(monkeypatch, comes_back):
+def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
     count, payload = 2 * BOUND // (4 << 20), noise(4 << 20)
     paused = _watch_for_a_pause(monkeypatch, grpc_client)
 
-    def answer(listener, envelope):
+    def answer(listener: Listener, envelope: Envelope) -> None:
         listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
 
     with Serving(GrpcTransport(), answer) as server:
@@ -367,10 +378,10 @@ def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(monkeypa
 
 
 @pytest.mark.parametrize(("shards", "apart"), [(1, True), (2, False)])
-def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards, apart):
-    lines = []
+def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart: bool) -> None:
+    lines: list[Any] = []
 
-    def answer(listener, envelope):
+    def answer(listener: Listener, envelope: Envelope) -> None:
         lines.append(envelope.reply_to)
         listener.send(envelope.reply_to, request(number_of(envelope.message)), stable=True)
 
@@ -387,10 +398,11 @@ def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards, apart):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(apart):
-    count, payload, asked, answered = 4, noise(4 << 20), [], threading.Event()
+def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(apart: bool) -> None:
+    count, payload, answered = 4, noise(4 << 20), threading.Event()
+    asked: list[Envelope] = []
 
-    def answer_all_at_once(listener, envelope):
+    def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
         asked.append(envelope)
         for one in asked if len(asked) == count else ():
             listener.send(one.reply_to, request(number_of(one.message), payload), stable=True)
@@ -413,7 +425,7 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(apart):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_zmq_tells_of_a_loss_to_who_only_asked(apart):
+def test_zmq_tells_of_a_loss_to_who_only_asked(apart: bool) -> None:
     with Serving(ZmqTransport(), lambda listener, envelope: None) as server:
         line = ZmqTransport(apart=apart).dial(server.address, PATIENCE)
         line.send(request(0))
@@ -422,7 +434,9 @@ def test_zmq_tells_of_a_loss_to_who_only_asked(apart):
         await_loss(line)
 
 
-def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(monkeypatch):
+def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(zmq_wire, "MOST_APART", 2)
     with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
         transport = ZmqTransport(apart=True)
@@ -435,11 +449,11 @@ def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_
             assert [number_of(reply) for reply in replies(line, 1)] == [number]
 
 
-def test_frames_are_what_protobuf_makes_of_them():
+def test_frames_are_what_protobuf_makes_of_them() -> None:
     message = request(300, noise(2 * CHUNK_BYTES + 1))
     first, second, third = (pb.Frame.FromString(frame) for frame in to_frames(message))
     assert first.header.SerializeToString() == message.header
-    assert first.payload + second.payload + third.payload == bytes(message.payload)
+    assert first.payload + second.payload + third.payload == content(message)
     assert not second.HasField("header")
     assert first.SerializeToString() == next(to_frames(message))
 
@@ -447,19 +461,23 @@ def test_frames_are_what_protobuf_makes_of_them():
 @pytest.mark.parametrize(
     "frame", [b"\x0a", b"\x0a\x05ab", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x1a\x00"]
 )
-def test_bytes_that_are_no_frame_are_refused(frame):
+def test_bytes_that_are_no_frame_are_refused(frame: bytes) -> None:
     with pytest.raises(MalformedFrame):
         Assembly().add(frame)
 
 
-def test_a_service_registered_with_grpc_shares_the_port():
+def test_a_service_registered_with_grpc_shares_the_port() -> None:
     def add(server: grpc.Server) -> None:
-        answer = grpc.unary_unary_rpc_method_handler(lambda asked, context: asked + b"!")
+        def loudly(asked: bytes, context: grpc.ServicerContext) -> bytes:
+            return asked + b"!"
+
+        answer: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(loudly)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": answer}),))
 
     transport = GrpcTransport([add])
     with Serving(transport) as server, grpc.insecure_channel(server.address) as channel:
-        assert channel.unary_unary("/test/Ask")(b"here", timeout=PATIENCE) == b"here!"
+        ask_it: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test/Ask")
+        assert ask_it(b"here", timeout=PATIENCE) == b"here!"
         with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
             assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))
 
@@ -467,7 +485,7 @@ def test_a_service_registered_with_grpc_shares_the_port():
 # ZeroMQ.
 
 
-def test_zmq_ignores_messages_of_the_wrong_form():
+def test_zmq_ignores_messages_of_the_wrong_form() -> None:
     transport = ZmqTransport()
     with Serving(transport) as server, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
@@ -488,8 +506,9 @@ def hold(listening: threading.Event, answer: Answer) -> Answer:
     return answer_later
 
 
-def test_zmq_lets_an_urgent_message_overtake_what_waits():
-    transport, listening, arrived = ZmqTransport(), threading.Event(), []
+def test_zmq_lets_an_urgent_message_overtake_what_waits() -> None:
+    transport, listening = ZmqTransport(), threading.Event()
+    arrived: list[int] = []
 
     def note(listener: Listener, envelope: Envelope) -> None:
         arrived.append(number_of(envelope.message))
@@ -509,8 +528,9 @@ def test_zmq_lets_an_urgent_message_overtake_what_waits():
     assert arrived[-1] < 16
 
 
-def test_zmq_lets_an_urgent_reply_overtake_what_waits():
-    transport, payload, held = ZmqTransport(), noise(4 << 20), []
+def test_zmq_lets_an_urgent_reply_overtake_what_waits() -> None:
+    transport, payload = ZmqTransport(), noise(4 << 20)
+    held: list[Envelope] = []
 
     def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
         held.append(envelope)
@@ -529,9 +549,10 @@ def test_zmq_lets_an_urgent_reply_overtake_what_waits():
     assert came[-1] < 16
 
 
-def test_zmq_reads_from_its_workers_in_turn():
+def test_zmq_reads_from_its_workers_in_turn() -> None:
     """A worker that floods its shard holds up nobody: the other's request is not the last to be read."""
-    transport, listening, arrived = ZmqTransport(), threading.Event(), []
+    transport, listening = ZmqTransport(), threading.Event()
+    arrived: list[int] = []
 
     def note(listener: Listener, envelope: Envelope) -> None:
         arrived.append(number_of(envelope.message))
@@ -554,7 +575,7 @@ def test_zmq_reads_from_its_workers_in_turn():
     assert arrived.index(1000) < 50
 
 
-def test_zmq_brings_out_all_replies_before_it_closes():
+def test_zmq_brings_out_all_replies_before_it_closes() -> None:
     transport, payload, answered = ZmqTransport(), noise(4 << 20), threading.Event()
 
     def answer(listener: Listener, envelope: Envelope) -> None:
@@ -575,7 +596,7 @@ def test_zmq_brings_out_all_replies_before_it_closes():
     line.close()
 
 
-def test_a_connection_is_lost_to_the_last_call():
+def test_a_connection_is_lost_to_the_last_call() -> None:
     transport = InprocTransport()
     with Serving(transport) as server:
         line = transport.dial(server.address, PATIENCE)

@@ -74,7 +74,7 @@ def test_training_goes_on_without_a_worker_and_a_second_start_resumes_from_the_v
     demo.run("up", "--no-color", "--detach", "--scale", "worker=5")
     demo.until(lambda: demo.status().get("step", 0) >= 10, "ten steps")
 
-    demo.until(lambda: _ended(demo, "worker"), "end of the worker that was too many")
+    demo.until(lambda: bool(_ended(demo, "worker")), "end of the worker that was too many")
     (extra,) = _ended(demo, "worker")
     assert code(extra) == 78
     assert "all 4 places are taken" in demo.result(extra)["error"]

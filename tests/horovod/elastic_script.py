@@ -23,7 +23,7 @@ def count_reset() -> None:
 state.register_reset_callbacks([count_reset])
 
 
-@hvd.elastic.run
+@hvd.elastic.run  # type: ignore[untyped-decorator]
 def train(state: hvd.elastic.TorchState) -> None:
     while state.left:
         optimizer.zero_grad()

@@ -23,16 +23,16 @@ args = parser.parse_args()
 
 
 class Net(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.fc1 = nn.Linear(8, 32)
         self.fc2 = nn.Linear(32, 3)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.log_softmax(self.fc2(F.relu(self.fc1(x))), dim=1)
 
 
-def metric_average(val, name):
+def metric_average(val: float, name: str) -> float:
     tensor = torch.tensor(val)
     avg_tensor = hvd.allreduce(tensor, name=name)
     return avg_tensor.item()
@@ -51,7 +51,9 @@ generator = torch.Generator().manual_seed(0)
 x = torch.randn(192, 8, generator=generator)
 y = (x @ torch.randn(8, 3, generator=generator)).argmax(1)
 dataset = torch.utils.data.TensorDataset(x, y)
-sampler = torch.utils.data.distributed.DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
+sampler = torch.utils.data.distributed.DistributedSampler[tuple[torch.Tensor, ...]](
+    dataset, num_replicas=hvd.size(), rank=hvd.rank()
+)
 loader = torch.utils.data.DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
 
 model = Net()
@@ -88,6 +90,7 @@ for epoch in range(args.epochs):
 
 gathered = hvd.allgather_object(sum(p.double().sum().item() for p in model.parameters()))
 assert len(set(gathered)) == 1, gathered
+assert first is not None
 assert average < first
 assert int(os.environ["HOROVOD_RANK"]) == hvd.rank()
 assert int(os.environ["HOROVOD_SIZE"]) == hvd.size()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -203,7 +202,7 @@ def test_sparse_tensors_are_added_up_where_they_meet(on_two: Everybody) -> None:
     def act() -> list[list[float]]:
         rank = hvd.rank()
         tensor = torch.sparse_coo_tensor(
-            [[0, 1 + rank]], torch.ones(2, 2) * (rank + 1), (3, 2), check_invariants=True
+            torch.tensor([[0, 1 + rank]]), torch.ones(2, 2) * (rank + 1), (3, 2), check_invariants=True
         )
         return hvd.sparse_allreduce_async(tensor, name="rows", op=hvd.Average)().to_dense().tolist()
 
@@ -394,8 +393,11 @@ def test_before_init_every_function_says_so() -> None:
         hvd.size,
         hvd.local_rank,
         lambda: hvd.allreduce(torch.ones(1)),
+        hvd.stop_timeline,
+        hvd.barrier,
+        hvd.join,
     ]
-    for call in itertools.chain(calls, [hvd.stop_timeline, hvd.barrier, hvd.join]):
+    for call in calls:
         with pytest.raises(ValueError, match=r"use hvd\.init\(\)"):
             call()
     assert not hvd.is_initialized()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import workers.horovod as hvd
 from tests.horovod.conftest import Everybody
-from tests.system.cluster import Cluster
+from tests.system.cluster import Cluster, Program
 
 SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
 
@@ -23,6 +24,10 @@ def state_of(value: float, **more: Any) -> hvd.elastic.TorchState:
     nn.init.constant_(model.weight, value)
     optimizer = torch.optim.SGD(model.parameters(), lr=value + 1)
     return hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0, **more)
+
+
+def has_printed(program: Program, words: str) -> bool:
+    return words in program.out.read_text()
 
 
 def test_restore_puts_back_what_was_committed(on_two: Everybody) -> None:
@@ -144,10 +149,10 @@ def test_training_goes_on_without_a_lost_worker_and_with_one_that_comes(cluster:
         for rank in (0, 1)
     ]
     for worker in workers:
-        worker.until(lambda worker=worker: "step 3 of 2" in worker.out.read_text(), "third step")
+        worker.until(partial(has_printed, worker, "step 3 of 2"), "third step")
     # Rank 0 is the one that goes: whoever stays has the state, whatever its rank was.
     os.kill(workers[0].process.pid, signal.SIGKILL)
-    workers[1].until(lambda: "of 1" in workers[1].out.read_text(), "going on alone")
+    workers[1].until(partial(has_printed, workers[1], "of 1"), "going on alone")
     joiner = cluster.worker(address, "--as-horovod", "--rank", "0", SCRIPT, name="joiner")
     ended = [worker.done()["metrics"] for worker in (joiner, workers[1])]
     assert ended[0]["weight"] == ended[1]["weight"]

@@ -58,8 +58,8 @@ def test_ranks_train_as_one_process_with_the_whole_batch(
     on_two: Everybody, make: Make, arguments: dict[str, Any]
 ) -> None:
     def act() -> list[torch.Tensor]:
-        def wrap(*given: Any, **named: Any) -> Any:
-            return hvd.DistributedOptimizer(*given, **named, **arguments)
+        def wrap(optimizer: torch.optim.Optimizer, named_parameters: Any) -> Any:
+            return hvd.DistributedOptimizer(optimizer, named_parameters, **arguments)
 
         return trained(make, hvd.rank(), hvd.size(), wrap)
 
@@ -101,6 +101,7 @@ def test_gradients_are_the_means_after_synchronize_so_that_clipping_works(on_two
         optimizer = hvd.DistributedOptimizer(torch.optim.SGD(layer.parameters(), lr=1.0))
         layer(torch.full((1, 1), 2.0 + 4 * hvd.rank())).sum().backward()
         optimizer.synchronize()
+        assert layer.weight.grad is not None
         mean = layer.weight.grad.item()
         nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
         with optimizer.skip_synchronize():
@@ -128,12 +129,13 @@ def test_synchronize_without_skip_is_warned_of_and_does_no_harm(on_two: Everybod
 
 
 def test_a_missing_gradient_counts_as_zeros(on_two: Everybody) -> None:
-    def act() -> list[list[float]]:
-        branches = nn.ModuleList([nn.Linear(1, 1, bias=False) for _ in range(3)])
+    def act() -> list[float]:
+        branches = [nn.Linear(1, 1, bias=False) for _ in range(3)]
+        model = nn.ModuleList(branches)
         for branch in branches:
             nn.init.zeros_(branch.weight)
         optimizer = hvd.DistributedOptimizer(
-            torch.optim.SGD(branches.parameters(), lr=1.0), branches.named_parameters()
+            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters()
         )
         branches[hvd.rank()](torch.ones(1, 1)).sum().backward()  # nobody reaches the last
         optimizer.step()
@@ -204,7 +206,7 @@ def test_names_must_be_unique_and_complete(on_two: Everybody) -> None:
 def test_groups_may_be_lists_of_parameters(on_two: Everybody) -> None:
     def act() -> list[torch.Tensor]:
         model = network()
-        chosen = [[model[0].weight, model[2].bias]]
+        chosen = [[model.get_parameter("0.weight"), model.get_parameter("2.bias")]]
         optimizer = hvd.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), groups=chosen)
         x, y = batch(0, hvd.rank(), hvd.size())
         mse_loss(model(x), y).backward()
@@ -227,6 +229,7 @@ def test_sparse_gradients_are_those_of_all_ranks(on_two: Everybody, sparse_as_de
         )
         table(torch.tensor([0, 1 + hvd.rank()])).sum().backward()
         optimizer.synchronize()
+        assert table.weight.grad is not None
         assert table.weight.grad.is_sparse
         with optimizer.skip_synchronize():
             optimizer.step()

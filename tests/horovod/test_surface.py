@@ -234,9 +234,11 @@ def test_fresh_optimizers_have_zero_gradients_once_their_state_was_broadcast(on_
         frozen, dense = nn.Parameter(torch.ones(2), requires_grad=False), nn.Parameter(torch.ones(2))
         hvd.broadcast_optimizer_state(torch.optim.SGD([frozen, dense], lr=0.1, momentum=0.9), root_rank=0)
         assert frozen.grad is None
+        assert dense.grad is not None
         assert dense.grad.tolist() == [0, 0]
         table = nn.Embedding(4, 2, sparse=True)
         hvd.broadcast_optimizer_state(torch.optim.SGD(table.parameters(), lr=0.1), 0, model=table)
+        assert table.weight.grad is not None
         assert table.weight.grad.is_sparse
         table(torch.tensor([1])).sum().backward()
         assert table.weight.grad.is_sparse
@@ -261,7 +263,7 @@ def test_an_optimizer_tells_what_it_was_given(on_two: Everybody) -> None:
 
 def test_a_memory_format_survives_training(on_two: Everybody) -> None:
     def act() -> list[float]:
-        model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)
+        model = nn.utils.convert_conv2d_weight_memory_format(nn.Conv2d(2, 3, 2), torch.channels_last)
         hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         optimizer = hvd.DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters()

@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import told, worker
@@ -85,12 +87,12 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.said()}") from None
 
-    def results(self) -> list[dict[str, object]]:
+    def results(self) -> list[dict[str, Any]]:
         """What each rank printed last."""
         outs = sorted(self.folder.glob("worker-*.out"))
         return [json.loads(out.read_text().splitlines()[-1]) for out in outs]
 
-    def done(self) -> dict[str, object]:
+    def done(self) -> dict[str, Tensor]:
         self.slurm.until(lambda: self.slurm.state(self.number) == "COMPLETED", f"end of\n{self.said()}")
         assert [(one["rank"], one["size"], one["steps"]) for one in self.results()] == [
             (rank, 4, 60) for rank in range(4)

@@ -120,7 +120,9 @@ class Cluster:
         if nursery is None or network is None or of_python:
             return self.start(name, [*within, sys.executable, "-m", module, *arguments], variables)
         environment = {**self._environment(), **variables}
-        return self._add(name, lambda *files: nursery.start(module, arguments, environment, *files, network))
+        return self._add(
+            name, lambda out, err: nursery.start(module, arguments, environment, out, err, network)
+        )
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
         """Starts a command, with these variables beside those of the test."""

@@ -254,6 +254,8 @@ def added(watched: Sequence[float], plain: Sequence[float]) -> tuple[float, floa
 
 
 if __name__ == "__main__":
-    counts, seconds, shared = sys.argv[1:4], sys.argv[4:6], "shared" in sys.argv[6:]
+    workers, shards, blocks = map(int, sys.argv[1:4])
+    seconds, compute = map(float, sys.argv[4:6])
+    shared = "shared" in sys.argv[6:]
     apart = not shared and len(os.sched_getaffinity(0)) > 1
-    print(json.dumps(measure(*map(int, counts), *map(float, seconds), apart)))
+    print(json.dumps(measure(workers, shards, blocks, seconds, compute, apart)))

@@ -158,6 +158,8 @@ def answering(words: bytes) -> Iterator[str]:
 
 
 class OtherServer(ControlServicer):
+    """Answers what a doctor asks; anything else is left unimplemented."""
+
     def __init__(self, report: dict[str, Any], ahead: int) -> None:
         self._report = report
         self._ahead = ahead
@@ -174,7 +176,7 @@ def serving(report: dict[str, Any] | None, ahead: int = 0) -> Iterator[str]:
     """A gRPC server with this report, or with no service at all."""
     server = grpc.server(ThreadPoolExecutor(4))
     if report is not None:
-        add_ControlServicer_to_server(OtherServer(report, ahead), server)
+        add_ControlServicer_to_server(OtherServer(report, ahead), server)  # type: ignore[abstract]
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bo
     assert seconds > least - BURST_BYTES / RATE, "faster than the link"
 
 
-def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, str | int]]:
+def _exchange(cluster: Cluster, workers: int, *, colocated: bool) -> list[dict[str, Any]]:
     """What each worker reports, on a host of its own."""
     with network(workers if colocated else workers + 1, Link(rate=8.0 * RATE)) as hosts:
         flags = ["--once", "--insecure", "--workers", str(workers), "--slice-bytes", str(SLICE_BYTES)]

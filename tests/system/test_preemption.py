@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.system.cluster import SMALL, Cluster, Program
 
@@ -44,7 +45,7 @@ class Runs:
         ]
         return server, pair
 
-    def finish(self, name: str, number: int) -> dict[str, object]:
+    def finish(self, name: str, number: int) -> dict[str, Tensor]:
         server, pair = self.start(name, number)
         for worker in pair:
             assert worker.done()["steps"] == 60

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from ps.manifest import read
 from tests.system.cluster import SMALL, Cluster
@@ -14,7 +15,7 @@ from tests.system.cluster import SMALL, Cluster
 pytestmark = pytest.mark.slow
 
 
-def train(cluster: Cluster, name: str, tmp_path: Path, shards: str, interrupted: bool) -> dict[str, object]:
+def train(cluster: Cluster, name: str, tmp_path: Path, shards: str, interrupted: bool) -> dict[str, Tensor]:
     saved, final, go = tmp_path / f"{name}-saved", tmp_path / f"{name}.safetensors", tmp_path / f"{name}-go"
     common = ["--workers", "2", "--once", "--slice-bytes", "128", "--checkpoint-dir", str(saved)]
     script = ["--save-parameters", str(final), SMALL, "60", "16"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -44,6 +44,17 @@ def alltoall_async(
     return world.begin("alltoall", name, members, start, finish)
 
 
+@overload
+def alltoall(
+    tensor: Tensor, splits: None = None, name: str | None = None, process_set: ProcessSet = ...
+) -> Tensor: ...
+@overload
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | Sequence[int],
+    name: str | None = None,
+    process_set: ProcessSet = ...,
+) -> tuple[Tensor, Tensor]: ...
 def alltoall(
     tensor: Tensor,
     splits: Splits = None,

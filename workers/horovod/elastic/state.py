@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workers.horovod.elastic import membership
 from workers.horovod.objects import broadcast_object
@@ -75,6 +75,10 @@ class ObjectState(State):
         get_rank: Likewise.
         values: By name.
     """
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(
         self,
