@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ps.zeros import zeros_like
+
 State = dict[str, Tensor]
 Options = Mapping[str, Any]
 
@@ -25,7 +27,7 @@ def sgd(values: Tensor, gradient: Tensor, state: State, options: Options, diviso
     """`torch.optim.SGD`'s step."""
     first = options["momentum"] != 0 and "momentum_buffer" not in state
     if first:
-        state["momentum_buffer"] = torch.empty_like(values)
+        state["momentum_buffer"] = zeros_like(values)
     buffers = [state["momentum_buffer"]] if options["momentum"] != 0 else []
     torch._fused_sgd_([values], [gradient], buffers, **options, is_first_step=first, grad_scale=divisor)
 
@@ -34,9 +36,9 @@ def adam(values: Tensor, gradient: Tensor, state: State, options: Options, divis
     """The step of `torch.optim.Adam` and `AdamW`, which differ in one option."""
     if not state:
         state["step"] = torch.zeros((), device=values.device)
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(values), torch.zeros_like(values)
+        state["exp_avg"], state["exp_avg_sq"] = zeros_like(values), zeros_like(values)
     if options["amsgrad"] and "max_exp_avg_sq" not in state:
-        state["max_exp_avg_sq"] = torch.zeros_like(values)
+        state["max_exp_avg_sq"] = zeros_like(values)
     kernel = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_
     state["step"] += 1
     kernel(

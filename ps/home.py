@@ -16,6 +16,7 @@ from ps import placement
 from ps.messages import Coded
 from ps.placement import Reached, SharedMemory, is_placed
 from ps.types import Sender
+from ps.zeros import zeros
 
 
 class Home(Protocol):
@@ -56,7 +57,7 @@ class HostHome:
     """Host memory: wires read and write it as it is.
 
     Args:
-        allocate: Makes zeroed memory of so many bytes; None: torch does.
+        allocate: Makes zeroed memory of so many bytes; None: it is this process's alone.
     """
 
     device = torch.device("cpu")
@@ -67,7 +68,7 @@ class HostHome:
 
     def allocate(self, nbytes: int) -> Tensor:
         if self._allocate is None or nbytes == 0:
-            return torch.zeros(nbytes, dtype=torch.uint8)
+            return zeros(nbytes, torch.uint8)
         return torch.frombuffer(self._allocate(nbytes), dtype=torch.uint8)
 
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:

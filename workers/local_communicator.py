@@ -10,6 +10,7 @@ from ps.messages import Call, Collective, Refusal
 from ps.traffic import Traffic
 from ps.types import Hyper
 from ps.work import Work
+from ps.zeros import zeros
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
 
@@ -27,7 +28,7 @@ class LocalCommunicator(Communicator):
         self.traffic = Traffic()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(numel, dtype=dtype)
+        return zeros(numel, dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         return Start()

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import mmap
 import os
 import threading
 import weakref
 from typing import NamedTuple
 
+from ps import huge
 from ps.transport.memory import address
-from ps.transport.pages import rounded, write
+from ps.transport.pages import rounded, show, write
 
 SEGMENT_BYTES = 256 << 20
 """Address space of one segment; its pages come into being when they are first touched."""
@@ -70,6 +70,8 @@ class Arena:
         """Zeroed memory; its segment goes with the last view of it."""
         with self._lock:
             memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
+        if not window:
+            huge.populate(memory)
         place = self.find(memory)
         if window and place is not None:
             ends = self._segments[place.segment].windows
@@ -80,9 +82,11 @@ class Arena:
     def _take(self, room: int, window: bool) -> memoryview:
         if self._guarded or room > SEGMENT_BYTES // 2:
             return self._new_segment(room, window)
-        if room > self._rest[window].nbytes:
-            self._rest[window] = self._new_segment(SEGMENT_BYTES, window)
         rest = self._rest[window]
+        if room >= huge.HUGE_BYTES:
+            rest = rest[-address(rest) % huge.HUGE_BYTES :]
+        if room > rest.nbytes:
+            rest = self._new_segment(SEGMENT_BYTES, window)
         self._rest[window] = rest[room:]
         return rest[:room]
 
@@ -102,14 +106,15 @@ class Arena:
     def _new_segment(self, nbytes: int, window: bool) -> memoryview:
         descriptor = os.memfd_create("hubring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, nbytes)
-        mapping = mmap.mmap(descriptor, nbytes)
+        memory = _map(descriptor, nbytes)
         seal(descriptor, self._seals)
         number = next(self._numbers)
-        start = address(memoryview(mapping))
-        self._segments[number] = Segment(number, descriptor, start, nbytes, set() if window else None)
+        self._segments[number] = Segment(
+            number, descriptor, address(memory), nbytes, set() if window else None
+        )
         # Not a method: it would keep the arena, and by `_rest` the mapping, from ever dying.
-        weakref.finalize(mapping, _drop, self._segments, number).atexit = False
-        return memoryview(mapping)
+        weakref.finalize(memory.obj, _drop, self._segments, number).atexit = False
+        return memory
 
 
 def _drop(segments: dict[int, Segment], number: int) -> None:
@@ -139,7 +144,14 @@ def attach(descriptor: int) -> memoryview:
     Raises:
         ValueError: It could shrink under our feet, or is no segment at all.
     """
-    return memoryview(mmap.mmap(descriptor, sealed_size(descriptor)))
+    return _map(descriptor, sealed_size(descriptor))
+
+
+def _map(descriptor: int, nbytes: int) -> memoryview:
+    """A file's memory, where its huge pages are mapped as such; it lives as long as a view of it does."""
+    memory = huge.room(nbytes)
+    show(address(memory), rounded(nbytes), descriptor, 0, private=False)
+    return memory
 
 
 def sealed_size(descriptor: int) -> int:

@@ -8,11 +8,12 @@ it. Of slices from 32 KiB to 4 MiB, 4 MiB are the fastest here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ps.zeros import zeros, zeros_like
 from workers.bench.job import Job
 from workers.bench.model import optimizer_of
 from workers.bench.side import Side
@@ -33,8 +34,8 @@ class Bound(Side):
         self.ranks = range(job.size)
         numel = job.nbytes // 4
         share = -(-numel // self.parts)
-        self._values = torch.zeros(min(share, numel - rank * share))
-        self._gradients = [torch.zeros_like(self._values) for _ in self.ranks]
+        self._values = zeros(min(share, numel - rank * share), torch.float32)
+        self._gradients = [zeros_like(self._values) for _ in self.ranks]
         self._slices = self._cut(job)
 
     def gradients(self, rank: int) -> Sequence[Tensor]:
@@ -66,7 +67,7 @@ class BoundCopy(Bound):
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
-        self._copies = [torch.zeros_like(self._values) for _ in self.ranks]
+        self._copies = [zeros_like(self._values) for _ in self.ranks]
         length = job.slice_bytes // 4
         self._windows = list(zip(*(torch.split(copy, length) for copy in self._copies), strict=True))
 
@@ -89,6 +90,7 @@ class Slice:
         self._gradients = gradients
         self._mean = scratch[: values.numel()]
         self._optimizer = optimizer_of(optimizer, [self._parameter])
+        self._optimizer.state[self._parameter] = _STATES[optimizer](values)
 
     def step(self) -> None:
         """Takes the mean of the gradients and steps."""
@@ -103,3 +105,14 @@ class Slice:
         for other in others[1:]:
             self._mean.add_(other)
         return self._mean.div_(len(self._gradients))
+
+
+_STATES: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "sgd": lambda values: {"momentum_buffer": zeros_like(values)},
+    "adam": lambda values: {
+        "step": torch.zeros(()),
+        "exp_avg": zeros_like(values),
+        "exp_avg_sq": zeros_like(values),
+    },
+}
+"""As torch would begin with, but in huge pages."""

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 import torch
 
+from ps.zeros import zeros
 from workers.bench.bound import Slice
 from workers.bench.job import Job
 from workers.bench.raw import ADDRESS, Wire, bytes_of, slices_of
@@ -23,8 +24,8 @@ class RawServer:
 
     def __init__(self, job: Job) -> None:
         length, numel = job.slice_bytes // 4, job.nbytes // 4
-        values = torch.zeros(numel)
-        gradients = [torch.zeros(numel) for _ in range(job.size)]
+        values = zeros(numel, torch.float32)
+        gradients = [zeros(numel, torch.float32) for _ in range(job.size)]
         self._inboxes = [slices_of(gradient, job.slice_bytes) for gradient in gradients]
         given = zip(*(torch.split(gradient, length) for gradient in gradients), strict=True)
         pairs = zip(torch.split(values, length), given, strict=True)

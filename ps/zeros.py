@@ -1,0 +1,23 @@
+"""Zeros: tensors on the CPU that begin as zeros, the large ones in huge pages."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ps import huge
+
+
+def zeros(numel: int, dtype: torch.dtype) -> Tensor:
+    """As torch's, flat."""
+    nbytes = numel * dtype.itemsize
+    if nbytes < huge.HUGE_BYTES:
+        return torch.zeros(numel, dtype=dtype)
+    return torch.frombuffer(huge.memory(nbytes), dtype=dtype)
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """As torch's, on the tensor's device."""
+    if tensor.device.type != "cpu":
+        return torch.zeros_like(tensor)
+    return zeros(tensor.numel(), tensor.dtype).view(tensor.shape)

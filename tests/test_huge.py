@@ -1,0 +1,128 @@
+"""Memory in huge pages: where it begins, how much of it is huge, and that nothing else depends on it."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ps import huge
+from ps.huge import HUGE_BYTES
+from ps.optim import FusedStep
+from ps.transport.memory import address
+from ps.transport.segment import Arena, attach
+from ps.zeros import zeros, zeros_like
+
+WHOLE = 3 * HUGE_BYTES
+LARGE = WHOLE + 5 * mmap.PAGESIZE
+
+
+def huge_at(start: int) -> int:
+    """Bytes in huge pages of the mapping in which `start` lies, as the kernel counts them."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, *values = line.split()
+        if not name.endswith(":"):
+            first, end = (int(place, 16) for place in name.split("-"))
+            inside = first <= start < end
+        elif inside and name in ("AnonHugePages:", "ShmemPmdMapped:") and values[0] != "0":
+            return int(values[0]) << 10
+    return 0
+
+
+def gives_private() -> bool:
+    """Whether this kernel gives a process huge pages that asks for them."""
+    memory = zeros(HUGE_BYTES, torch.uint8).fill_(1)
+    return huge_at(memory.data_ptr()) > 0
+
+
+def gives_shared() -> bool:
+    """The same, of memory that it shares."""
+    memory = Arena().allocate(HUGE_BYTES)
+    return huge_at(address(memory)) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool])
+def test_zeros_are_zeros_of_any_size_and_dtype(dtype: torch.dtype) -> None:
+    for numel in (0, 1, HUGE_BYTES // dtype.itemsize, LARGE // dtype.itemsize):
+        assert torch.equal(zeros(numel, dtype), torch.zeros(numel, dtype=dtype))
+    like = zeros_like(torch.ones(1024, 3, 1024, dtype=dtype))
+    assert (like.shape, like.dtype, like.any().item()) == ((1024, 3, 1024), dtype, False)
+
+
+def test_large_ones_begin_where_a_huge_page_can() -> None:
+    assert zeros(LARGE, torch.uint8).data_ptr() % HUGE_BYTES == 0
+    arena = Arena()
+    odd = arena.allocate(1)
+    first, second = arena.allocate(LARGE), arena.allocate(LARGE)
+    assert (address(first) % HUGE_BYTES, address(second) % HUGE_BYTES) == (0, 0)
+    assert address(odd) < address(first) < address(second), "in one segment"
+    segment = arena.segment(1)
+    assert segment is not None
+    assert address(attach(os.dup(segment.descriptor))) % HUGE_BYTES == 0
+
+
+def test_memory_lives_as_long_as_a_view_of_it() -> None:
+    part = zeros(LARGE, torch.uint8)[WHOLE:]
+    gc.collect()
+    assert not part.fill_(1).logical_not().any()
+
+
+@pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
+def test_private_memory_lies_in_huge_pages() -> None:
+    memory = zeros(LARGE, torch.uint8)
+    before = huge_at(memory.data_ptr())
+    memory.fill_(1)
+    assert huge_at(memory.data_ptr()) - before == WHOLE
+
+
+@pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_so_does_the_optimizers_state(name: str) -> None:
+    values = torch.zeros(LARGE // 4)
+    options = {
+        "SGD": {"momentum": 0.9, "dampening": 0.0, "nesterov": False},
+        "Adam": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": True, "decoupled_weight_decay": False},
+    }
+    optimizer = FusedStep(name)
+    optimizer.step(
+        values, values + 1, 1, {"lr": 0.1, "weight_decay": 0.0, "maximize": False, **options[name]}
+    )
+    large = [tensor for tensor in optimizer.state().values() if tensor.dim()]
+    assert len(large) == {"SGD": 1, "Adam": 3}[name]
+    assert all(huge_at(tensor.data_ptr()) >= WHOLE for tensor in large)
+
+
+@pytest.mark.skipif(not gives_shared(), reason="this kernel gives no huge pages to share")
+def test_shared_memory_lies_in_huge_pages_in_all_who_map_it() -> None:
+    arena = Arena()
+    memory = arena.allocate(LARGE)
+    segment = arena.segment(1)
+    assert segment is not None
+    assert huge_at(address(memory)) == WHOLE, "the rest is its neighbours' too"
+    other = attach(os.dup(segment.descriptor))
+    other[WHOLE - 1] = 7
+    other[0] = 8
+    assert (memory[WHOLE - 1], memory[0]) == (7, 8)
+    assert huge_at(address(other)) == 2 * HUGE_BYTES, "of those that it touched"
+
+
+def test_where_the_kernel_refuses_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(start: int, nbytes: int, advice: int) -> int:
+        asked.append(nbytes)
+        return -1
+
+    monkeypatch.setattr(huge, "_libc", SimpleNamespace(madvise=refuse))
+    assert not zeros(LARGE, torch.uint8).any()
+    memory = Arena().allocate(LARGE)
+    memory[-1] = 1
+    assert bytes(memory) == bytes(LARGE - 1) + b"\1"
+    assert asked == [WHOLE, WHOLE]
+    assert huge_at(address(memory)) == 0
