@@ -94,7 +94,8 @@ class Lines:
         """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
-        self._corks = 0
+        self._corks: set[object] = set()
+        """One for each who collects requests."""
         self._hands = threading.Lock()
         """Held, for moments, by whoever sends or reads."""
         self._connections: dict[int, Connection] = {}
@@ -131,13 +132,12 @@ class Lines:
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
         """Collects the requests made meanwhile: what leaves together wakes a shard once."""
-        with self._lock:
-            self._corks += 1
+        cork = object()  # a count would be wrong for good where a signal raises between counting and `try`
         try:
+            self._corks.add(cork)
             yield
         finally:
-            with self._lock:
-                self._corks -= 1
+            self._corks.discard(cork)
             self._let_out()
 
     def attend(self, work: Work, timeout: float | None) -> None:
@@ -191,16 +191,15 @@ class Lines:
 
     def _let_out(self) -> None:
         """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
-        if not self.connected.done or not self._hands.acquire(blocking=False):
+        if not self.connected.done or self._hands.locked():
             self._bell.ring()
             return
-        try:
-            self._send_all()
-        except BaseException as interruption:
-            self._break_off(interruption)
-            raise
-        finally:
-            self._hands.release()
+        with self._hands:  # no signal comes between taking them and giving them back, as with `acquire`
+            try:
+                self._send_all()
+            except BaseException as interruption:
+                self._break_off(interruption)
+                raise
         if any(self._leads):
             self._bell.ring()  # whoever reads has not known that something is held back
 

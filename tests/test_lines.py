@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -129,6 +130,38 @@ def test_who_asks_sends_and_who_waits_reads(desk: Desk) -> None:
     work.wait(SOON)
     assert desk.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
     timer.join()
+
+
+class Alarm(Exception):
+    """What a signal raises."""
+
+
+@pytest.fixture
+def alarmed() -> Iterator[None]:
+    def ring(number: int, frame: object) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def cork_until_the_alarm(lines: Lines, microseconds: int) -> None:
+    signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+    while True:
+        with lines.corked():
+            pass
+
+
+def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarmed: None) -> None:
+    lines = desk.lines
+    for turn in range(2000):
+        with pytest.raises(Alarm):
+            cork_until_the_alarm(lines, 20 + turn % 50)
+        assert not lines._corks
+        assert lines._hands.acquire(timeout=SOON)
+        lines._hands.release()
 
 
 def numbers_of(messages: list[Message]) -> list[int]:
