@@ -853,14 +853,21 @@ class Noting(LocalCommunicator):
         return super().push_pull(bucket, hyper)
 
 
-@pytest.mark.parametrize(("overlap", "noted"), [(False, "(012345)"), (True, "012345")])
-def test_what_is_left_when_backward_is_over_is_handed_over_together(overlap: bool, noted: str) -> None:
+@pytest.mark.parametrize(
+    ("overlap", "unused", "noted"),
+    [(False, False, "(012345)"), (True, False, "012345"), (True, True, "(012345)")],
+)
+def test_what_is_left_when_backward_is_over_is_handed_over_together(
+    overlap: bool, unused: bool, noted: str
+) -> None:
     rank, model = Noting(), build()
     optimizer = wrap(model, rank, overlap=overlap, bucket_bytes=16)
     for batch in batches()[:3]:
         rank.noted.clear()
-        plain_step(model, optimizer, batch)
-    assert "".join(rank.noted).replace("()", "") == noted
+        optimizer.zero_grad()
+        loss_of(model[:-1] if unused else model, batch).backward()
+        optimizer.step()
+    assert "".join(rank.noted) == noted
 
 
 def test_an_exchange_that_does_not_end_ends_with_the_timeout() -> None:

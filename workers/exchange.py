@@ -104,9 +104,17 @@ class Exchange:
             self._hand_over(self._convoys[self._handed_over])
 
     def hand_over_rest(self) -> None:
-        """Hands over what is left, ready or not: a missing gradient counts as zeros."""
-        while not self.complete:
-            self._hand_over(self._convoys[self._handed_over])
+        """Hands over together what is left, ready or not: a missing gradient counts as zeros.
+
+        Raises:
+            HubringError: What an earlier step's exchange failed with.
+        """
+        if self.complete:
+            return
+        self.settle_all()  # waits, which nobody should who holds back what others wait for
+        with self._communicator.together():
+            while not self.complete:
+                self._hand_over(self._convoys[self._handed_over])
 
     def reset(self) -> None:
         """Begins the next step."""
@@ -122,9 +130,7 @@ class Exchange:
             DeadlineExceeded: Not all was back in time.
             HubringError: What the exchange failed with.
         """
-        self.settle_all()  # waits, which nobody should who holds back what others wait for
-        with self._communicator.together():
-            self.hand_over_rest()
+        self.hand_over_rest()
         under_way, self._under_way = self._under_way, []
         self._begin_waiting()
         self._wait(under_way)
