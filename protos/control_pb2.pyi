@@ -548,7 +548,7 @@ class PlanRequest(_message.Message):
     trial: _builtins.bool
     """cut these so for the workers' trial; nothing of it is kept"""
     shards: _builtins.int
-    """goes with slice_bytes: among how many shards to deal them; 0: all"""
+    """goes with slice_bytes: on how many shards they are to lie; 0: all"""
     @_builtins.property
     def buckets(self) -> _containers.RepeatedCompositeFieldContainer[Global___BucketSpec]: ...
     def __init__(
@@ -1128,6 +1128,7 @@ class ShardStats(_message.Message):
     HELD_NS_FIELD_NUMBER: _builtins.int
     CPU_NS_FIELD_NUMBER: _builtins.int
     PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     bytes_in: _builtins.int
     bytes_out: _builtins.int
@@ -1136,7 +1137,7 @@ class ShardStats(_message.Message):
     dropped: _builtins.int
     """late for their round (backup workers)"""
     oldest: _builtins.int
-    """lowest and highest version of any key"""
+    """lowest and highest version of any key; 0 where there is none"""
     newest: _builtins.int
     queued_ns: _builtins.int
     """requests waited for others that came with them"""
@@ -1146,6 +1147,8 @@ class ShardStats(_message.Message):
     """of the shard's process since it was started"""
     peak_bytes: _builtins.int
     """the most memory that it held"""
+    keys: _builtins.int
+    """slices that it holds"""
     @_builtins.property
     def staleness(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]: ...
     @_builtins.property
@@ -1174,10 +1177,11 @@ class ShardStats(_message.Message):
         held_ns: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         cpu_ns: _builtins.int = ...,
         peak_bytes: _builtins.int = ...,
+        keys: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_in", b"bytes_in", "bytes_out", b"bytes_out", "cpu_ns", b"cpu_ns", "dropped", b"dropped", "duplicates", b"duplicates", "handled_ns", b"handled_ns", "held_ns", b"held_ns", "keys", b"keys", "newest", b"newest", "oldest", b"oldest", "partial", b"partial", "peak_bytes", b"peak_bytes", "pushes", b"pushes", "queued_ns", b"queued_ns", "shard", b"shard", "staleness", b"staleness"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -52,7 +52,7 @@ class Blueprint:
 
     @property
     def undecided(self) -> bool:
-        """Whether the workers are to say how large slices are, and have not yet."""
+        """Whether the workers are to say how the model is cut, and have not yet."""
         return self._slice_bytes is None and self.restored is None and not self.settled
 
     @property

@@ -136,6 +136,12 @@ def _shards(key: str) -> Read:
     return read
 
 
+def _versions(key: str) -> Read:
+    """As `_shards`, of those that hold something: another's would stay at 0 for ever."""
+    read = _shards(key)
+    return lambda report: read({"shards": [row for row in report["shards"] if row["keys"]]})
+
+
 def _shards_up(report: Report) -> Iterator[Reading]:
     return (((str(row["shard"]),), "error" not in row) for row in report["shards"])
 
@@ -228,9 +234,11 @@ METRICS = (
            "Seconds of cores that the shard's process used since it was started."),
     Metric("ps_shard_peak_bytes", "gauge", ("shard",), "bytes", _shards("peak_bytes"),
            "The most memory that the shard's process held at a time."),
-    Metric("ps_shard_oldest_version", "gauge", ("shard",), "versions", _shards("oldest_version"),
+    Metric("ps_shard_keys", "gauge", ("shard",), "keys", _shards("keys"),
+           "Slices of the model that the shard holds; 0 for one that the job has no use for."),
+    Metric("ps_shard_oldest_version", "gauge", ("shard",), "versions", _versions("oldest_version"),
            "Updates of the key that has had the fewest."),
-    Metric("ps_shard_newest_version", "gauge", ("shard",), "versions", _shards("newest_version"),
+    Metric("ps_shard_newest_version", "gauge", ("shard",), "versions", _versions("newest_version"),
            "Updates of the key that has had the most."),
     Metric("ps_push_staleness", "histogram", ("shard",), "versions", _shards("staleness"),
            "Versions by which the parameters moved on between a worker's read and the update by its push."),

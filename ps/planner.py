@@ -88,7 +88,7 @@ class Planner:
 
     @property
     def _trying(self) -> bool:
-        """Whether the job's first workers have yet to find out how large slices are."""
+        """Whether the job's first workers have yet to find out how it is best cut."""
         assert self._job.membership is not None
         return self._blueprint.undecided and bool(self._job.membership.view.members)
 

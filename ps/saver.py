@@ -60,7 +60,8 @@ class Saver:
         try:
             step, version = held.step, -1
             if held.lockstep:
-                stats = await self._fleet.stats()
+                holding = {piece.shard for piece in held.plan.slices}  # others are at no step
+                stats = [each for each in await self._fleet.stats() if each.shard in holding]
                 oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
                 step, version = (newest + 1, newest + 1) if held.running else (newest, -1)
                 if not held.running and oldest != newest:

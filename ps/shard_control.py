@@ -137,6 +137,7 @@ class ShardControl(ShardControlServicer):
             pushes=stats.pushes,
             duplicates=stats.duplicates,
             dropped=stats.dropped,
+            keys=stats.keys,
             oldest=stats.oldest,
             newest=stats.newest,
             staleness=stats.staleness,

@@ -30,8 +30,9 @@ class Stats:
         pushes: Gradients that counted, or will when their round closes.
         duplicates: Pushes that were known already.
         dropped: Pushes too late for their round.
-        oldest: Lowest version of any key.
-        newest: Highest version of any key.
+        keys: Slices that the shard holds.
+        oldest: Lowest version of any key; 0 where there is none.
+        newest: Highest version of any key, likewise.
         staleness: How many pushes were applied at each staleness.
         partial: Rounds that closed without all who began the job.
     """
@@ -39,6 +40,7 @@ class Stats:
     pushes: int = 0
     duplicates: int = 0
     dropped: int = 0
+    keys: int = 0
     oldest: int = 0
     newest: int = 0
     staleness: Counter[int] = field(default_factory=Counter)

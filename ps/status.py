@@ -72,6 +72,7 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
         "dropped": stats.dropped,
         "bytes_in": stats.bytes_in,
         "bytes_out": stats.bytes_out,
+        "keys": stats.keys,
         "oldest_version": stats.oldest,
         "newest_version": stats.newest,
         "queued_seconds": stats.queued_ns / 1e9,

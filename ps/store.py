@@ -223,6 +223,7 @@ class KVStore:
     def stats(self) -> Stats:
         """What was counted; the versions are those of now."""
         versions = [entry.version for entry in self._entries.values()]
+        self._stats.keys = len(versions)
         self._stats.oldest, self._stats.newest = min(versions, default=0), max(versions, default=0)
         return self._stats
 

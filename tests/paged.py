@@ -42,6 +42,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
         "dropped": 0,
         "bytes_in": 4_000_000,
         "bytes_out": 5_000_000,
+        "keys": 12,
         "oldest_version": 40,
         "newest_version": 40,
         "queued_seconds": 0.1,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +45,8 @@ class FakeFleet(Fleet):
         self.may_plan.set()
         self.drains = 0
         self.silent_ones = False
+        self.versions: Counter[int] = Counter()
+        """How far each shard's keys have come."""
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         none: Any = None
@@ -81,7 +84,12 @@ class FakeFleet(Fleet):
     async def stats(self) -> list[pb.ShardStats]:
         if self.silent_ones:
             raise JobFailed("shard 0 does not answer")
-        return [pb.ShardStats() for _ in self.shards]
+        return [
+            pb.ShardStats(
+                shard=each.index, oldest=self.versions[each.index], newest=self.versions[each.index]
+            )
+            for each in self.shards
+        ]
 
     async def look(self, patience: float) -> list[str]:
         return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
@@ -281,6 +289,25 @@ def test_leases_run_while_a_checkpoint_waits_for_its_step(
         hub.fleet.may_save.set()
         await ticking
         assert [path.name for path in tmp_path.iterdir()] == ["000001-step-0"]
+
+    run(story())
+
+
+def test_a_shard_that_holds_nothing_does_not_keep_a_step_from_being_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, shards=2, checkpoint_dir=tmp_path)
+        hub.fleet.may_save.set()
+        await hub.shard("t")
+        both = await hub.started()
+        await hub.plan(both[0])
+        assert {piece.shard for piece in hub.coordinator.blueprint.plan.slices} == {0}
+        hub.fleet.versions[0] = 5
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        assert [path.name for path in tmp_path.iterdir()] == ["000001-step-5"]
 
     run(story())
 

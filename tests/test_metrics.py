@@ -52,6 +52,7 @@ async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
         dropped=2,
         bytes_in=1000,
         bytes_out=2000,
+        keys=3,
         oldest=119,
         newest=120,
         staleness={0: 200, 1: 30, 3: 8},
@@ -134,6 +135,7 @@ def test_what_workers_and_shards_tell_is_exported(monkeypatch: pytest.MonkeyPatc
             "ps_shard_handled_seconds_total": {("0",): 2.5},
             "ps_shard_cpu_seconds_total": {("0",): 6},
             "ps_shard_peak_bytes": {("0",): 1 << 28},
+            "ps_shard_keys": {("0",): 3},
             "ps_shard_oldest_version": {("0",): 119},
             "ps_shard_newest_version": {("0",): 120},
         }
@@ -195,6 +197,17 @@ def test_staleness_is_a_cumulative_histogram(monkeypatch: pytest.MonkeyPatch) ->
         }
         assert series(report, "ps_push_staleness", "_count") == {("0",): 238}
         assert series(report, "ps_push_staleness", "_sum") == {("0",): 30 + 3 * 8}
+
+    run(story())
+
+
+def test_a_shard_that_holds_nothing_is_at_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = await busy(monkeypatch)
+        hub.fleet.shards[0].told = pb.ShardStats(pushes=1)
+        report = await told(hub)
+        names = ("ps_shard_keys", "ps_shard_oldest_version", "ps_shard_newest_version")
+        assert [series(report, name) for name in names] == [{("0",): 0}, {}, {}]
 
     run(story())
 

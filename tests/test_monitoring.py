@@ -124,6 +124,7 @@ def test_every_metric_is_watched() -> None:
         "ps_draining",
         "ps_epoch",
         "ps_checkpoints_total",
+        "ps_shard_keys",
         "ps_shard_oldest_version",
         "ps_shard_newest_version",
     }, "these are for people who look closer"

@@ -308,6 +308,13 @@ def test_a_cut_network_is_told_in_few_sentences() -> None:
     assert told[-1] == "And 61 more are silent: the table of workers tells who."
 
 
+def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
+    shards = [shard(0), shard(1, oldest_version=39), shard(2, keys=0, oldest_version=0, newest_version=0)]
+    rows = SECTIONS["shards"](Moment.of(report() | {"shards": shards}, Rates(), (), ()), Memo()).rows
+    for said, row in zip((">40<", ">39 to 40<", ">holds nothing<"), rows.values(), strict=True):
+        assert said in row
+
+
 def test_the_courses_table_begins_with_the_newest_and_keeps_its_rows() -> None:
     samples = [Sample(float(second), second, 1.0, 8.0) for second in range(200)]
     before, after = (

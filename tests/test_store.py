@@ -451,7 +451,7 @@ def test_what_was_pushed_in_a_trial_is_forgotten_with_its_plan() -> None:
     store.handle(push(0, 1, hyper={}), "c")
     assert store.stats().pushes == 3
     store.assign([Slice(0, 0, 0, 4, 0)], [bucket(4)])
-    assert store.stats() == Stats()
+    assert store.stats() == Stats(keys=1)
 
 
 def test_partial_rounds_are_recorded_as_runs() -> None:

@@ -89,11 +89,11 @@ class SliceTrial:
             HubringError: What an exchange failed with.
         """
         if self._agree([float(self._wired)]) == [0.0]:
-            every = len(self._session.shards)
-            # The machine's cores, alike for all ranks; those that this one may use can be others than theirs.
-            shards = min(every, os.cpu_count() or every)
+            known = len(self._session.shards)
+            # The machine's cores: those that this rank may use can be others than the shards'.
+            shards = min(known, os.cpu_count() or known)
             size = in_memory(self._whole, shards)
-            where = f", on {shards} of {every} shards: there are no more cores" if shards < every else ""
+            where = f", on {shards} of {known} shards: there are no more cores" if shards < known else ""
             self._tell(f"gradients lie in shared memory, in slices of at most {_mib(size)}{where}")
             return Slicing(size, shards)
         sizes = self._different()

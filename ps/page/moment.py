@@ -81,6 +81,7 @@ class Shard:
         bytes_in: Gradients that came.
         bytes_out: Parameters that went.
         rate: Bytes a second, both ways, lately.
+        keys: Slices that it holds.
         oldest: Lowest version of any of its keys.
         newest: Highest.
         pushes: Gradients that counted.
@@ -93,6 +94,7 @@ class Shard:
     bytes_in: int
     bytes_out: int
     rate: float
+    keys: int
     oldest: int
     newest: int
     pushes: int
@@ -233,6 +235,7 @@ def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
         bytes_in=row["bytes_in"],
         bytes_out=row["bytes_out"],
         rate=rates.of(f"bytes {row['shard']}", row["bytes_in"] + row["bytes_out"]),
+        keys=row["keys"],
         oldest=row["oldest_version"],
         newest=row["newest_version"],
         pushes=row["pushes"],

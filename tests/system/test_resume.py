@@ -89,6 +89,22 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(
     server.done()
 
 
+def test_shards_that_hold_nothing_keep_no_checkpoint_from_being_whole(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    for steps in ("10", "20"):
+        server, address = cluster.server(
+            "--once", "--shards", "3", "--checkpoint-dir", str(saved), name=f"to-{steps}"
+        )
+        worker = cluster.worker(address, SMALL, steps)
+        assert worker.done()["steps"] == int(steps)
+        server.done()
+    folders = sorted(saved.glob("*-step-*"))
+    assert [read(folder).step for folder in folders] == [10, 20]
+    assert all(len({piece.shard for piece in read(folder).slices}) == 1 for folder in folders)
+
+
 def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
     worker = cluster.worker(address, SMALL, "1000000")

@@ -33,7 +33,6 @@ def shards(moment: Moment, memo: Memo) -> Section:
 
 
 def _row(shard: Shard, share: float) -> Html:
-    versions = str(shard.newest) if shard.oldest == shard.newest else f"{shard.oldest} to {shard.newest}"
     return row(
         str(shard.index),
         size(shard.bytes_in),
@@ -42,7 +41,13 @@ def _row(shard: Shard, share: float) -> Html:
         together(bar(share, "bytes"), f"{100 * share:.0f} %"),
         f"{shard.pushes:,}",
         f"{shard.dropped:,}",
-        versions,
+        _versions(shard),
         shard.where,
         name=f"shard-{shard.index}",
     )
+
+
+def _versions(shard: Shard) -> str:
+    if not shard.keys:
+        return "holds nothing"
+    return str(shard.newest) if shard.oldest == shard.newest else f"{shard.oldest} to {shard.newest}"
