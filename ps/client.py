@@ -57,6 +57,11 @@ class KVClient:
         self._numbers = itertools.count()
         self._lines = Lines(shards, dial, self.traffic, bounded=bounded)
 
+    @property
+    def completed(self) -> int:
+        """Steps that count as this sender's on all keys that it has read so far."""
+        return min(self._clocks.values(), default=0)
+
     def wait_connected(self, timeout: float) -> None:
         """Returns once every shard is connected.
 

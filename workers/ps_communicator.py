@@ -119,7 +119,8 @@ class PSCommunicator(Communicator):
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
         self._place(buckets)
-        return Start(assigned.step)
+        # What the coordinator knows of a running job is as old as its workers' last heartbeats.
+        return Start(max(assigned.step, self._client.completed) if self.late else assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         what = _exchange(bucket.spec.index)

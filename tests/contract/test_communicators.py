@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from queue import SimpleQueue
 from typing import Any, ClassVar, TypeVar, cast
 from unittest.mock import patch
@@ -154,9 +155,15 @@ class HubRanks(Ranks):
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
-        view = View(1, tuple(Member(rank, rank + 1) for rank in range(self.size)))
-        for thread, loop in zip(self.threads, self.loops, strict=True):
+        for thread in self.threads:
             thread.start()
+        self.epochs = count(1)
+        self.see(*range(self.size))
+
+    def see(self, *ranks: int) -> None:
+        """Makes these the job's workers."""
+        view = View(next(self.epochs), tuple(Member(rank, rank + 1) for rank in ranks))
+        for loop in self.loops:
             loop.command(partial(loop.store.on_view, view)).result(LIMIT)
 
     def wire(self) -> Transport:
@@ -900,6 +907,26 @@ def test_nobody_joins_late_where_only_the_workers_hold_the_parameters() -> None:
     with pytest.raises(ConfigError, match="--aggregate"):
         attached(late)
     late.close(finished=False)
+    ranks.close()
+
+
+def test_who_joins_late_begins_where_the_shards_are() -> None:
+    """The coordinator, which hears of steps by heartbeats, still takes them for at step 0."""
+    ranks = HubRanks()
+    ranks.see(0)
+    first, late = (ranks.seated(Seat(ranks, rank, late=rank > 0)) for rank in (0, 1))
+    hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=0.1).param_groups[0], "SGD")
+    buckets = attached(first)
+    for _ in range(3):
+        for bucket in buckets:
+            first.push_pull(bucket, hyper).wait(LIMIT)
+    ranks.see(0, 1)
+    model = linear(1)
+    named = list(model.named_parameters())
+    own = make_buckets(torch.optim.SGD(model.parameters(), lr=0.1), named, late.allocate, 8, "SGD")
+    assert late.attach(own).step == 3
+    for communicator in (first, late):
+        communicator.close(finished=True)
     ranks.close()
 
 
