@@ -84,8 +84,8 @@ class Blueprint:
         clause = difference(self.buckets, offered) if self.buckets else None
         if clause is not None:
             raise ConfigError(
-                f"this worker's model is not the job's: it has {clause}; start all workers with the same"
-                " script and arguments"
+                f"this worker trains otherwise than the job: it has {clause}; start all workers with the same"
+                " script, arguments and flags"
             )
 
     def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:

@@ -45,7 +45,7 @@ def start(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="workers of the job [as their launcher says]")] = None,
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
-    staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
+    staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead [0]")] = None,
     backup: Annotated[int | None, typer.Option(help="backup: workers not waited for")] = None,
     nonfinite: Annotated[
         str | None, typer.Option(help="NaN or infinite gradients: refuse or allow [refuse]")
@@ -148,7 +148,7 @@ def submit(
         bool | None, typer.Option("--colocate", help="no shards there: each worker brings one")
     ] = None,
     mode: Annotated[str | None, typer.Option(help="bsp, asp, ssp or backup [bsp]")] = None,
-    staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead")] = None,
+    staleness: Annotated[int | None, typer.Option(help="ssp: steps the fastest may lead [0]")] = None,
     backup: Annotated[int | None, typer.Option(help="backup: workers not waited for")] = None,
     checkpoint_dir: Annotated[
         Path | None, typer.Option(help="save there and resume from there; in a container, a volume")

@@ -98,7 +98,7 @@ class Planner:
             self._blueprint.check(offered, late)
         except ConfigError as error:
             if self._blueprint.buckets and not late:
-                self._job.fail(ConfigError(f"the workers' models differ; one was told: {error}"))
+                self._job.fail(ConfigError(f"the workers are not alike; one was told: {error}"))
             raise
 
     async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:

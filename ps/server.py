@@ -192,7 +192,8 @@ class Server:
             log.warning("%s again: quitting at once", number.name)
             self._hurry.set()
         else:
-            log.warning("%s: workers finish their step, then a checkpoint; once more quits", number.name)
+            then = ", then a checkpoint" if self._config.checkpoint_dir else ""
+            log.warning("%s: workers finish their step%s; once more quits", number.name, then)
             self._draining = asyncio.create_task(coordinator.drain())
 
     def _banner(
@@ -204,8 +205,9 @@ class Server:
         shards = "one beside each worker" if config.colocate else str(config.shards)
         if config.await_shards:
             shards += f", and {config.await_shards} of other hosts"
+        mode = f"{config.mode} --staleness {config.staleness}" if config.mode == "ssp" else config.mode
         lines = [
-            f"ps-server on {address}  mode {config.mode}  shards {shards}",
+            f"ps-server on {address}  mode {mode}  shards {shards}",
             f"  workers   ps-worker --server {address}",
             f"  ring      ps-worker --server {address} --topology ring",
             f"  status    ps-server status {address}",

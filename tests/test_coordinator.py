@@ -461,7 +461,7 @@ def test_models_are_compared_before_sizes_are_tried(monkeypatch: pytest.MonkeyPa
             "weight [5] float32 where weight [4] float32 is held" in (await hub.plan(second, other)).refused
         )
         await hub.coordinator.tick()
-        assert "models differ" in hub.fleet.failures[0], "who tries sizes already hears of it"
+        assert "workers are not alike" in hub.fleet.failures[0], "who tries sizes already hears of it"
 
     run(story())
 

@@ -41,7 +41,7 @@ class Alone:
                 super().refresh()
 
         made = Noted(wrapped, model)
-        made.completed_steps = self.done
+        made._steps = self.done
         return made
 
 

@@ -804,6 +804,20 @@ def test_steps_go_on_from_where_the_hub_stands() -> None:
     assert optimizer.completed_steps == 44
 
 
+@pytest.mark.parametrize(("begun", "asks", "warned"), [(40, False, 1), (40, True, 0), (0, False, 0)])
+def test_a_script_that_does_not_ask_where_its_job_goes_on_is_told_once(
+    begun: int, asks: bool, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, model = single_server(), build()
+    rank.hub.start = Start(step=begun)
+    optimizer = wrap(model, rank)
+    if asks:
+        assert optimizer.completed_steps == begun
+    for batch in batches():
+        plain_step(model, optimizer, batch)
+    assert caplog.text.count("this is step 41 of a job that goes on") == warned
+
+
 def test_refresh_brings_the_hubs_newest_parameters() -> None:
     rank, model = single_server(), build()
     optimizer = wrap(model, rank)

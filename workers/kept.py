@@ -25,7 +25,9 @@ from ps.manifest import unwritten
 class Trained(Protocol):
     """What is kept of one optimizer and its model."""
 
-    completed_steps: int
+    @property
+    def completed_steps(self) -> int:
+        """How many steps it has taken."""
 
     @property
     def kept(self) -> Mapping[str, Tensor]:

@@ -64,8 +64,6 @@ class DistributedOptimizer(OptimizerWrapper):
     rank 0 once, here; from then on BatchNorm normalises by each rank's own batch
     and keeps statistics of its own, as under DDP without SyncBatchNorm.
 
-    Attributes:
-        completed_steps: Steps that changed the parameters, those before a restart included.
     """
 
     # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.
@@ -142,7 +140,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
         self._model = model
-        self.completed_steps = self._start_from_rank_0(place.checkpoints)
+        self._steps = self._start_from_rank_0(place.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
         self._begin_slow = place.watch(exchanged)  # its hooks stand before those that hand over
@@ -159,7 +157,14 @@ class DistributedOptimizer(OptimizerWrapper):
         self._crossing = None if cross_barrier else False
         self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
         place.adopt(self)
-        self._begin_slow(self.completed_steps)
+        self._begin_slow(self._steps)
+        self._asked = not self._steps
+
+    @property
+    def completed_steps(self) -> int:
+        """Steps that changed the parameters, those before a restart included: where the script goes on."""
+        self._asked = True
+        return self._steps
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
@@ -446,13 +451,20 @@ class DistributedOptimizer(OptimizerWrapper):
         # Where all is handed over in step(), how much at a time makes no difference.
         if self._tuner is not None and self._overlap:
             self._tuner.note_step()
-        self.completed_steps += 1
+        self._steps += 1
+        if not self._asked:
+            self._asked = True
+            log.warning(
+                "this is step %d of a job that goes on, and the script has not asked for"
+                " optimizer.completed_steps: does it begin anew?",
+                self._steps,
+            )
         try:
-            self._after_step(self.completed_steps)
+            self._after_step(self._steps)
         except BaseException:
             self.synchronize()  # whoever leaves now leaves a whole step behind
             raise
-        self._begin_slow(self.completed_steps)
+        self._begin_slow(self._steps)
 
     def _begin_step(self) -> None:
         self._exchange.reset()

@@ -14,8 +14,10 @@ class Trainer(Protocol):
     def exchange_seconds(self) -> float:
         """Time that exchanges took from training so far."""
 
-    completed_steps: int
-    """How many it has taken, those before a restart among them."""
+    @property
+    def completed_steps(self) -> int:
+        """How many it has taken, those before a restart among them."""
+
     ahead: int
     """Steps by which another rank may have completed more than this one: 1 where none waits in `step()`."""
 

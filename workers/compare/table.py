@@ -51,8 +51,8 @@ def _spread_note(seeds: int) -> str:
     if seeds == 1:
         return "One seed: there is no interval, and nothing here tells chance from difference."
     return (
-        f"Medians over {seeds} seeds; what ± is half of {interval_words(seeds)}; (2/3): 2 of 3 seeds have a"
-        " value."
+        f"Medians over {seeds} seeds; ± is half of an interval that {interval_words(seeds)}; (2/3): 2 of 3"
+        " seeds have a value."
     )
 
 

@@ -195,9 +195,9 @@ PLACES = [
     Mishap(
         "a worker with another model",
         "the worker",
-        who="this worker's model is not the job's",
+        who="this worker trains otherwise than the job",
         why=r"0\.weight \[8, 24\]",
-        mend="start all workers with the same script and arguments",
+        mend="start all workers with the same script, arguments and flags",
         code=78,
         provoke=another_model,
     ),
