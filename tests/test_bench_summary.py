@@ -24,6 +24,7 @@ def made(row: str, n: int, median_ms: float, **more: Any) -> dict[str, Any]:
         "n": n,
         "shape": "flat",
         "optimizer": "sgd",
+        "bytes": 100 << 20,
         "median_ms": median_ms,
         "spread_ms": median_ms / 10,
         "steps": 15,
@@ -48,6 +49,12 @@ def test_the_readmes_tables_are_those_of_the_committed_measurement() -> None:
 
 def test_the_committed_measurement_has_nothing_wrong() -> None:
     assert [each["row"] for each in read(MEASURED) if each["wrong"]] == []
+
+
+def test_nothing_is_wanted_of_another_size() -> None:
+    rows = [made("gloo+sgd", 2, 10.0), made("hub-shm", 2, 5.0)]
+    assert table(rows)
+    assert not table([{**row, "bytes": 8 << 20} for row in rows])
 
 
 def test_ratios_are_to_the_peer_and_to_the_limit_of_the_kind() -> None:

@@ -16,6 +16,8 @@ BOUNDS = ("bound-memory", "bound-memory-2")
 MODELS = ("flat", "resnet50")
 OPTIMIZERS = ("sgd", "adam")
 SIZES = (1, 2, 4)
+FLAT_BYTES = 100 << 20
+"""What is wanted of the shape flat is wanted at this size."""
 
 
 class Times(NamedTuple):
@@ -27,7 +29,13 @@ class Times(NamedTuple):
     def of(self, entries: Sequence[Entry]) -> float | None:
         """Its median, ms; None where it was not measured."""
         rows = BOUNDS if self.row == LIMIT else (self.row,)
-        found = [each["median_ms"] for each in entries if each["row"] in rows and _case(each) == self.case]
+        found = [
+            each["median_ms"]
+            for each in entries
+            if each["row"] in rows
+            and _case(each) == self.case
+            and (each["shape"] != "flat" or each["bytes"] == FLAT_BYTES)
+        ]
         return min(found, default=None)
 
 

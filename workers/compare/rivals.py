@@ -33,6 +33,8 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str], result
     assert theirs is not None
     samples = results["job"]["samples"]
     speeds = f"{mine['median']:,.0f} {samples}/s against {theirs['median']:,.0f}"
+    if _seeds(scope, rows[0]) == 1:
+        return f"{first} was {ratio.value:.2f} times as fast as {second} in this one run: {speeds}."
     if ratio.even:
         return f"{first} is even with {second}: {speeds}."
     if not ratio.decided:
@@ -81,7 +83,7 @@ def on_a_cluster(results: Results) -> bool:
 def _because(scope: Scope, results: Results, hub: str) -> str:
     """Why it won or lost, by what points the way it went; empty where nothing does or nobody won."""
     ratio = scope.ratio("samples_per_second", hub, "ring")
-    if ratio is None or not ratio.decided:
+    if ratio is None or not ratio.decided or _seeds(scope, hub) == 1:
         return ""
     wins = ratio.value > 1
     reasons = [*_waits(scope, hub, wins), *_wires(scope, wins), *_latencies(scope, wins)]
@@ -90,6 +92,12 @@ def _because(scope: Scope, results: Results, hub: str) -> str:
         beyond = _beyond_wires(scope, results, hub) if scope.setting["link"] else _cores(scope, results)
         reasons += [f"yet {each}" if reasons and scope.setting["link"] else each for each in beyond]
     return f"the hub {'wins' if wins else 'loses'} here, because {'; '.join(reasons)}." if reasons else ""
+
+
+def _seeds(scope: Scope, row: str) -> int:
+    """With how many seeds a row ran; one tells nothing from chance."""
+    number = scope.number(row, "samples_per_second")
+    return 0 if number is None else len(number["values"])
 
 
 def _waits(scope: Scope, hub: str, wins: bool) -> list[str]:
