@@ -15,10 +15,12 @@ from ps.errors import NonFinite
 from ps.optim import SliceStep, optimizer_for
 from ps.types import Hyper
 
-BLOCK_BYTES = 4 << 20
-"""Measured for SGD with momentum and 100 MiB from 2 workers, in ms, by one thread that has 1 MiB of L2 and
-32 MiB of L3 cache: 17.7 with blocks of 0.5 MiB, 16.8 of 1, 16.5 of 2 and 4, 18 of 8, 19 of 25. A GPU takes
-a slice as one block: a kernel's start costs it more than its memory does."""
+BLOCK_BYTES = 2 << 20
+"""Measured for 100 MiB from 2 workers, in ms, by two processes with 1 MiB of L2 cache each and 32 MiB of
+L3 together: SGD with momentum 16.5 with blocks of 0.5 MiB, 15.9 of 1, 16.1 of 2, 16.6 of 4, 19.8 of 8;
+Adam 22.2, 21.1, 20.7, 22.5, 24.1. A hub with 2 was at 0.95 to 1.11 times the limit in `ps-worker bench`,
+with 4 at 1.06 to 1.18 (12 pairs, in turns). A GPU takes a slice as one block: a kernel's start costs it
+more than its memory does."""
 
 
 class BlockSteps:

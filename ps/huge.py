@@ -13,23 +13,39 @@ import mmap
 HUGE_BYTES = 2 << 20
 """Where small ones have 4 KiB. Elsewhere the kernel says no, and nothing is lost."""
 
+ROOM_BYTES = 64 << 20
+"""Address space of one room for several: a mapping a block would be more than the kernel allows."""
+
 _COLLAPSE = 25
 """Of Linux 6.1, and missing in Python's mmap."""
 _MAP_NORESERVE = 0x4000
+
+_rests: list[memoryview] = []
+"""What is left of rooms: one, and more only where threads took at once, each what it popped for itself."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def memory(nbytes: int) -> memoryview:
-    """Zeroed memory of this process alone, in huge pages, for as long as a view of it lives."""
-    given = room(nbytes)
+    """Zeroed memory of this process alone, in huge pages, for as long as a view of it lives.
+
+    It lies in a room with others', so that little of it, kept for long, keeps theirs too.
+    """
+    try:
+        rest = _rests.pop()
+    except IndexError:
+        rest = memoryview(b"")
+    if nbytes > rest.nbytes:
+        rest = room(max(nbytes, ROOM_BYTES))
+    given = rest[:nbytes]
+    _rests.append(rest[-(-nbytes // HUGE_BYTES) * HUGE_BYTES :])
     _advise(*_inner(given), mmap.MADV_HUGEPAGE)
     return given
 
 
 def room(nbytes: int) -> memoryview:
-    """The same in small pages, but begins where a huge one can; pages come when they are touched."""
+    """The same in small pages, alone; begins where a huge one can, and pages come when they are touched."""
     mapping = mmap.mmap(-1, nbytes + HUGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % HUGE_BYTES
     return memoryview(mapping)[start : start + nbytes]

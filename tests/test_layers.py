@@ -23,10 +23,10 @@ FLOORS = {
     "words": """
         ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
         ps.offset ps.kernel ps.pace ps.trace ps.codecs ps.settings ps.config ps.config.*
-        ps.logs ps.journal ps.terminal ps.markup
+        ps.logs ps.journal ps.terminal ps.markup ps.huge
     """,
     "rules": """
-        ps.huge ps.zeros ps.reduction ps.collective
+        ps.zeros ps.reduction ps.collective
         ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
         ps.quantization ps.sparsification ps.compression ps.feedback
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job

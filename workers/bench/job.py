@@ -20,7 +20,7 @@ class Job(msgspec.Struct, frozen=True):
         directory: Where the row's members, and its server, find each other.
         megabytes: MiB of the shape `flat`.
         bucket_bytes: What is handed over at once.
-        slice_bytes: What travels at once, and what a limit works on at once.
+        slice_bytes: What travels at once.
         codec: What gradients are compressed with; empty: nothing.
     """
 
