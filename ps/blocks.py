@@ -14,6 +14,7 @@ from torch import Tensor
 from ps.errors import NonFinite
 from ps.optim import SliceStep, optimizer_for
 from ps.types import Hyper
+from ps.zeros import zeros_like
 
 BLOCK_BYTES = 2 << 20
 """Measured for 100 MiB from 2 workers, in ms, by two processes with 1 MiB of L2 cache each and 32 MiB of
@@ -80,7 +81,7 @@ class BlockSteps:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from such a state."""
         for part, values, optimizer in self._parts:
-            own = {name: _part(tensor, part).to(values.device, copy=True) for name, tensor in state.items()}
+            own = {name: _copied(_part(tensor, part).to(values.device)) for name, tensor in state.items()}
             optimizer.load(own)
 
 
@@ -102,6 +103,10 @@ def _sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:
     for gradient in gradients[2:]:
         total.add_(gradient)
     return total
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    return zeros_like(tensor).copy_(tensor)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

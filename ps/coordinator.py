@@ -105,6 +105,7 @@ class Coordinator:
         self._tally = Tally()
         self._changes = Changes()
         self._publishing = asyncio.Lock()
+        self._planning = asyncio.Lock()
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin(restored)
 
@@ -120,7 +121,7 @@ class Coordinator:
             first_incarnation=self._next_incarnation,
         )
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
-        self._planner = Planner(self.job, self.blueprint, self.fleet, self._changes)
+        self._planner = Planner(self.job, self.blueprint, self.fleet, self._changes, self._planning)
         self._published = 0
         self._board: dict[str, str] = {}
         self._ending = Ending(self.job, self.fleet, self.keeper, colocate=config.colocate)

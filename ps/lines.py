@@ -14,8 +14,9 @@ import logging
 import select
 import threading
 import time
+import weakref
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,32 @@ class Inflight:
         return 0 if self.message.payload is None else self.message.payload.nbytes
 
 
+class Cork:
+    """Holds requests back while it is entered.
+
+    Args:
+        corks: Where it is put meanwhile; as a reference, so that one that a signal's exception
+            kept from being left holds nothing back once it is gone.
+        let_out: Called when it was left.
+    """
+
+    def __init__(self, corks: set[weakref.ref[Cork]], let_out: Callable[[], None]) -> None:
+        self._corks = corks
+        self._let_out = let_out
+        self._own = weakref.ref(self)
+
+    def __enter__(self) -> None:
+        try:
+            self._corks.add(self._own)
+        except BaseException:  # a signal's, come right after: nobody would leave what was not entered
+            self._corks.discard(self._own)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._corks.discard(self._own)
+        self._let_out()
+
+
 class Lines:
     """Connections to a set of shards, and the calls under way on them.
 
@@ -94,8 +121,8 @@ class Lines:
         """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
-        self._corks: set[object] = set()
-        """One for each who collects requests."""
+        self._corks: set[weakref.ref[Cork]] = set()
+        """Of those who collect requests."""
         self._hands = threading.Lock()
         """Held, for moments, by whoever sends or reads."""
         self._connections: dict[int, Connection] = {}
@@ -126,19 +153,12 @@ class Lines:
                 self._leads[call.shard].put(call, call.message.priority, call.nbytes)
         if failure is not None:
             call.work.fail(failure)
-        elif not self._corks:
+        elif not self._corked:
             self._let_out()
 
-    @contextlib.contextmanager
-    def corked(self) -> Iterator[None]:
-        """Collects the requests made meanwhile: what leaves together wakes a shard once."""
-        cork = object()  # a count would be wrong for good where a signal raises between counting and `try`
-        try:
-            self._corks.add(cork)
-            yield
-        finally:
-            self._corks.discard(cork)
-            self._let_out()
+    def corked(self) -> Cork:
+        """Collects the requests made while this is entered: what leaves together wakes a shard once."""
+        return Cork(self._corks, self._let_out)
 
     def attend(self, work: Work, timeout: float | None) -> None:
         """Reads the lines until `work`, which only calls complete, is over or `timeout` seconds have passed.
@@ -189,12 +209,16 @@ class Lines:
 
     # Sending and reading, by whoever has the lines in hand.
 
+    @property
+    def _corked(self) -> bool:
+        return bool(self._corks) and any(cork() is not None for cork in tuple(self._corks))
+
     def _let_out(self) -> None:
         """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
         if not self.connected.done or self._hands.locked():
             self._bell.ring()
             return
-        with self._hands:  # no signal comes between taking them and giving them back, as with `acquire`
+        with self._hands:  # unlike between `acquire` and `try`, no signal raises in between (CPython 3.11)
             try:
                 self._send_all()
             except BaseException as interruption:
@@ -244,7 +268,7 @@ class Lines:
 
     def _next_call(self, lead: Lead[Inflight]) -> Inflight | None:
         with self._lock:
-            call = None if self._corks else lead.take(time.monotonic())
+            call = None if self._corked else lead.take(time.monotonic())
             if call is not None:
                 self._under_way[call.number] = call
             return call

@@ -25,14 +25,17 @@ class Planner:
         blueprint: What is agreed on so far.
         fleet: The shards.
         changes: Where late joiners wait until the others have found out how to cut.
+        planning: Held while a plan goes to the shards; all jobs' planners have the same one.
     """
 
-    def __init__(self, job: Job, blueprint: Blueprint, fleet: Fleet, changes: Changes) -> None:
+    def __init__(
+        self, job: Job, blueprint: Blueprint, fleet: Fleet, changes: Changes, planning: asyncio.Lock
+    ) -> None:
         self._job = job
         self._blueprint = blueprint
         self._fleet = fleet
         self._changes = changes
-        self._planning = asyncio.Lock()
+        self._planning = planning
 
     async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
         """Takes the first worker's buckets as the job's, and holds the others' against them.

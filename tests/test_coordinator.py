@@ -43,6 +43,7 @@ class FakeFleet(Fleet):
         self.may_save = asyncio.Event()
         self.may_plan = asyncio.Event()
         self.may_plan.set()
+        self.planning = 0
         self.drains = 0
         self.silent_ones = False
         self.versions: Counter[int] = Counter()
@@ -62,7 +63,10 @@ class FakeFleet(Fleet):
             self.views.append(view)
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+        self.planning += 1
+        assert self.planning == 1, "one plan at a time"
         await self.may_plan.wait()
+        self.planning -= 1
         self.plans.append([piece.numel for piece in plan.slices])
 
     async def drain(self) -> None:
@@ -411,6 +415,27 @@ def test_who_loses_its_place_while_others_plan_has_no_say_any_more(monkeypatch: 
         with pytest.raises(Refused, match="has left the job"):
             await trials[1]
         assert hub.fleet.plans == [[2, 2]]
+
+    run(story())
+
+
+def test_the_next_jobs_plan_waits_for_the_last_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        both = await hub.started()
+        hub.fleet.may_plan.clear()
+        old = asyncio.create_task(hub.plan(both[0]))
+        await asyncio.sleep(0)
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        first, _ = await asyncio.gather(hub.join("c"), hub.join("d"))
+        new = asyncio.create_task(hub.plan(first))
+        while not hub.coordinator._planning._waiters:
+            await asyncio.sleep(0)
+        hub.fleet.may_plan.set()
+        await asyncio.gather(old, new)
+        assert len(hub.fleet.plans) == 2
 
     run(story())
 

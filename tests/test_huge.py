@@ -5,17 +5,24 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
 from ps import huge
-from ps.huge import HUGE_BYTES
+from ps.blocks import BLOCK_BYTES, BlockSteps
+from ps.huge import HUGE_BYTES, ROOM_BYTES
 from ps.optim import FusedStep
 from ps.transport.memory import address
 from ps.transport.segment import Arena, attach
+from ps.transport.shm import ShmTransport
 from ps.zeros import zeros, zeros_like
 
 WHOLE = 3 * HUGE_BYTES
@@ -35,16 +42,19 @@ def huge_at(start: int) -> int:
     return 0
 
 
+KERNEL = Path("/sys/kernel/mm/transparent_hugepage")
+
+
 def gives_private() -> bool:
-    """Whether this kernel gives a process huge pages that asks for them."""
-    memory = zeros(HUGE_BYTES, torch.uint8).fill_(1)
-    return huge_at(memory.data_ptr()) > 0
+    """Whether this kernel gives a process huge pages that asks for them, by what it says."""
+    return (KERNEL / "enabled").exists() and "[never]" not in (KERNEL / "enabled").read_text()
 
 
 def gives_shared() -> bool:
-    """The same, of memory that it shares."""
-    memory = Arena().allocate(HUGE_BYTES)
-    return huge_at(address(memory)) > 0
+    """The same, of memory that it shares, whatever the setting for those who do not ask."""
+    shared = KERNEL / "shmem_enabled"
+    since = tuple(int(number) for number in os.uname().release.split(".")[:2])
+    return since >= (6, 1) and shared.exists() and "[deny]" not in shared.read_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool])
@@ -67,10 +77,31 @@ def test_large_ones_begin_where_a_huge_page_can() -> None:
     assert address(attach(os.dup(segment.descriptor))) % HUGE_BYTES == 0
 
 
-def test_memory_lives_as_long_as_a_view_of_it() -> None:
-    part = zeros(LARGE, torch.uint8)[WHOLE:]
+@pytest.mark.parametrize("nbytes", [HUGE_BYTES, ROOM_BYTES])
+def test_memory_lives_as_long_as_a_view_of_it(nbytes: int) -> None:
+    whole = huge.memory(nbytes)
+    mapping = weakref.ref(cast(mmap.mmap, whole.obj))
+    part = torch.frombuffer(whole, dtype=torch.uint8)[nbytes // 2 :]
+    del whole
     gc.collect()
-    assert not part.fill_(1).logical_not().any()
+    assert mapping() is not None
+    assert part.fill_(1).all()
+    del part
+    gc.collect()
+    assert mapping() is None
+
+
+def test_small_ones_share_a_room_and_nothing_in_it() -> None:
+    parts = [zeros(HUGE_BYTES + 1, torch.uint8).fill_(number) for number in range(40)]
+    assert all(part.eq(number).all() for number, part in enumerate(parts))
+    starts = sorted(part.data_ptr() for part in parts)
+    assert [end - start for start, end in pairwise(starts)].count(2 * HUGE_BYTES) >= 35
+
+
+def test_threads_that_ask_at_once_get_memory_of_their_own() -> None:
+    with ThreadPoolExecutor(8) as pool:
+        parts = list(pool.map(lambda number: zeros(HUGE_BYTES, torch.uint8).fill_(number), range(100)))
+    assert all(part.eq(number).all() for number, part in enumerate(parts))
 
 
 @pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
@@ -98,18 +129,41 @@ def test_so_does_the_optimizers_state(name: str) -> None:
     assert all(huge_at(tensor.data_ptr()) >= WHOLE for tensor in large)
 
 
+@pytest.mark.skipif(not gives_private(), reason="this kernel gives no huge pages")
+def test_so_does_the_state_that_comes_from_a_checkpoint() -> None:
+    steps = BlockSteps("SGD", torch.zeros(2 * BLOCK_BYTES // 4))
+    steps.load({"momentum_buffer": torch.ones(2 * BLOCK_BYTES // 4)})
+    states = [optimizer.state()["momentum_buffer"] for *_, optimizer in steps._parts]
+    assert all(state.eq(1).all() and huge_at(state.data_ptr()) >= BLOCK_BYTES for state in states)
+
+
 @pytest.mark.skipif(not gives_shared(), reason="this kernel gives no huge pages to share")
 def test_shared_memory_lies_in_huge_pages_in_all_who_map_it() -> None:
     arena = Arena()
     memory = arena.allocate(LARGE)
     segment = arena.segment(1)
     assert segment is not None
+    assert huge_at(address(memory)) == 0, "until somebody wants them"
+    memory[5] = 9
+    huge.populate(memory)
+    assert memory[5] == 9
     assert huge_at(address(memory)) == WHOLE, "the rest is its neighbours' too"
     other = attach(os.dup(segment.descriptor))
     other[WHOLE - 1] = 7
     other[0] = 8
     assert (memory[WHOLE - 1], memory[0]) == (7, 8)
     assert huge_at(address(other)) == 2 * HUGE_BYTES, "of those that it touched"
+
+
+@pytest.mark.skipif(not gives_shared(), reason="this kernel gives no huge pages to share")
+@pytest.mark.parametrize("guarded", [False, True])
+def test_gradients_and_a_shards_values_are_given_them(guarded: bool) -> None:
+    transport = ShmTransport(guarded=guarded)
+    memory = transport.allocate(LARGE)
+    for thread in threading.enumerate():
+        if thread.name == "huge pages":
+            thread.join()
+    assert huge_at(address(memory)) == WHOLE
 
 
 def test_where_the_kernel_refuses_all_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +176,8 @@ def test_where_the_kernel_refuses_all_is_as_it_was(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(huge, "_libc", SimpleNamespace(madvise=refuse))
     assert not zeros(LARGE, torch.uint8).any()
     memory = Arena().allocate(LARGE)
+    huge.populate(memory)
     memory[-1] = 1
     assert bytes(memory) == bytes(LARGE - 1) + b"\1"
-    assert asked == [WHOLE, WHOLE]
+    assert asked == [WHOLE, HUGE_BYTES, WHOLE]
     assert huge_at(address(memory)) == 0

@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -154,12 +155,29 @@ def cork_until_the_alarm(lines: Lines, microseconds: int) -> None:
             pass
 
 
+class InterruptedCorks(set[Any]):
+    """A signal raises as soon as something is in here."""
+
+    def add(self, element: object) -> None:
+        super().add(element)
+        raise Alarm
+
+
+def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
+    desk.lines._corks = InterruptedCorks()
+    try:
+        with desk.lines.corked():
+            raise AssertionError
+    except Alarm:
+        assert not desk.lines._corked, "what is asked for here leaves"
+
+
 def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarmed: None) -> None:
     lines = desk.lines
     for turn in range(2000):
         with pytest.raises(Alarm):
             cork_until_the_alarm(lines, 20 + turn % 50)
-        assert not lines._corks
+        assert not lines._corked
         assert lines._hands.acquire(timeout=SOON)
         lines._hands.release()
 

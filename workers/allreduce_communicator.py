@@ -19,7 +19,6 @@ from ps.messages import Call, Collective
 from ps.traffic import Traffic
 from ps.types import BucketSpec, Hyper
 from ps.work import Work
-from ps.zeros import zeros
 from workers import ring_collectives
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
@@ -97,7 +96,7 @@ class AllreduceCommunicator(Communicator):
         self._met: Counter[tuple[int, ...]] = Counter()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return zeros(numel, dtype)
+        return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         self._compare([bucket.spec for bucket in buckets])

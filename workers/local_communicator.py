@@ -10,7 +10,6 @@ from ps.messages import Call, Collective, Refusal
 from ps.traffic import Traffic
 from ps.types import Hyper
 from ps.work import Work
-from ps.zeros import zeros
 from workers.bucketing import Bucket
 from workers.communicator import CollectiveWork, Communicator, Start
 
@@ -28,7 +27,7 @@ class LocalCommunicator(Communicator):
         self.traffic = Traffic()
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        return zeros(numel, dtype)
+        return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
         return Start()

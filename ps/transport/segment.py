@@ -70,8 +70,6 @@ class Arena:
         """Zeroed memory; its segment goes with the last view of it."""
         with self._lock:
             memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
-        if not window:
-            huge.populate(memory)
         place = self.find(memory)
         if window and place is not None:
             ends = self._segments[place.segment].windows

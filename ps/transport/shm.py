@@ -19,11 +19,13 @@ import os
 import secrets
 import select
 import socket
+import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ps import huge
 from ps.errors import ConnectionLost, ServerUnreachable, UsageError
 from ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
 from ps.transport.doorbell import Doorbell, Packet, peer_user
@@ -54,6 +56,7 @@ class ShmTransport:
     name = "shm"
 
     def __init__(self, *, guarded: bool = False) -> None:
+        self._serves = guarded
         self._arena = Arena(guarded=guarded)
         self._windows = Windows(self._arena)
 
@@ -64,7 +67,12 @@ class ShmTransport:
         return ShmConnection(self._arena, self._windows, address, timeout)
 
     def allocate(self, nbytes: int) -> memoryview:
-        return self._arena.allocate(nbytes)
+        memory = self._arena.allocate(nbytes)
+        if self._serves:  # a shard has others to answer meanwhile, and they may write there already
+            threading.Thread(target=huge.populate, args=(memory,), name="huge pages", daemon=True).start()
+        else:
+            huge.populate(memory)
+        return memory
 
     def window(self, nbytes: int) -> memoryview:
         return self._arena.allocate(nbytes, window=True)

@@ -398,7 +398,10 @@ def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart:
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(apart: bool) -> None:
+def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
+    apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ps.transport.zmq.LAST_WORDS_MS", int(1000 * PATIENCE))  # however busy the machine is
     count, payload, answered = 4, noise(4 << 20), threading.Event()
     asked: list[Envelope] = []
 
