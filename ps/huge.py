@@ -57,7 +57,7 @@ def _part(nbytes: int) -> memoryview:
 
 
 def room(nbytes: int) -> memoryview:
-    """The same in small pages, alone; begins where a huge one can, and pages come when they are touched."""
+    """Zeroed memory of this process alone, in small pages, which begins where a huge one can."""
     mapping, start = _reserve(nbytes)
     return memoryview(mapping)[start : start + nbytes]
 
