@@ -14,12 +14,12 @@ import logging
 import select
 import threading
 import time
-import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ps.cork import Cork, Corks
 from ps.errors import ConnectionLost, HubringError, ServerUnreachable
 from ps.lead import Lead
 from ps.lookout import Lookout
@@ -74,32 +74,6 @@ class Inflight:
         return 0 if self.message.payload is None else self.message.payload.nbytes
 
 
-class Cork:
-    """Holds requests back while it is entered.
-
-    Args:
-        corks: Where it is put meanwhile; as a reference, so that one that a signal's exception
-            kept from being left holds nothing back once it is gone.
-        let_out: Called when it was left.
-    """
-
-    def __init__(self, corks: set[weakref.ref[Cork]], let_out: Callable[[], None]) -> None:
-        self._corks = corks
-        self._let_out = let_out
-        self._own = weakref.ref(self)
-
-    def __enter__(self) -> None:
-        try:
-            self._corks.add(self._own)
-        except BaseException:  # a signal's, come right after: nobody would leave what was not entered
-            self._corks.discard(self._own)
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        self._corks.discard(self._own)
-        self._let_out()
-
-
 class Lines:
     """Connections to a set of shards, and the calls under way on them.
 
@@ -121,7 +95,7 @@ class Lines:
         """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
-        self._corks: set[weakref.ref[Cork]] = set()
+        self._corks: Corks = set()
         """Of those who collect requests."""
         self._hands = threading.Lock()
         """Held, for moments, by whoever sends or reads."""
@@ -153,7 +127,7 @@ class Lines:
                 self._leads[call.shard].put(call, call.message.priority, call.nbytes)
         if failure is not None:
             call.work.fail(failure)
-        elif not self._corked:
+        else:
             self._let_out()
 
     def corked(self) -> Cork:
@@ -215,6 +189,8 @@ class Lines:
 
     def _let_out(self) -> None:
         """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
+        if self._corked:
+            return  # whoever takes the last cork out does
         if not self.connected.done or self._hands.locked():
             self._bell.ring()
             return
@@ -257,14 +233,17 @@ class Lines:
             self._send_all()
 
     def _send_all(self) -> None:
-        """Sends what was handed in, then lets it out together."""
+        """Sends what was handed in, then lets it out together: a shard that wakes may take our core."""
+        addressed = []
         for shard, lead in enumerate(self._leads):
             call = self._next_call(lead)
             if call is not None:
-                while call is not None:
-                    self._send(call)
-                    call = self._next_call(lead)
-                self._flush(shard)
+                addressed.append(shard)
+            while call is not None:
+                self._send(call)
+                call = self._next_call(lead)
+        for shard in addressed:
+            self._flush(shard)
 
     def _next_call(self, lead: Lead[Inflight]) -> Inflight | None:
         with self._lock:

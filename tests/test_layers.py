@@ -43,7 +43,7 @@ FLOORS = {
     """,
     "processes": """
         ps.plans ps.manifest ps.claim ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.health
-        ps.lead ps.lines ps.client ps.session
+        ps.lead ps.cork ps.lines ps.client ps.session
         ps.shard ps.shard_control ps.shard_process
         ps.fleet ps.supply ps.saver ps.keeper ps.status ps.tally ps.ending ps.blueprint
         ps.changes ps.planner ps.coordinator ps.control ps.metrics ps.page* ps.server

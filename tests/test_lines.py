@@ -39,6 +39,7 @@ class Wire:
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.before_receive: Callable[[], None] = lambda: None
         self.on_send: Callable[[], object] = lambda: None
+        self.on_flush: Callable[[], object] = lambda: None
         self.in_hand: Callable[[], None] = lambda: None
         """Called where replies were read, and nobody was told of them yet."""
 
@@ -58,6 +59,7 @@ class Wire:
 
     def flush(self) -> None:
         self.let_out.append(len(self.sent))
+        self.on_flush()
 
     def receive(self) -> list[Message]:
         self.threads["receive"] = threading.current_thread()
@@ -87,11 +89,11 @@ class Told(Lookout):
 class Desk:
     """Lines over wires that the test answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, shards: int = 1) -> None:
         self.wires: list[Wire] = []
         self.attended = Told.began
         self.attended.clear()
-        self.lines = Lines(1, self._dial, Traffic())
+        self.lines = Lines(shards, self._dial, Traffic())
         self.lines.connected.wait(SOON)
 
     @property
@@ -102,10 +104,10 @@ class Desk:
         self.wires.append(Wire())
         return self.wire
 
-    def ask(self, number: int, *, attended: bool = True) -> Work:
+    def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
         work = Work(f"call {number}", 1, self.lines.attend if attended else None)
         message = wire.encode_request(Pull(Sender(0, 1), 0), number)
-        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        self.lines.submit(Inflight(number, shard, message, None, lambda reply: None, work))
         return work
 
     def push(self, number: int, nbytes: int) -> Work:
@@ -279,6 +281,29 @@ def test_what_is_corked_leaves_together(desk: Desk) -> None:
     desk.wire.answer(0, 1, 2)
     for work in works:
         work.wait(SOON)
+
+
+def test_an_inner_cork_lets_nothing_out_and_wakes_nobody(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rung: list[str] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(desk.lines._bell, "ring", lambda: rung.append("woken"))
+        with desk.lines.corked():
+            with desk.lines.corked():
+                desk.ask(0)
+            desk.ask(1)
+            assert (desk.wire.sent, rung) == ([], [])
+        assert (desk.wire.let_out, rung) == ([2], [])
+
+
+def test_every_shard_s_requests_are_ready_before_the_first_shard_is_woken() -> None:
+    desk, ready = Desk(shards=2), []
+    first, second = desk.wires
+    first.on_flush = lambda: ready.append(len(second.sent))
+    with desk.lines.corked():
+        for shard in (0, 1):
+            desk.ask(shard, shard=shard)
+    assert (ready, second.let_out) == ([1], [1])
+    desk.lines.close()
 
 
 def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(desk: Desk) -> None:
