@@ -133,8 +133,8 @@ FILES = {
 }
 
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PROGRAMS = [entry.partition(":")[0] for entry in PROJECT["scripts"].values()]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROGRAMS = [entry.partition(":")[0] for entry in SETTINGS["project"]["scripts"].values()]
 
 
 @cache
@@ -244,6 +244,11 @@ def test_only_wire_knows_what_messages_mean() -> None:
     wires = present(FLOORS["wires"].split())
     knowing = {name for name in wires for found in imports(name) if found.target == "ps.messages"}
     assert knowing == {"ps.transport.wire"}
+
+
+def test_no_test_is_installed_and_all_else_is() -> None:
+    shipped = SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert set(shipped) == {name.partition(".")[0] for name in FILES}
 
 
 def test_no_file_hides_a_name_that_scripts_use() -> None:
