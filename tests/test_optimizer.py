@@ -714,6 +714,13 @@ def test_it_is_not_wrapped_twice() -> None:
         DistributedOptimizer(optimizer, model, communicator=LocalCommunicator())
 
 
+def test_a_model_that_is_none_is_refused_with_the_call_that_was_meant() -> None:
+    model = build()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"a generator, not .*named_parameters="):
+        DistributedOptimizer(inner, model.named_parameters(), communicator=LocalCommunicator())  # type: ignore[arg-type]
+
+
 def test_an_optimizer_that_the_hub_cannot_run_is_refused_at_once() -> None:
     model = build()
     with pytest.raises(ConfigError, match="Adadelta"):

@@ -63,7 +63,6 @@ class DistributedOptimizer(OptimizerWrapper):
     weighs its mean loss by `its samples * size / all samples`. Buffers come from
     rank 0 once, here; from then on BatchNorm normalises by each rank's own batch
     and keeps statistics of its own, as under DDP without SyncBatchNorm.
-
     """
 
     # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.
@@ -111,10 +110,11 @@ class DistributedOptimizer(OptimizerWrapper):
             timeout: Seconds that one step's exchange may take; None takes the communicator's.
 
         Raises:
-            ConfigError: Model and optimizer do not fit, or ranks differ; names the first difference. Or
-                `cross_barrier` has no model to watch, or an optimizer that steps only as a whole; or
-                `uneven` is asked for beside what it cannot go with.
+            ConfigError: The model is something else, or does not fit the optimizer, or ranks differ; names
+                the first difference. Or `cross_barrier` has no model to watch, or an optimizer that steps
+                only as a whole; or `uneven` is asked for beside what it cannot go with.
         """
+        _check_model(model)
         place = _place(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
         self._communicator = communicator = place.communicator
@@ -482,6 +482,15 @@ class _Place(NamedTuple):
     checkpoints: Checkpoints | None = None
     recorder: FlightRecorder | None = None
     watch: Callable[[Iterable[torch.Tensor]], Callable[[int], None]] = lambda _: context.unwatched
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, torch.nn.Module | None):
+        raise ConfigError(
+            f"the model is a {type(model).__name__}, not a torch.nn.Module: call"
+            " DistributedOptimizer(optimizer, model), or name parameters of more than one model by"
+            " DistributedOptimizer(optimizer, named_parameters=...)"
+        )
 
 
 def _place(

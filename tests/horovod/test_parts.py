@@ -111,8 +111,17 @@ def test_check_build_lays_out_what_there_is() -> None:
         (["/usr/bin/python3.11", "-u", "train.py", "3"], ["train.py", "3"]),
     ],
 )
-def test_a_script_may_stand_behind_python(words: list[str], found: list[str]) -> None:
+def test_a_script_may_stand_behind_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], found: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
     assert script(words) == found
+
+
+def test_a_script_that_is_not_there_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match=r"no script nosuch\.py: name a file"):
+        script(["python", "nosuch.py"])
 
 
 @pytest.mark.parametrize("words", [None, [], ["python"], ["python", "-m", "train"]])

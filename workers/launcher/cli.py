@@ -154,7 +154,7 @@ def script(words: object) -> list[str]:
     """Script and arguments of a command; `python` and `-u` before them change nothing.
 
     Raises:
-        UsageError: There is no script.
+        UsageError: There is no script, or no such file.
     """
     from ps.errors import UsageError
 
@@ -165,6 +165,8 @@ def script(words: object) -> list[str]:
     if not left or left[0].startswith("-"):
         given = f"{left[0]!r} is none" if left else "there is none"
         raise UsageError(f"ps-run needs a script, and {given}: ps-run -np 2 train.py [ARGS]...")
+    if not Path(left[0]).is_file():  # said now: each worker would, one by one, once the server runs
+        raise UsageError(f"no script {left[0]}: name a file, as in ps-run -np 2 train.py [ARGS]...")
     return left
 
 
