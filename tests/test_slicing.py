@@ -178,12 +178,13 @@ def test_all_ranks_try_where_one_of_them_has_a_wire(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("buckets", "shards", "size"),
     [
-        ([100], 1, 32),
-        ([100], 2, 32),
-        ([93], 2, 24),  # of 32, one shard would have two and the other one
-        ([25, 25, 25, 22], 2, 32),
-        ([25, 25, 25], 2, 16),
-        ([25, 25, 25, 12], 2, 32),  # smaller ones would be more even, and cost more than that
+        ([100], 1, 64),
+        ([100], 2, 64),
+        ([100], 4, 32),
+        ([50, 50], 2, 32),  # of 64, one shard would have all of what comes last
+        ([25, 25, 25, 22], 2, 16),
+        ([25, 25, 25], 2, 16),  # of 32, one shard would have two and the other one
+        ([25, 25, 25, 12], 2, 8),
         ([4] * 25, 2, 4),  # larger ones would cut the buckets no differently
         ([0.04], 4, 4),
     ],

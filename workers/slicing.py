@@ -42,7 +42,7 @@ TRIAL_BYTES = 32 << 20
 """So much of a large model tells enough."""
 BUDGET = 2.0
 """Seconds that all turns may take together; where that is too little for one, nothing is tried."""
-SIZES_IN_MEMORY = (SLICE_BYTES, 8 << 20, 16 << 20, 24 << 20, 32 << 20)
+SIZES_IN_MEMORY = (SLICE_BYTES, 8 << 20, 16 << 20, 24 << 20, 32 << 20, 64 << 20)
 """Bytes among which shared memory has its own; a shard that steps one slice answers nobody meanwhile."""
 OVERHEAD = 2 << 20
 """Bytes that a shard sums and steps in the time that the messages of one slice cost, there and back: half a
@@ -189,17 +189,21 @@ class SliceTrial:
 def in_memory(specs: Sequence[BucketSpec], shards: int) -> int:
     """Bytes of the slices with which the busiest shard has least to do, where nothing travels.
 
-    Large ones cost it fewer messages, but may leave it with one more than the others.
+    Large ones cost it fewer messages, but may leave it with one more than the others. The last bucket
+    counts twice, once for itself: no backward hides it, so all shards should be at it.
     """
     widths = {spec.index: DTYPE_BYTES[spec.dtype] for spec in specs}
+    last = max(widths, default=0)
 
-    def busiest(size: int) -> int:
-        loads = [0] * shards
+    def cost(size: int) -> int:
+        loads, late = [0] * shards, [0] * shards
         for piece in plan(specs, shards, size).slices:
-            loads[piece.shard] += piece.numel * widths[piece.bucket] + OVERHEAD
-        return max(loads)
+            work = piece.numel * widths[piece.bucket] + OVERHEAD
+            loads[piece.shard] += work
+            late[piece.shard] += work * (piece.bucket == last)
+        return max(loads) + max(late)
 
-    return min(SIZES_IN_MEMORY, key=busiest)
+    return min(SIZES_IN_MEMORY, key=cost)
 
 
 def _up_to(nbytes: int, specs: Sequence[BucketSpec]) -> list[BucketSpec]:
