@@ -161,7 +161,7 @@ class ZmqConnection:
         self._address = address
         self._lost = ""
         self._patience: threading.Timer | None = None
-        """Runs from when requests have no line any more, until nothing more is expected on the replies'."""
+        """Runs from when one line is gone, until nothing more is expected on the other."""
         self._patience_ended = False
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
@@ -218,17 +218,17 @@ class ZmqConnection:
 
     def _look_for_loss(self) -> str:
         """How the connection ended, as a clause; empty while replies may come."""
-        requests, replies = self._lanes[0], self._lanes[-1]
         for lane in self._lanes:
             lane.look_for_loss()
-        if not requests.lost or replies.lost:
-            return replies.lost
-        # A shard that ends closes this line first, and may have last words on the other.
+        lost = [lane.lost for lane in self._lanes if lane.lost]
+        if not lost or len(lost) == len(self._lanes) or self._patience_ended:
+            return "".join(lost[:1])
+        # A shard that ends closes an idle line first, whichever that is, and may have last words on the other.
         if self._patience is None:
             self._patience = threading.Timer(2 * LAST_WORDS_MS / 1000, self._expect_no_more)
             self._patience.daemon = True
             self._patience.start()
-        return requests.lost if self._patience_ended else ""
+        return ""
 
     def _expect_no_more(self) -> None:
         """The timer's thread."""

@@ -397,13 +397,20 @@ def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart:
     assert lines[-1].endswith(b"<") == apart
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "heard"), [(False, False), (True, True), (True, False)])
 def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
-    apart: bool, monkeypatch: pytest.MonkeyPatch
+    apart: bool, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whichever line they come on: who has not heard of one for replies answers on the other."""
     monkeypatch.setattr("ps.transport.zmq.LAST_WORDS_MS", int(1000 * PATIENCE))  # however busy the machine is
-    count, payload, answered = 4, noise(4 << 20), threading.Event()
+    count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
     asked: list[Envelope] = []
+    hear = zmq_wire.ZmqListener._answer_apart
+
+    def hear_or_not(listener: zmq_wire.ZmqListener, line: bytes) -> None:
+        if heard:
+            hear(listener, line)
+        heard_of_it.set()
 
     def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
         asked.append(envelope)
@@ -411,10 +418,12 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
             listener.send(one.reply_to, request(number_of(one.message), payload), stable=True)
             answered.set()
 
+    monkeypatch.setattr(zmq_wire.ZmqListener, "_answer_apart", hear_or_not)
     with (
         Serving(ZmqTransport(), answer_all_at_once) as server,
         contextlib.closing(ZmqTransport(apart=apart).dial(server.address, PATIENCE)) as line,
     ):
+        assert not apart or heard_of_it.wait(PATIENCE)
         for number in range(count):
             line.send(request(number))
         line.flush()
