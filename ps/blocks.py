@@ -6,13 +6,12 @@ Summing a whole slice first would bring the sum from memory once more to step wi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
 
 import torch
 from torch import Tensor
 
-from ps.errors import NonFinite
 from ps.optim import SliceStep, optimizer_for
+from ps.sums import finite_sum
 from ps.types import Hyper
 from ps.zeros import zeros_like
 
@@ -68,10 +67,9 @@ class BlockSteps:
         for part, values, optimizer in self._parts:
             # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
             parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
-            total = _sum(parts, scratch)
-            if self._must_be_finite and not all_finite(total):
-                raise NonFinite("the sum of the gradients is not finite")
-            optimizer.step(values, total, len(gradients), hyper)
+            if self._must_be_finite:
+                parts = [finite_sum(parts, scratch)]
+            optimizer.step(values, parts, len(gradients), hyper, scratch)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""
@@ -83,26 +81,6 @@ class BlockSteps:
         for part, values, optimizer in self._parts:
             own = {name: _copied(_part(tensor, part).to(values.device)) for name, tensor in state.items()}
             optimizer.load(own)
-
-
-def all_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite.
-
-    A sum over one that is can never be finite, so one reduction tells, and makes nothing of the tensor's
-    size. Only where the sum overflows though none of its terms is infinite, each is looked at.
-    """
-    return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
-
-
-def _sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:
-    """The sum, in the front of `scratch`; one gradient alone is its own."""
-    if len(gradients) == 1:
-        return gradients[0]
-    total = scratch[: gradients[0].numel()]
-    torch.add(gradients[0], gradients[1], out=total)
-    for gradient in gradients[2:]:
-        total.add_(gradient)
-    return total
 
 
 def _copied(tensor: Tensor) -> Tensor:

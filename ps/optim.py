@@ -12,8 +12,7 @@ fused kernels contract a multiplication and an addition into one rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import isfinite
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -21,27 +20,12 @@ from torch import Tensor
 
 from ps.errors import ConfigError
 from ps.fused import KERNELS
+from ps.hyper import check_name, kwargs_of
+from ps.onepass import OnePass, one_pass
+from ps.sums import fits_loops, summed
 from ps.types import Hyper
 
-_TRAVELS: Mapping[str, tuple[str, ...]] = {
-    "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    "Adam": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
-    "AdamW": ("lr", "betas", "eps", "weight_decay", "amsgrad", "maximize", "decoupled_weight_decay"),
-    "Adagrad": ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
-    "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
-}
-"""The options in a parameter group that change what a step computes.
-
-The others choose among implementations of the same step (foreach, fused), which
-is the hub's own affair, or belong to the script (a scheduler's initial_lr).
-"""
-
-ALLOWED = tuple(_TRAVELS)
-"""Names of torch.optim classes that the hub can run."""
-
 _CPU = torch.device("cpu")
-_FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
-_REFUSED = ("differentiable", "capturable")
 _FULL = frozenset({torch.float32, torch.float64})
 _FUSED: Mapping[str, frozenset[torch.dtype]] = {
     # Of half-precision tensors torch 2.13's fused SGD updates the last few elements only (pytorch#191763).
@@ -51,57 +35,6 @@ _FUSED: Mapping[str, frozenset[torch.dtype]] = {
     "Adagrad": _FULL | {torch.float16, torch.bfloat16},
 }
 """Where one fused pass over memory replaces torch's loop: 3 to 10 times as fast on a 4 MiB slice."""
-
-
-def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
-    """A parameter group's hyperparameters as numbers; `betas` become beta1 and beta2.
-
-    Args:
-        param_group: One of `optimizer.param_groups`.
-        name: The optimizer's class name.
-
-    Raises:
-        ConfigError: The hub does not run this optimizer, or an option has no meaning there.
-    """
-    _check_name(name)
-    for option in _REFUSED:
-        if param_group.get(option):
-            raise ConfigError(f"{name}({option}=True) cannot run on the hub: leave {option} out")
-    hyper: dict[str, float] = {}
-    for option in _TRAVELS[name]:
-        value = param_group[option]
-        if option == "betas":
-            hyper["beta1"], hyper["beta2"] = (
-                _number(name, "betas", value[0]),
-                _number(name, "betas", value[1]),
-            )
-        else:
-            hyper[option] = _number(name, option, value)
-    return hyper
-
-
-def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
-    """What `hyper_of` made numbers of, as torch.optim spells it.
-
-    Raises:
-        ConfigError: The names are not this optimizer's, or a number is not finite.
-    """
-    _check_name(name)
-    expected = _names(name)
-    if hyper.keys() != expected:
-        raise ConfigError(
-            f"{name} came with the hyperparameters {sorted(hyper)}, it takes {sorted(expected)}:"
-            " start workers and server from the same version"
-        )
-    for option, value in hyper.items():
-        if not isfinite(value):
-            raise ConfigError(f"{name} came with {option}={value}; look at the learning rate's schedule")
-    kwargs: dict[str, Any] = {
-        option: bool(hyper[option]) if option in _FLAGS else hyper[option] for option in hyper
-    }
-    if "beta1" in kwargs:
-        kwargs["betas"] = (kwargs.pop("beta1"), kwargs.pop("beta2"))
-    return kwargs
 
 
 class SliceStep(Protocol):
@@ -114,10 +47,17 @@ class SliceStep(Protocol):
             ConfigError: Says what, and the mend.
         """
 
-    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+    def step(
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+    ) -> None:
         """Updates `values` in place by the mean of `count` gradients.
 
-        `gradient` is their sum, which may be overwritten; the sum of one is only read. It is not kept.
+        Args:
+            values: Flat.
+            gradients: These gradients; or their sum alone, if it lies in `scratch`. Not kept, and only read.
+            count: At least one.
+            hyper: For this step.
+            scratch: At least as long as the values, and of their dtype; overwritten.
         """
 
     def state(self) -> dict[str, Tensor]:
@@ -128,7 +68,7 @@ class SliceStep(Protocol):
 
 
 class FusedStep:
-    """One slice's optimizer, run by torch's fused kernel."""
+    """One slice's optimizer, in one pass over memory where that can be, else by torch's fused kernel."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -137,18 +77,33 @@ class FusedStep:
         self._hyper: Hyper | None = None
         self._options: dict[str, Any] = {}
         self._divisors: dict[int, Tensor | None] = {1: None}
+        self._made: dict[int, OnePass | None] = {}
+        """By how many gradients are given, what steps with them under these hyperparameters."""
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
             self._options = kwargs_of(hyper, self._name)
             self._hyper = hyper
+            self._made.clear()
 
-    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+    def step(
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+    ) -> None:
         self.check(hyper)
+        made = self._one_pass(len(gradients)) if fits_loops(values) else None
+        if made is not None and made.goes_on_from(self._state):
+            made(values, gradients, count, self._state, self._options)
+            return
         if count not in self._divisors:
             self._divisors[count] = torch.tensor(float(count), device=values.device)
         # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
-        self._kernel(values, gradient, self._state, self._options, self._divisors[count])
+        total = summed(gradients, scratch)
+        self._kernel(values, total, self._state, self._options, self._divisors[count])
+
+    def _one_pass(self, gradients: int) -> OnePass | None:
+        if gradients not in self._made:
+            self._made[gradients] = one_pass(self._name, gradients, self._options)
+        return self._made[gradients]
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._state)
@@ -178,13 +133,16 @@ class SliceOptimizer:
             kwargs_of(hyper, self._name)
             self._checked = hyper
 
-    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
+    def step(
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+    ) -> None:
         if self._optimizer is None:
             self._optimizer = self._build(values, hyper)
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
             self._hyper = hyper
-        values.grad = gradient if count == 1 else gradient.div_(count)
+        total = summed(gradients, scratch)
+        values.grad = total if count == 1 else total.div_(count)
         self._optimizer.step()
         values.grad = None
 
@@ -219,8 +177,10 @@ class Assign:
     def check(self, hyper: Hyper) -> None:
         """Takes anything: nothing is used."""
 
-    def step(self, values: Tensor, gradient: Tensor, count: int, hyper: Hyper) -> None:
-        torch.div(gradient, count, out=values)
+    def step(
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+    ) -> None:
+        torch.div(summed(gradients, scratch), count, out=values)
 
     def state(self) -> dict[str, Tensor]:
         return {}
@@ -237,7 +197,7 @@ def optimizer_for(name: str, dtype: torch.dtype, device: torch.device = _CPU) ->
     """
     if not name:
         return Assign()
-    _check_name(name)
+    check_name(name)
     if name in KERNELS and dtype in _FUSED[name]:
         return FusedStep(name)
     if device.type != "cpu":
@@ -247,24 +207,3 @@ def optimizer_for(name: str, dtype: torch.dtype, device: torch.device = _CPU) ->
             " --aggregate"
         )
     return SliceOptimizer(name)
-
-
-def _check_name(name: str) -> None:
-    if name not in _TRAVELS:
-        raise ConfigError(
-            f"the hub cannot run {name}: use one of {', '.join(ALLOWED)}, or start the workers with"
-            " --aggregate, where the hub averages and your own optimizer steps"
-        )
-
-
-def _names(name: str) -> set[str]:
-    """What a Hyper for this optimizer consists of."""
-    options = set(_TRAVELS[name])
-    return options - {"betas"} | {"beta1", "beta2"} if "betas" in options else options
-
-
-def _number(name: str, option: str, value: object) -> float:
-    """A number, a bool as 0 or 1, a tensor's one element."""
-    if not isinstance(value, (int, float, Tensor)):
-        raise ConfigError(f"{name}({option}={value!r}) is not a number, so it cannot travel to the hub")
-    return float(value)

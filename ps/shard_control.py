@@ -21,8 +21,8 @@ from torch import Tensor
 from protos import control_pb2 as pb
 from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from ps import checkpoint
-from ps.blocks import all_finite
 from ps.errors import HubringError, NonFinite
+from ps.finite import all_finite
 from ps.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from ps.messages import Code
 from ps.plans import bucket_from_proto, slice_from_proto

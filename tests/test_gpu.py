@@ -12,8 +12,8 @@ from ps import gpu, placement
 from ps.consistency import BSP
 from ps.errors import ConfigError
 from ps.home import GpuHome
+from ps.hyper import hyper_of
 from ps.messages import Coded, Init, Push, Values
-from ps.optim import hyper_of
 from ps.placement import Reached
 from ps.store import KVStore
 from ps.transport.base import Transport

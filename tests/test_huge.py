@@ -121,9 +121,8 @@ def test_so_does_the_optimizers_state(name: str) -> None:
         "Adam": {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "amsgrad": True, "decoupled_weight_decay": False},
     }
     optimizer = FusedStep(name)
-    optimizer.step(
-        values, values + 1, 1, {"lr": 0.1, "weight_decay": 0.0, "maximize": False, **options[name]}
-    )
+    hyper = {"lr": 0.1, "weight_decay": 0.0, "maximize": False, **options[name]}
+    optimizer.step(values, [values + 1], 1, hyper, values)
     large = [tensor for tensor in optimizer.state().values() if tensor.dim()]
     assert len(large) == {"SGD": 1, "Adam": 3}[name]
     assert all(huge_at(tensor.data_ptr()) >= WHOLE for tensor in large)

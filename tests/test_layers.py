@@ -27,7 +27,8 @@ FLOORS = {
     """,
     "rules": """
         ps.zeros ps.reduction ps.collective
-        ps.sharding ps.consistency ps.membership ps.ledger ps.fused ps.optim ps.blocks ps.rounds
+        ps.sharding ps.consistency ps.membership ps.ledger
+        ps.finite ps.hyper ps.vectors ps.sums ps.fused ps.onepass ps.optim ps.blocks ps.rounds
         ps.quantization ps.sparsification ps.compression ps.feedback
         ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
     """,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ps import blocks
-from ps.blocks import all_finite
 from ps.consistency import ASP, BSP
 from ps.errors import NonFinite
+from ps.finite import all_finite
 from ps.messages import Code, Delivery, Pull, Push, Refusal
 from ps.store import KVStore
 from tests.test_store import answered, coded_push, hub, parameters, push, sender, values_of

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ps.errors import ConfigError
-from ps.optim import Assign, hyper_of, kwargs_of, optimizer_for
+from ps.hyper import hyper_of, kwargs_of
+from ps.optim import Assign, optimizer_for
 
 STEPS = 20
 CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as ps.sharding cuts
@@ -65,7 +66,7 @@ def by_slices(name: str, options: dict[str, Any], restart_at: int = STEPS) -> Te
         for optimizer, values, part in zip(
             optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
         ):
-            optimizer.step(values, part, 1, hyper_of(group, name))
+            optimizer.step(values, [part], 1, hyper_of(group, name), part)
     return torch.cat(slices)
 
 
@@ -97,11 +98,11 @@ def test_loaded_state_can_be_saved_again_before_the_first_step() -> None:
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_sum_of_several_steps_as_its_mean_bitwise(name: str, options: dict[str, Any]) -> None:
     hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1, **options).param_groups[0], name)
-    summed, averaged = start(), start()
+    summed, averaged, spare = start(), start(), start()
     of_sum, of_mean = (optimizer_for(name, torch.float32) for _ in range(2))
     for gradient in gradients():
-        of_mean.step(averaged, gradient / 3, 1, hyper)
-        of_sum.step(summed, gradient, 3, hyper)
+        of_mean.step(averaged, [gradient / 3], 1, hyper, spare)
+        of_sum.step(summed, [gradient], 3, hyper, gradient)
     assert torch.equal(summed, averaged)
 
 
@@ -130,8 +131,8 @@ def test_other_floating_dtypes_follow_the_float32_run(
     for gradient in gradients()[:3]:
         kept = gradient.to(dtype)
         given = kept.clone()
-        optimizer.step(values, given, 1, hyper)
-        reference.step(expected, kept.float(), 1, hyper)
+        optimizer.step(values, [given], 1, hyper, given)
+        reference.step(expected, [kept.float()], 1, hyper, expected)
         assert torch.equal(given, kept)
     assert (values.data_ptr(), values.grad) == (address, None)
     torch.testing.assert_close(values.float(), expected, rtol=0.02, atol=0.05)
@@ -139,7 +140,7 @@ def test_other_floating_dtypes_follow_the_float32_run(
 
 def test_assign_makes_the_gradient_the_values() -> None:
     values, gradient = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
-    optimizer_for("", torch.float32).step(values, gradient, 1, {})
+    optimizer_for("", torch.float32).step(values, [gradient], 1, {}, gradient)
     assert torch.equal(values, gradient)
     assert values.data_ptr() != gradient.data_ptr()
     assert isinstance(optimizer_for("", torch.float32), Assign)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ps.errors import ConfigError, HubringError, UsageError
+from ps.hyper import hyper_of
 from ps.messages import ReduceOp
-from ps.optim import hyper_of
 from ps.types import Hyper
 from ps.work import Work
 from workers import collectives

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from ps.blocks import all_finite
 from ps.errors import NonFinite
+from ps.finite import all_finite
 
 
 def check(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:

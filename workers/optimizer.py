@@ -25,7 +25,7 @@ import torch
 from torch.optim import Optimizer
 
 from ps.errors import ConfigError
-from ps.optim import hyper_of
+from ps.hyper import hyper_of
 from ps.types import Hyper
 from workers import context, scaling
 from workers.backward import BackwardPasses

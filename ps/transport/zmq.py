@@ -223,7 +223,7 @@ class ZmqConnection:
         lost = [lane.lost for lane in self._lanes if lane.lost]
         if not lost or len(lost) == len(self._lanes) or self._patience_ended:
             return "".join(lost[:1])
-        # A shard that ends closes an idle line first, whichever that is, and may have last words on the other.
+        # A shard that ends closes an idle line first, and may have last words on the other.
         if self._patience is None:
             self._patience = threading.Timer(2 * LAST_WORDS_MS / 1000, self._expect_no_more)
             self._patience.daemon = True

@@ -29,8 +29,8 @@ from ps.client import KVClient
 from ps.consistency import BSP
 from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
 from ps.home import GpuHome, Home, HostHome
+from ps.hyper import hyper_of
 from ps.messages import Call, Collective, ReduceOp
-from ps.optim import hyper_of
 from ps.session import Assignment, Session
 from ps.shard import ShardLoop
 from ps.sharding import plan

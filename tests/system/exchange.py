@@ -12,8 +12,8 @@ import time
 import torch
 
 import workers
+from ps.hyper import hyper_of
 from ps.messages import Call, Collective
-from ps.optim import hyper_of
 from workers import context
 from workers.bucketing import make_buckets
 

@@ -1,18 +1,19 @@
 """The memory's limit: what every row must do at least, done by one process that holds all of it.
 
-No message, no waiting, no other process: the mean of N gradients and the fused
-step, slice by slice, so that a slice's mean is in the cache when the step reads
-it. All lies in huge pages, as a hub's memory does.
+No message, no waiting, no other process: the mean of N gradients and the step, by the very loops that a shard
+runs, and in huge pages, as its memory is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ps.blocks import BLOCK_BYTES
+from ps.blocks import BLOCK_BYTES, BlockSteps
+from ps.hyper import hyper_of
+from ps.types import Hyper
 from ps.zeros import zeros, zeros_like
 from workers.bench.job import Job
 from workers.bench.model import optimizer_of
@@ -49,7 +50,7 @@ class Bound(Side):
             each.step()
 
     def _cut(self, job: Job) -> list[Slice]:
-        length = BLOCK_BYTES // 4  # the fastest of those that were tried
+        length = BLOCK_BYTES // 4
         scratch = torch.empty(length)
         given = zip(*(torch.split(gradient, length) for gradient in self._gradients), strict=True)
         pairs = zip(torch.split(self._values, length), given, strict=True)
@@ -86,33 +87,17 @@ class Slice:
 
     def __init__(self, optimizer: str, values: Tensor, gradients: list[Tensor], scratch: Tensor) -> None:
         self.values = values
-        self._parameter = nn.Parameter(values)
         self._gradients = gradients
-        self._mean = scratch[: values.numel()]
-        self._optimizer = optimizer_of(optimizer, [self._parameter])
-        self._optimizer.state[self._parameter] = _STATES[optimizer](values)
+        self._scratch = scratch
+        (group,) = optimizer_of(optimizer, [nn.Parameter(values)]).param_groups
+        name = _NAMES[optimizer]
+        self._hyper: Hyper = hyper_of(group, name)
+        self._steps = BlockSteps(name, values, finite=False)
 
     def step(self) -> None:
-        """Takes the mean of the gradients and steps."""
-        self._parameter.grad = self._take_mean()
-        self._optimizer.step()
-
-    def _take_mean(self) -> Tensor:
-        first, *others = self._gradients
-        if not others:
-            return first
-        torch.add(first, others[0], out=self._mean)
-        for other in others[1:]:
-            self._mean.add_(other)
-        return self._mean.div_(len(self._gradients))
+        """Steps by the mean of the gradients."""
+        self._steps.step(self._gradients, self._hyper, self._scratch)
 
 
-_STATES: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
-    "sgd": lambda values: {"momentum_buffer": zeros_like(values)},
-    "adam": lambda values: {
-        "step": torch.zeros(()),
-        "exp_avg": zeros_like(values),
-        "exp_avg_sq": zeros_like(values),
-    },
-}
-"""As torch would begin with, but in huge pages."""
+_NAMES = {"sgd": "SGD", "adam": "Adam"}
+"""Of the bench's optimizers, torch's."""

@@ -83,6 +83,7 @@ class Round:
             np.add(self._sum, gradients, out=self._sum)
         if self._given == self._size:
             self._given, self._stepped = 0, None
-            self._optimizer.step(self._values, torch.from_numpy(self._sum), self._size, hyper)
+            total = torch.from_numpy(self._sum)
+            self._optimizer.step(self._values, [total], self._size, hyper, total)
             stepped.set_result(self._values.numpy())
         return await stepped

@@ -1,0 +1,176 @@
+"""Loops over flat float32 tensors, compiled for this very processor by LLVM.
+
+torch's kernels make one pass over memory each: one sums two gradients, another steps with the sum. Where
+memory is the limit, what counts is how often it is passed over; a loop that does all at once passes once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, reduce
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+from torch import Tensor
+
+LANES = 16
+"""Elements of a vector: 64 bytes, a cache line. Where the processor's are shorter, several make one."""
+
+Vector = Any
+"""LANES elements of a tensor, or one number LANES times, in the loop that is being written."""
+
+_FLOAT = ir.FloatType()
+_VECTOR = ir.VectorType(_FLOAT, LANES)
+_INDEX = ir.IntType(64)
+_ALIGNED = 4
+"""Bytes: a payload may begin between vectors, and what begins at one is read no slower for it."""
+
+
+class Arithmetic:
+    """What a loop's body computes with; each operation rounds once, as IEEE 754 has it.
+
+    Args:
+        builder: Where the instructions go.
+    """
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self._builder = builder
+        self.add: Callable[[Vector, Vector], Vector] = builder.fadd
+        self.sub: Callable[[Vector, Vector], Vector] = builder.fsub
+        self.mul: Callable[[Vector, Vector], Vector] = builder.fmul
+        self.div: Callable[[Vector, Vector], Vector] = builder.fdiv
+        self.neg: Callable[[Vector], Vector] = builder.fneg
+
+    def fma(self, one: Vector, two: Vector, three: Vector) -> Vector:
+        """`one * two + three`, rounded once."""
+        return self._call("fma", one, two, three)
+
+    def sqrt(self, one: Vector) -> Vector:
+        """The square root."""
+        return self._call("sqrt", one)
+
+    def sum(self, vectors: Sequence[Vector]) -> Vector:
+        """Of all of them, in their order."""
+        return reduce(self.add, vectors)
+
+    def _call(self, name: str, *given: Vector) -> Vector:
+        name = f"llvm.{name}.v{LANES}f32"
+        module = self._builder.module
+        known = module.globals.get(name)
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * len(given))
+        return self._builder.call(known or ir.Function(module, kind, name), given)
+
+
+Body = Callable[[Arithmetic, list[Vector], list[Vector], Mapping[str, Vector]], list[Vector]]
+"""Given vectors of the tensors that are changed, of those that are read, and numbers by their names: what the
+first ones hold afterwards."""
+
+
+class Loop:
+    """A compiled loop; may be called from any thread, and lets others run meanwhile.
+
+    Args:
+        changed: How many tensors it changes.
+        read: How many it only reads.
+        numbers: Names of the numbers that it is given.
+        body: Writes what happens to each vector.
+        adds_up: Whether a call returns the sum of all elements of the first tensor.
+    """
+
+    def __init__(
+        self, changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool = False
+    ) -> None:
+        self._numbers = tuple(numbers)
+        module = _written(changed, read, self._numbers, body, adds_up=adds_up)
+        self._engine = _engine(module)  # the code is its own
+        kinds = [ctypes.c_size_t, *[ctypes.c_void_p] * (changed + read), *[ctypes.c_float] * len(numbers)]
+        self._call = ctypes.CFUNCTYPE(ctypes.c_float, *kinds)(self._engine.get_function_address("loop"))
+
+    def __call__(
+        self, changed: Sequence[Tensor], read: Sequence[Tensor], numbers: Mapping[str, float]
+    ) -> float:
+        """Runs over all whole vectors of contiguous float32 tensors of one length, none of which overlap.
+
+        Returns:
+            The sum of what the first tensor holds now, where that was asked for; else 0.
+        """
+        pointers = [tensor.data_ptr() for tensor in (*changed, *read)]
+        given = [numbers[name] for name in self._numbers]
+        return float(self._call(changed[0].numel() // LANES * LANES, *pointers, *given))
+
+
+def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool) -> ir.Module:
+    module = ir.Module("loop")
+    module.triple = llvm.get_process_triple()
+    pointer = _FLOAT.as_pointer()
+    kinds = [_INDEX, *[pointer] * (changed + read), *[_FLOAT] * len(numbers)]
+    function = ir.Function(module, ir.FunctionType(_FLOAT, kinds), "loop")
+    length, *given = function.args
+    tensors, scalars = given[: changed + read], given[changed + read :]
+    for tensor in tensors:
+        tensor.add_attribute("noalias")
+    before, loop, end = (function.append_basic_block(name) for name in ("before", "loop", "end"))
+
+    builder = ir.IRBuilder(before)
+    named = {name: _spread(builder, scalar) for name, scalar in zip(numbers, scalars, strict=True)}
+    builder.cbranch(builder.icmp_unsigned("==", length, _INDEX(0)), end, loop)
+
+    builder.position_at_end(loop)
+    place, total = builder.phi(_INDEX), builder.phi(_VECTOR)
+    places = [builder.bitcast(builder.gep(tensor, [place]), _VECTOR.as_pointer()) for tensor in tensors]
+    values = [builder.load(one, align=_ALIGNED) for one in places]
+    results = body(Arithmetic(builder), values[:changed], values[changed:], named)
+    for result, one in zip(results, places[:changed], strict=True):
+        builder.store(result, one, align=_ALIGNED)
+    sum_so_far = builder.fadd(total, results[0]) if adds_up else total
+    next_place = builder.add(place, _INDEX(LANES))
+    zeros = ir.Constant(_VECTOR, [0.0] * LANES)
+    for phi, first, then in ((place, _INDEX(0), next_place), (total, zeros, sum_so_far)):
+        phi.add_incoming(first, before)
+        phi.add_incoming(then, loop)
+    builder.cbranch(builder.icmp_unsigned("<", next_place, length), loop, end)
+
+    builder.position_at_end(end)
+    lanes = builder.phi(_VECTOR)
+    lanes.add_incoming(zeros, before)
+    lanes.add_incoming(sum_so_far, loop)
+    across = ir.Function(
+        module, ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"
+    )
+    builder.ret(builder.call(across, [_FLOAT(0.0), lanes]))
+    return module
+
+
+def _spread(builder: ir.IRBuilder, scalar: Vector) -> Vector:
+    """A number in every lane."""
+    nothing = ir.Constant(_VECTOR, ir.Undefined)
+    first = builder.insert_element(nothing, scalar, ir.IntType(32)(0))
+    return builder.shuffle_vector(
+        first, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    )
+
+
+def _engine(module: ir.Module) -> llvm.ExecutionEngine:
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    machine = _machine()
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(parsed, builder)
+    engine = llvm.create_mcjit_compiler(parsed, machine)
+    engine.finalize_object()
+    return engine
+
+
+def _machine() -> llvm.TargetMachine:
+    _initialize()
+    features = llvm.get_host_cpu_features().flatten()
+    target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=3)
+
+
+@cache
+def _initialize() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()

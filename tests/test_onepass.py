@@ -1,0 +1,130 @@
+"""A step in one pass gives torch's very bits, and where it would not there is none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ps import onepass
+from ps.fused import KERNELS, State
+from ps.hyper import hyper_of, kwargs_of
+from ps.onepass import OnePass, one_pass
+from ps.optim import optimizer_for
+from ps.sums import MOST, summed
+from ps.vectors import LANES, Loop
+
+SGD: list[dict[str, Any]] = [
+    {"lr": 0.1, "momentum": momentum, "dampening": dampening, "weight_decay": decay, "nesterov": nesterov}
+    for momentum, dampening, decay, nesterov in product((0.0, 0.9), (0.0, 0.3), (0.0, 0.01), (False, True))
+    if not nesterov or (momentum and not dampening)
+]
+ADAM: list[dict[str, Any]] = [
+    {"lr": 0.1, "betas": betas, "weight_decay": decay}
+    for betas, decay in product(((0.9, 0.999), (0.6, 0.7)), (0, 0.01))
+]
+CASES = [
+    pytest.param(name, {**options, "maximize": maximize}, id=f"{name}-{number}-{maximize}")
+    for name, many in (("SGD", SGD), ("Adam", ADAM), ("AdamW", ADAM))
+    for number, options in enumerate(many)
+    for maximize in (False, True)
+]
+ODD = 3 * LANES + 5
+"""Elements: whole vectors, and a rest that torch steps."""
+
+
+def options_of(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    group = getattr(torch.optim, name)([torch.zeros(1)], **options).param_groups[0]
+    return kwargs_of(hyper_of(group, name), name)
+
+
+def gradients(count: int, numel: int = ODD) -> list[Tensor]:
+    return [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, MOST])
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_step_in_one_pass_is_torchs_bit_by_bit(name: str, options: dict[str, Any], count: int) -> None:
+    torch_options = options_of(name, options)
+    made = one_pass(name, count, torch_options)
+    assert made is not None, (
+        "a processor on which torch rounds otherwise: its kernels serve, but nothing is gained"
+    )
+    values, given = torch.ones(ODD), gradients(count)
+    state: State = {}
+    divisor = torch.tensor(float(count))
+    KERNELS[name](values, summed(given, torch.empty(ODD)).clone(), state, torch_options, divisor)
+    own, own_state = values.clone(), {key: tensor.clone() for key, tensor in state.items()}
+    assert made.goes_on_from(own_state)
+    for _ in range(3):
+        KERNELS[name](values, summed(given, torch.empty(ODD)).clone(), state, torch_options, divisor)
+        made(own, given, count, own_state, torch_options)
+    assert torch.equal(own, values)
+    assert own_state.keys() == state.keys()
+    assert all(torch.equal(own_state[key], state[key]) for key in state)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_gradients_are_summed_in_their_order_and_only_read(name: str) -> None:
+    big, small = torch.full((LANES,), 1e8), torch.full((LANES,), 1.0)
+    given = [big, small, -big]  # in another order the small one would be left
+    kept = [gradient.clone() for gradient in given]
+    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0], name)
+    optimizer, values = optimizer_for(name, torch.float32), torch.zeros(LANES)
+    for _ in range(2):
+        optimizer.step(values, given, 3, hyper, torch.empty(LANES))
+    assert not values.any(), "1e8 + 1 - 1e8 is 0 in float32"
+    assert all(torch.equal(one, two) for one, two in zip(given, kept, strict=True))
+
+
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"betas": (0.5, 0.9)}])
+def test_what_torch_does_by_another_way_is_left_to_torch(options: dict[str, Any]) -> None:
+    assert one_pass("Adam", 2, options_of("Adam", options)) is None
+
+
+def test_more_gradients_than_a_loop_reads_are_left_to_torch() -> None:
+    assert one_pass("SGD", MOST + 1, options_of("SGD", {"momentum": 0.9})) is None
+
+
+def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def round_twice(*given: Any) -> Any:
+        at, one, two, three = given
+        return at.add(at.mul(one, two), three)
+
+    monkeypatch.setattr("ps.vectors.Arithmetic.fma", round_twice)
+    onepass._sgd.cache_clear()
+    with caplog.at_level(logging.INFO):
+        assert one_pass("SGD", 2, options_of("SGD", {"momentum": 0.9})) is None
+    assert "SGD steps by torch's kernels" in caplog.text
+    onepass._sgd.cache_clear()
+
+
+def test_an_optimizers_first_step_is_torchs() -> None:
+    made = one_pass("SGD", 2, options_of("SGD", {"momentum": 0.9}))
+    assert isinstance(made, OnePass)
+    assert not made.goes_on_from({})
+
+
+def test_a_loop_runs_over_whole_vectors_and_no_further() -> None:
+    loop = Loop(
+        1, 1, ("added",), lambda at, own, read, number: [at.add(read[0], number["added"])], adds_up=True
+    )
+    changed = torch.zeros(2 * LANES + 3)
+    assert loop([changed], [torch.ones(2 * LANES + 3)], {"added": 2.0}) == 2 * LANES * 3.0
+    assert changed.tolist() == [3.0] * 2 * LANES + [0.0] * 3
+    assert loop([changed[:3]], [torch.ones(3)], {"added": 2.0}) == 0.0
+    assert changed[0] == 3.0
+
+
+def test_a_loop_takes_tensors_that_begin_between_vectors() -> None:
+    loop = Loop(1, 1, (), lambda at, own, read, _: [at.add(own[0], read[0])])
+    changed = torch.ones(LANES + 3)
+    loop([changed[3:]], [torch.ones(LANES + 1)[1:]], {})
+    assert changed.tolist() == [1.0] * 3 + [2.0] * LANES
