@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from protos import control_pb2 as pb
-from ps.types import BucketSpec, Slice, TensorSpec
+from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
 
 
 def bucket_to_proto(bucket: BucketSpec) -> pb.BucketSpec:
@@ -40,6 +41,8 @@ def slice_from_proto(message: pb.Slice) -> Slice:
 
 def difference(held: Sequence[BucketSpec], offered: Sequence[BucketSpec]) -> str | None:
     """The first thing in which two models differ, as a clause; None if nothing."""
+    if _uncut(held) == _uncut(offered):
+        return None if tuple(held) == tuple(offered) else _recut(held)
     mine = [(bucket, tensor) for bucket in held for tensor in bucket.tensors]
     theirs = [(bucket, tensor) for bucket in offered for tensor in bucket.tensors]
     for (bucket, tensor), (other_bucket, other) in zip(mine, theirs, strict=False):
@@ -51,9 +54,20 @@ def difference(held: Sequence[BucketSpec], offered: Sequence[BucketSpec]) -> str
             return f"optimizer {_steps(other_bucket)} where {_steps(bucket)} is used"
     if len(mine) != len(theirs):
         return f"{len(theirs)} parameters where {len(mine)} are held"
-    if tuple(held) != tuple(offered):
-        return "other buckets: give every worker the same --bucket-bytes and parameter groups"
-    return None
+    return "other parameter groups: give every worker the same"
+
+
+def _uncut(buckets: Sequence[BucketSpec]) -> list[BucketSpec]:
+    """A bucket a tensor, those of one kind in their order: alike for all that differ by their cuts alone."""
+    alone = [replace(bucket, index=0, tensors=(tensor,)) for bucket in buckets for tensor in bucket.tensors]
+    return sorted(alone, key=lambda bucket: (bucket.group, bucket.dtype))
+
+
+def _recut(held: Sequence[BucketSpec]) -> str:
+    """What cuts buckets as these are: a bound as large as the largest of several tensors."""
+    several = [bucket for bucket in held if len(bucket.tensors) > 1]
+    nbytes = max((bucket.numel * DTYPE_BYTES[bucket.dtype] for bucket in several), default=1)
+    return f"other buckets (--bucket-bytes {nbytes}, on every worker, makes those that are held)"
 
 
 def _spell(tensor: TensorSpec, bucket: BucketSpec) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -15,10 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import workers
 from ps.errors import ConnectionLost, DeadlineExceeded, UsageError
+from tests.fake_hub import FakeHub, FakeRank
 from workers.bench import cli, shapes
 from workers.bench.bound import Bound, BoundCopy, BoundOfTwo
 from workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
+from workers.bench.hubring import Hubring
 from workers.bench.job import Job
 from workers.bench.line import Line
 from workers.bench.member import Member
@@ -28,6 +32,8 @@ from workers.bench.side import Side
 from workers.bench.table import HEAD, entry, trained
 from workers.bench.team import Turn, wrong_in
 from workers.bench.truth import PERIOD, Truth
+from workers.local_communicator import LocalCommunicator
+from workers.optimizer import DistributedOptimizer
 
 TENSORS = [(PERIOD + 7,), (3, 5)]
 
@@ -304,6 +310,27 @@ def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:
     assert names("coded") == ["hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "ring", "ring-bf16"]
     assert "train-alone" in names("mlp")
     assert "rpc" not in names("mlp")
+
+
+def test_a_hub_is_told_a_size_of_buckets_only_where_it_trains() -> None:
+    told = [
+        [name for name in ("ddp-gloo", "hub-shm", "ring", "rpc", "raw-tcp") if ROWS[name].in_buckets(shape)]
+        for shape in (shapes.find("flat"), shapes.find("mlp"))
+    ]
+    assert told == [["ddp-gloo", "ring"], ["ddp-gloo", "hub-shm", "ring"]]
+
+
+@pytest.mark.parametrize(("topology", "buckets"), [("hub", 1), ("local", 2)])
+def test_our_rows_hand_a_hub_all_at_once(
+    topology: str, buckets: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = FakeRank(FakeHub(1)) if topology == "hub" else LocalCommunicator()
+    wrapped = partial(DistributedOptimizer, communicator=rank)
+    monkeypatch.setattr(workers, "init", lambda: None)
+    monkeypatch.setattr(workers, "topology", lambda: topology)
+    monkeypatch.setattr(workers, "DistributedOptimizer", wrapped)
+    job = Job(shape="resnet50", optimizer="sgd", size=1, directory="", bucket_bytes=60 << 20)
+    assert len(Hubring(job, 0)._optimizer._buckets) == buckets
 
 
 def test_a_slow_row_takes_fewer_steps_of_a_turn_and_at_least_one() -> None:

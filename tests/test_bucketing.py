@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 import pytest
@@ -10,7 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ps.errors import ConfigError
+from ps.plans import difference
+from ps.types import BucketSpec
 from workers.bucketing import Bucket, make_buckets
+from workers.layout import lay_out
 
 
 def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -107,6 +111,31 @@ def test_buckets_hold_each_parameter_once_and_are_ordered_by_their_last(
     for bucket, place in zip(buckets, places, strict=True):
         assert place == sorted(place)
         assert len(place) == 1 or bucket.gradients.nbytes <= bucket_bytes
+
+
+@given(
+    shapes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    groups=st.lists(st.booleans(), min_size=12, max_size=12),
+    bucket_bytes=st.tuples(st.integers(1, 2000), st.integers(1, 2000)),
+)
+def test_buckets_cut_otherwise_are_told_what_makes_them_alike(
+    shapes: list[int], groups: list[bool], bucket_bytes: tuple[int, int]
+) -> None:
+    def specs(bound: int) -> list[BucketSpec]:
+        parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        sides = list(zip(parameters, groups, strict=False))
+        chosen = [[parameter for parameter, side in sides if side is wanted] for wanted in (True, False)]
+        optimizer = torch.optim.SGD([{"params": group} for group in chosen if group], lr=0.1)
+        named = [(str(index), parameter) for index, parameter in enumerate(parameters)]
+        return [layout.spec for layout in lay_out(optimizer, named, bound, "SGD")]
+
+    held, offered = (specs(bound) for bound in bucket_bytes)
+    clause = difference(held, offered)
+    assert (clause is None) == (held == offered)
+    if clause is not None:
+        told = re.search(r"--bucket-bytes (\d+)", clause)
+        assert told is not None
+        assert specs(int(told[1])) == held
 
 
 def test_tied_weights_appear_once() -> None:

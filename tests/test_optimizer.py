@@ -18,6 +18,7 @@ from ps.errors import ConfigError, DeadlineExceeded, RingBroken
 from ps.types import Hyper
 from ps.work import Work
 from tests.fake_hub import FakeHub, FakeRank
+from workers import optimizer as optimizer_module
 from workers.bucketing import Bucket
 from workers.communicator import Communicator, Start
 from workers.local_communicator import LocalCommunicator
@@ -387,6 +388,78 @@ def test_a_hook_that_changes_gradients_after_ours_is_noticed() -> None:
     for batch in batches():
         plain_step(plain, reference, batch)
     assert_close(parameters_of(model), parameters_of(plain))
+
+
+# How much at a time
+
+
+def kinds() -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """A model of two groups, one of them in two dtypes."""
+    model = build()
+    model[4].to(torch.float64)
+    weights = [layer.weight for layer in (model[0], model[2], model[4])]
+    biases = [layer.bias for layer in (model[0], model[2])]
+    return model, torch.optim.SGD([{"params": weights}, {"params": biases}], lr=0.1)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets that nobody asked for are of `SMALL` bytes, so that the test model has several."""
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", SMALL)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_hub_without_overlap_gets_one_bucket_a_kind() -> None:
+    model, inner = kinds()
+    optimizer = wrap(model, single_server(), inner=inner, overlap=False, bucket_bytes=None)
+    found = [
+        (bucket.spec.group, bucket.spec.dtype, [tensor.name for tensor in bucket.spec.tensors])
+        for bucket in optimizer._buckets
+    ]
+    assert found == [
+        (0, "float64", ["4.weight"]),
+        (1, "float32", ["2.bias", "0.bias"]),
+        (0, "float32", ["2.weight", "0.weight"]),
+    ]
+    assert optimizer._tuner is not None
+    assert optimizer._tuner._tuning is None, "there is nothing to try"
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("communicator", "how"),
+    [
+        (single_server, {}),
+        (single_server, {"overlap": False, "cross_barrier": True}),
+        (single_server, {"overlap": False, "bucket_bytes": SMALL}),
+        (lambda: FakeRank(FakeHub(1, "worker")), {"overlap": False}),
+        (LocalCommunicator, {"overlap": False}),
+    ],
+    ids=["overlap", "cross_barrier", "bucket_bytes", "aggregate", "local"],
+)
+def test_buckets_are_bounded_where_one_may_go_on_before_the_others(communicator: Any, how: Any) -> None:
+    model = build()
+    optimizer = wrap(model, communicator(), **{"bucket_bytes": None, **how})
+    assert len(optimizer._buckets) == number_of_buckets()
+
+
+@pytest.mark.parametrize(("device", "bounded"), [("cpu", False), ("meta", True)])
+def test_buckets_that_are_copied_to_the_host_are_bounded(device: str, bounded: bool) -> None:
+    parameters = [torch.zeros(1), torch.zeros(1, device=device)]
+    found = optimizer_module._bucket_bytes(parameters, at_once=True)
+    assert (found == optimizer_module.BUCKET_BYTES) is bounded
+
+
+@pytest.mark.parametrize("step", [plain_step, clipped_step])
+def test_one_bucket_trains_as_many_do(step: Step) -> None:
+    def train(bucket_bytes: int | None) -> list[torch.Tensor]:
+        model = build()
+        optimizer = wrap(model, single_server(), overlap=False, bucket_bytes=bucket_bytes)
+        for batch in batches():
+            step(model, optimizer, batch)
+        return parameters_of(model)
+
+    assert_same(train(None), train(SMALL))
 
 
 # What is exchanged

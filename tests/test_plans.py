@@ -3,8 +3,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from ps.blueprint import Blueprint
 from ps.consistency import BSP
+from ps.errors import ConfigError
 from ps.manifest import Manifest
 from ps.plans import bucket_from_proto, bucket_to_proto, difference
 from ps.sharding import plan
@@ -22,6 +25,30 @@ def test_workers_that_compress_differently_are_told_so() -> None:
     assert difference([BUCKET], [BUCKET]) is None
     assert difference([BUCKET], [plain]) == "--compress not given where it is topk:0.01"
     assert difference([plain], [BUCKET]) == "--compress topk:0.01 where it is not given"
+
+
+def test_parameters_in_other_groups_are_told_so() -> None:
+    assert difference([BUCKET], [replace(BUCKET, group=2)]) == (
+        "other parameter groups: give every worker the same"
+    )
+
+
+def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
+    tensors = [TensorSpec(name, (100,)) for name in "abcd"]
+
+    def cut(*places: tuple[int, str]) -> tuple[BucketSpec, ...]:
+        """Buckets of a group and tensors each."""
+        by_name = {tensor.name: tensor for tensor in tensors}
+        return tuple(
+            BucketSpec(index, "float32", group, "SGD", tuple(by_name[name] for name in names))
+            for index, (group, names) in enumerate(places)
+        )
+
+    held, whole = cut((0, "a"), (1, "bc"), (0, "d")), cut((0, "ad"), (1, "bc"))
+    manifest = Manifest("job", "bsp", 7, 3, held, plan(held, 1, 1 << 20).slices, ())
+    blueprint = Blueprint(BSP(), "bsp", None, (Path("checkpoint"), manifest))
+    with pytest.raises(ConfigError, match=r"has other buckets \(--bucket-bytes 800, on every worker"):
+        blueprint.draw(whole, 1)
 
 
 def test_a_checkpoint_goes_on_under_another_codec() -> None:

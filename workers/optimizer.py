@@ -17,6 +17,7 @@ as completed when its gradients are handed over: nothing can take it back then.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from inspect import signature
 from typing import Any, NamedTuple
@@ -47,6 +48,9 @@ log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 4 << 20
 """Where a bucket is full unless the settings say otherwise: a slice of the hub. Convoys of them are tuned."""
+
+UNBOUNDED = sys.maxsize
+"""Where none is ever full: there are as many as kinds, which is as few messages as there can be."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -98,7 +102,9 @@ class DistributedOptimizer(OptimizerWrapper):
             communicator: None takes that of `workers.init()`.
             after_step: Called with `completed_steps` after each step; None takes `workers.init()`'s.
             overlap: False never exchanges during backward: for scripts that begin to change gradients
-                after the first step, or whose backward reads a detached view of a parameter.
+                after the first step, or whose backward reads a detached view of a parameter. Where a hub
+                steps a model on the CPU there is then one bucket a group and dtype, and no size to try,
+                unless `bucket_bytes` is given or `cross_barrier`.
             cross_barrier: Lets `step()` return before the parameters are back. For scripts that read
                 parameters through modules' forwards and `state_dict` alone, or call `synchronize()`
                 before they read them otherwise (`copy.deepcopy`, averages of weights, `torch.compile`,
@@ -133,9 +139,10 @@ class DistributedOptimizer(OptimizerWrapper):
         # None: the first step is being watched.
         self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
-        self._buckets = self._lay_out(named, place.bucket_bytes or BUCKET_BYTES)
-        exchanged = self._exchanged()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
+        at_once = self._steps_on_server and not overlap and not cross_barrier
+        self._buckets = self._lay_out(named, place.bucket_bytes or _bucket_bytes(held, at_once=at_once))
+        exchanged = self._exchanged()
         self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
@@ -511,6 +518,16 @@ def _place(
         here.recorder,
         here.watch,
     )
+
+
+def _bucket_bytes(parameters: Iterable[torch.Tensor], *, at_once: bool) -> int:
+    """Where a bucket is full if nobody has said so.
+
+    What is handed over at once, and awaited as a whole, gains nothing by being cut: slices pipeline on
+    their own. A GPU's buckets do gain: one is copied to the host while another is on its way.
+    """
+    whole = at_once and all(parameter.device.type == "cpu" for parameter in parameters)
+    return UNBOUNDED if whole else BUCKET_BYTES
 
 
 def _checkpoints(here: context.Context) -> Checkpoints | None:

@@ -139,7 +139,7 @@ class Plan:
             shards=team.shards,
             transport=team.row.transport,
             codec=team.row.codec,
-            bucket_bytes=self.bucket_bytes if team.row.in_buckets else 0,
+            bucket_bytes=self.bucket_bytes if team.row.in_buckets(shapes.find(case.shape)) else 0,
             threads=_threads(case),
             idle_cores=team.idle_cores,
             machine=self.machine,

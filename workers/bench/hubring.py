@@ -14,15 +14,19 @@ from workers.bench.side import Side
 
 
 class Hubring(Side):
-    """Exchanges nothing during backward: none of it would be seen by the clock."""
+    """Exchanges nothing during backward: none of it would be seen by the clock.
+
+    A hub is told no size of buckets, as a script would tell it none; around a ring they have the peers' size.
+    """
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         workers.init()
         self._net = nn.ParameterList(torch.zeros(dims) for dims in job.tensors)
         local = optimizer_of(job.optimizer, self._net.parameters())
+        bucket_bytes = None if workers.topology() == "hub" else job.bucket_bytes
         self._optimizer = workers.DistributedOptimizer(
-            local, self._net, overlap=False, bucket_bytes=job.bucket_bytes
+            local, self._net, overlap=False, bucket_bytes=bucket_bytes
         )
 
     def gradients(self, rank: int) -> Sequence[Tensor]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Literal
 
+from workers.bench.shapes import Shape
 from workers.compare.choice import chosen
 
 
@@ -61,10 +62,12 @@ class Row:
         """Whether the workers are the shards."""
         return "--colocate" in (self.server or ())
 
-    @property
-    def in_buckets(self) -> bool:
-        """Whether it hands over buckets; a limit and those who bring a server cut slices."""
-        return self.kind != "bound" and not self.beside
+    def in_buckets(self, shape: Shape) -> bool:
+        """Whether it hands over buckets of the size told.
+
+        A limit and those who bring a server cut slices; a hub hands over all at once unless it trains.
+        """
+        return self.kind != "bound" and not self.beside and (shape.trained or not self.transport)
 
     def missing(self) -> str:
         """What this machine lacks for the row, and how to get it; empty where nothing is."""
