@@ -6,7 +6,9 @@ memory is the limit, what counts is how often it is passed over; a loop that doe
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any
@@ -99,6 +101,18 @@ class Loop:
         pointers = [tensor.data_ptr() for tensor in (*changed, *read)]
         given = [numbers[name] for name in self._numbers]
         return float(self._call(changed[0].numel() // LANES * LANES, *pointers, *given))
+
+
+@cache
+def may_run() -> bool:
+    """Whether this process may run what it has written; hardened systems forbid it (SELinux, systemd)."""
+    libc = ctypes.CDLL(None)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    with contextlib.closing(mmap.mmap(-1, mmap.PAGESIZE)) as page:
+        byte = ctypes.c_char.from_buffer(page)
+        allowed: int = libc.mprotect(ctypes.addressof(byte), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
+        del byte  # the mapping cannot be closed while it is looked at
+    return allowed == 0
 
 
 def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool) -> ir.Module:
