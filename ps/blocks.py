@@ -1,6 +1,7 @@
-"""A slice's optimizer, block by block: each is summed, looked at and stepped while it is in the cache.
+"""A slice's optimizer, block by block.
 
-Summing a whole slice first would bring the sum from memory once more to step with it.
+Where gradients are looked at before they count, or torch's kernels step, there is a sum between the two: of a
+block it is still in the cache when it is stepped with.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from ps.zeros import zeros_like
 BLOCK_BYTES = 2 << 20
 """Measured for 100 MiB from 2 workers, in ms, by two processes with 1 MiB of L2 cache each and 32 MiB of
 L3 together: SGD with momentum 16.5 with blocks of 0.5 MiB, 15.9 of 1, 16.1 of 2, 16.6 of 4, 19.8 of 8;
-Adam 22.2, 21.1, 20.7, 22.5, 24.1. A hub with 2 was at 0.95 to 1.11 times the limit in `ps-worker bench`
-(11 of 12 pairs, once 1.36), with 4 at 1.06 to 1.18 (in turns). A GPU takes a slice as one block: a
+Adam 22.2, 21.1, 20.7, 22.5, 24.1, by torch's kernels. A GPU takes a slice as one block: a
 kernel's start costs it more than its memory does."""
 
 

@@ -203,8 +203,8 @@ class Entry:
             CheckpointCorrupt: It is of another size or dtype.
         """
         saved = state.values
-        sizes = {tensor.numel() for tensor in state.optimizer.values()}
-        if (saved.shape, saved.dtype) != (self.values.shape, self.values.dtype) or sizes - {1, saved.numel()}:
+        kept = [saved, *(tensor for tensor in state.optimizer.values() if tensor.dim())]
+        if any((one.shape, one.dtype) != (self.values.shape, self.values.dtype) for one in kept):
             raise CheckpointCorrupt(
                 f"the checkpoint holds {saved.dtype}{list(saved.shape)} under key {self.key}, where the job"
                 f" has {self.values.dtype}{list(self.values.shape)}: it was made by another job"

@@ -28,6 +28,7 @@ ALLOWED = tuple(_TRAVELS)
 """Names of torch.optim classes that the hub can run."""
 
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
+_SHARES = frozenset({"beta1", "beta2"})
 _REFUSED = ("differentiable", "capturable")
 
 
@@ -62,7 +63,7 @@ def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
     """What `hyper_of` made numbers of, as torch.optim spells it.
 
     Raises:
-        ConfigError: The names are not this optimizer's, or a number is not finite.
+        ConfigError: The names are not this optimizer's, or a number is none that it could step with.
     """
     check_name(name)
     expected = _names(name)
@@ -74,6 +75,8 @@ def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
     for option, value in hyper.items():
         if not isfinite(value):
             raise ConfigError(f"{name} came with {option}={value}; look at the learning rate's schedule")
+        if option in _SHARES and not 0 <= value < 1:
+            raise ConfigError(f"{name} came with {option}={value}; it must be at least 0 and less than 1")
     kwargs: dict[str, Any] = {
         option: bool(hyper[option]) if option in _FLAGS else hyper[option] for option in hyper
     }

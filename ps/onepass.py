@@ -24,6 +24,9 @@ from ps.vectors import LANES, Arithmetic, Loop, Vector
 
 log = logging.getLogger(__name__)
 
+_LEAST_BETA = 0.51
+"""Up to a half, as rounded to float32, torch interpolates from the other end."""
+
 
 class Step(NamedTuple):
     """One optimizer's arithmetic.
@@ -63,9 +66,15 @@ class OnePass:
 
         self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body)
 
-    def goes_on_from(self, state: State) -> bool:
-        """Whether this is a state to step from: an optimizer's first step makes it, and is torch's."""
-        return all(name in state for name in self._step.state)
+    def goes_on_from(self, values: Tensor, state: State) -> bool:
+        """Whether these values have a state to step from: an optimizer's first step makes it, and is torch's.
+
+        A loop takes memory by its address. So what is not like the values is torch's to refuse.
+        """
+        return all(
+            name in state and state[name].shape == values.shape and state[name].dtype == values.dtype
+            for name in self._step.state
+        )
 
     def __call__(
         self, values: Tensor, gradients: Sequence[Tensor], count: int, state: State, options: Options
@@ -104,7 +113,7 @@ def one_pass(name: str, gradients: int, options: Options) -> OnePass | None:
         plain = options["momentum"] == 0
         return _sgd(gradients, plain, options["weight_decay"] != 0, options["nesterov"], options["maximize"])
     decay = options["weight_decay"] != 0, options["decoupled_weight_decay"]
-    if options["amsgrad"] or options["betas"][0] <= 0.5:  # torch takes another way there
+    if options["amsgrad"] or options["betas"][0] < _LEAST_BETA:
         return None
     return _adam(gradients, *decay, options["maximize"])
 
@@ -211,4 +220,9 @@ def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> 
     for _ in range(2):
         step_by_torch()
         made(own, parts, gradients, own_state, options)
-    return torch.equal(own, values) and all(torch.equal(own_state[name], state[name]) for name in state)
+    return _bits(own) == _bits(values) and all(_bits(own_state[name]) == _bits(state[name]) for name in state)
+
+
+def _bits(tensor: Tensor) -> list[int]:
+    """By which -0 is not 0."""
+    return tensor.view(torch.int32).reshape(-1).tolist()

@@ -91,7 +91,7 @@ class FusedStep:
     ) -> None:
         self.check(hyper)
         made = self._one_pass(len(gradients)) if fits_loops(values) else None
-        if made is not None and made.goes_on_from(self._state):
+        if made is not None and made.goes_on_from(values, self._state):
             made(values, gradients, count, self._state, self._options)
             return
         if count not in self._divisors:

@@ -8,6 +8,9 @@ from dataclasses import replace
 from protos import control_pb2 as pb
 from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
 
+LEAST_BUCKET = 8
+"""Bytes: less is no setting."""
+
 
 def bucket_to_proto(bucket: BucketSpec) -> pb.BucketSpec:
     """The bucket as a message."""
@@ -64,10 +67,14 @@ def _uncut(buckets: Sequence[BucketSpec]) -> list[BucketSpec]:
 
 
 def _recut(held: Sequence[BucketSpec]) -> str:
-    """What cuts buckets as these are: a bound as large as the largest of several tensors."""
+    """What cuts buckets as these are: a bound of the largest with several tensors, else of the smallest."""
     several = [bucket for bucket in held if len(bucket.tensors) > 1]
-    nbytes = max((bucket.numel * DTYPE_BYTES[bucket.dtype] for bucket in several), default=1)
-    return f"other buckets (--bucket-bytes {nbytes}, on every worker, makes those that are held)"
+    sizes = [bucket.numel * DTYPE_BYTES[bucket.dtype] for bucket in several or held]
+    nbytes = max(sizes) if several else max(min(sizes), LEAST_BUCKET)
+    return (
+        f"other buckets, as overlap=False or another device has them (--bucket-bytes {nbytes}, on every"
+        " worker, makes those that are held)"
+    )
 
 
 def _spell(tensor: TensorSpec, bucket: BucketSpec) -> str:

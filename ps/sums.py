@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ps.errors import NonFinite
 from ps.finite import all_finite
-from ps.vectors import LANES, Loop, may_run
+from ps.vectors import LANES, Loop, work
 
 MOST = 16
 """Tensors that one loop reads; each is a stream that the processor has to fetch ahead."""
@@ -56,7 +56,7 @@ def finite_sum(gradients: Sequence[Tensor], scratch: Tensor) -> Tensor:
 def fits_loops(tensor: Tensor) -> bool:
     """Whether compiled loops run over such a tensor, and over enough of it to gain anything."""
     fits = tensor.dtype is torch.float32 and tensor.device.type == "cpu" and tensor.numel() >= WORTH
-    return fits and may_run()
+    return fits and work()
 
 
 def _sum_into(total: Tensor, gradients: Sequence[Tensor]) -> float:

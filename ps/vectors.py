@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
@@ -16,6 +17,8 @@ from typing import Any
 import llvmlite.binding as llvm
 from llvmlite import ir
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 LANES = 16
 """Elements of a vector: 64 bytes, a cache line. Where the processor's are shorter, several make one."""
@@ -86,7 +89,7 @@ class Loop:
     ) -> None:
         self._numbers = tuple(numbers)
         module = _written(changed, read, self._numbers, body, adds_up=adds_up)
-        self._engine = _engine(module)  # the code is its own
+        self._engine = _engine(module)  # with which the code would go
         kinds = [ctypes.c_size_t, *[ctypes.c_void_p] * (changed + read), *[ctypes.c_float] * len(numbers)]
         self._call = ctypes.CFUNCTYPE(ctypes.c_float, *kinds)(self._engine.get_function_address("loop"))
 
@@ -104,7 +107,20 @@ class Loop:
 
 
 @cache
-def may_run() -> bool:
+def work() -> bool:
+    """Whether loops can be made and run here; the log says why where they cannot."""
+    if not _may_run():
+        log.warning("this process may not run what it has written: torch's kernels serve, in more passes")
+        return False
+    try:
+        Loop(1, 1, (), lambda at, own, read, _: [at.add(own[0], read[0])])
+    except (RuntimeError, OSError) as error:
+        log.warning("LLVM makes no loops here (%s): torch's kernels serve, in more passes", error)
+        return False
+    return True
+
+
+def _may_run() -> bool:
     """Whether this process may run what it has written; hardened systems forbid it (SELinux, systemd)."""
     libc = ctypes.CDLL(None)
     libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

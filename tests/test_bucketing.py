@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ps.errors import ConfigError
-from ps.plans import difference
+from ps.plans import LEAST_BUCKET, difference
 from ps.types import BucketSpec
 from workers.bucketing import Bucket, make_buckets
 from workers.layout import lay_out
@@ -114,9 +114,9 @@ def test_buckets_hold_each_parameter_once_and_are_ordered_by_their_last(
 
 
 @given(
-    shapes=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    shapes=st.lists(st.integers(LEAST_BUCKET // 4, 40), min_size=1, max_size=12),
     groups=st.lists(st.booleans(), min_size=12, max_size=12),
-    bucket_bytes=st.tuples(st.integers(1, 2000), st.integers(1, 2000)),
+    bucket_bytes=st.tuples(st.integers(LEAST_BUCKET, 2000), st.integers(LEAST_BUCKET, 2000)),
 )
 def test_buckets_cut_otherwise_are_told_what_makes_them_alike(
     shapes: list[int], groups: list[bool], bucket_bytes: tuple[int, int]
@@ -135,6 +135,7 @@ def test_buckets_cut_otherwise_are_told_what_makes_them_alike(
     if clause is not None:
         told = re.search(r"--bucket-bytes (\d+)", clause)
         assert told is not None
+        assert int(told[1]) >= LEAST_BUCKET
         assert specs(int(told[1])) == held
 
 

@@ -47,7 +47,9 @@ def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
     held, whole = cut((0, "a"), (1, "bc"), (0, "d")), cut((0, "ad"), (1, "bc"))
     manifest = Manifest("job", "bsp", 7, 3, held, plan(held, 1, 1 << 20).slices, ())
     blueprint = Blueprint(BSP(), "bsp", None, (Path("checkpoint"), manifest))
-    with pytest.raises(ConfigError, match=r"has other buckets \(--bucket-bytes 800, on every worker"):
+    with pytest.raises(
+        ConfigError, match=r"has other buckets, as overlap=False .*--bucket-bytes 800, on every worker"
+    ):
         blueprint.draw(whole, 1)
 
 

@@ -48,7 +48,9 @@ def bench(
     steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3, or what fits]")] = None,
     shards: Annotated[int | None, typer.Option(min=1, help="of every hub [hub-shm 2, others 1]")] = None,
     megabytes: Annotated[int, typer.Option(min=1, help="MiB of float32 in the shape flat")] = 100,
-    bucket_bytes: Annotated[int, typer.Option(min=4096, help="handed over at once [hubs: all]")] = 25 * 2**20,
+    bucket_bytes: Annotated[
+        int, typer.Option(min=4096, help="handed over at once [hubs that do not train: all]")
+    ] = 25 * 2**20,
     timeout: Annotated[float, typer.Option(help="seconds that one case may take")] = 900.0,
     out: Annotated[Path | None, typer.Option(help="file to write [results/bench-DATE.json]")] = None,
     summary: Annotated[
