@@ -23,7 +23,7 @@ from workers.compare.runner import await_address
 MEMBER = "workers.bench.member"
 
 LIKE_FOR_LIKE = ["--no-page", "--nonfinite", "allow"]
-"""Nobody else who is timed shows a page or looks for NaN, which costs a hub over shared memory 1 to 3 % of a step."""
+"""Nobody else who is timed shows a page or looks for NaN, which costs a hub in shared memory 1 to 3 %."""
 
 
 class Turn(NamedTuple):
