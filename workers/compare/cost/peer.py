@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,12 +29,16 @@ def serve(host: str, *, insecure: bool) -> None:
 
     Raises:
         UsageError: The address is reachable from elsewhere and `insecure` was not said.
+        KeyboardInterrupt: It was interrupted, and all is closed.
     """
     if not (is_loopback(host) or insecure):
         raise UsageError(f"--serve {host} is reachable from other machines without credentials: --insecure")
     loop, addresses = partner.open_shard(host)
+    # Not by an exception, which may come where it is dropped, or amid what must be closed.
+    signal.signal(signal.SIGINT, lambda *_: loop.stop())
     print(f"on another host: ps-compare calibrate --peer {addresses['zmq']}", file=sys.stderr)
     loop.run()
+    raise KeyboardInterrupt
 
 
 @contextmanager
