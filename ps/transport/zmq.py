@@ -22,6 +22,7 @@ from dataclasses import replace
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from ps.config.address import is_loopback
 from ps.errors import ConfigError, ConnectionLost, ServerUnreachable
 from ps.transport.base import MAX_PAYLOAD, Envelope, Message, ReturnPath
 from ps.transport.bell import Bell
@@ -51,6 +52,14 @@ in proportion: under 1 Gbit/s one of four workers was 10 MiB ahead of another af
 waits for, and a step took 9 % longer. Alike, the shares are equal. It is what 25 Gbit/s bring in 0.3 ms.
 """
 
+READ_AHEAD_AT_HOME = 2 << 20
+"""The same of a line within one host, which shares no link: what costs there is to sleep and to be woken.
+
+100 MiB there and back from two workers took 102 ms with 1 MiB, 94 with 2, 97 with 4 or as the kernel sizes
+it, and from one 59, 54, 54 and 55 (medians of 30 in turns; plain sockets 80 and 47). Over links of 1 Gbit/s
+colocated shards of two workers have 0.975 of the rate with 2 MiB, and 0.992 with 1 (two runs each).
+"""
+
 IO_THREADS = 2
 """Threads that move the bytes of a process, each for its share of the lines.
 
@@ -72,6 +81,8 @@ _NEVER_MS = 2**31 - 1
 
 # As plain numbers: pyzmq's enums take longer to combine than what they ask for takes to do.
 _NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
+
+_SCHEME = "tcp://"
 
 _FOR_REPLIES = b"<"
 """Ends the name of a line for replies; the rest is that of the line of their requests."""
@@ -120,8 +131,13 @@ class ZmqTransport:
     def window(self, nbytes: int) -> memoryview:
         return self.allocate(nbytes)
 
-    def open_socket(self, kind: int) -> zmq.Socket[bytes]:
-        """A socket that drops no message for want of room, and is closed in an instant."""
+    def open_socket(self, kind: int, host: str) -> zmq.Socket[bytes]:
+        """A socket that drops no message for want of room, and is closed in an instant.
+
+        Args:
+            kind: ZeroMQ's.
+            host: Where it listens, or dials.
+        """
         with self._lock:
             if self._context is None:
                 keep_freed_memory()
@@ -132,7 +148,7 @@ class ZmqTransport:
         socket.sndhwm = 0  # a ROUTER at its mark drops, and tells nobody when there is room: outboxes do
         socket.rcvhwm = UNREAD
         socket.maxmsgsize = MAX_PAYLOAD
-        socket.rcvbuf = READ_AHEAD
+        socket.rcvbuf = READ_AHEAD_AT_HOME if is_loopback(host) else READ_AHEAD
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = SILENCE_MS
         return socket
@@ -253,7 +269,8 @@ class _Lane:
         self._address = address
         self.lost = ""
         """How it ended, as a clause; empty while it lasts."""
-        self.dealer = transport.open_socket(zmq.DEALER)
+        host = address.removeprefix(_SCHEME).rpartition(":")[0].strip("[]")
+        self.dealer = transport.open_socket(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
         self.dealer.reconnect_ivl = _NEVER_MS  # who answers there next knows nothing of our requests
@@ -305,19 +322,19 @@ class ZmqListener:
         """Line for replies by line of requests, of workers that have them apart."""
         self._outboxes: dict[bytes, Outbox[Message]] = {}
         """By ZeroMQ's name for a worker's line, of those to which something is under way."""
-        self._router = transport.open_socket(zmq.ROUTER)
+        self._router = transport.open_socket(zmq.ROUTER, here)
         self._router.linger = LAST_WORDS_MS
         self._router.ipv6 = ":" in here
         self._bell = Bell()
         self._epoll = poller(_descriptor(self._router), self._bell.waitable)
         self._waitable = self._epoll.fileno()
         try:
-            self._router.bind(f"tcp://{bracketed(here)}:*")
+            self._router.bind(f"{_SCHEME}{bracketed(here)}:*")
         except zmq.ZMQError as error:
             self.close()
             raise ConfigError(f"cannot listen on {host} by ZeroMQ ({error}); is it ours?") from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-        self._address = f"tcp://{bracketed(reachable(here))}:{port}"
+        self._address = f"{_SCHEME}{bracketed(reachable(here))}:{port}"
 
     @property
     def address(self) -> str:

@@ -446,6 +446,22 @@ def test_zmq_tells_of_a_loss_to_who_only_asked(apart: bool) -> None:
         await_loss(line)
 
 
+@pytest.mark.parametrize(
+    ("host", "room"),
+    [
+        ("127.0.0.1", zmq_wire.READ_AHEAD_AT_HOME),
+        ("::1", zmq_wire.READ_AHEAD_AT_HOME),
+        ("10.0.0.1", zmq_wire.READ_AHEAD),
+    ],
+)
+def test_zmq_reads_as_far_ahead_on_all_lines_that_share_a_link(host: str, room: int) -> None:
+    transport = ZmqTransport()
+    for kind in (zmq.ROUTER, zmq.DEALER):
+        socket = transport.open_socket(kind, host)
+        assert socket.rcvbuf == room
+        transport.close_socket(socket)
+
+
 def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
