@@ -1,7 +1,6 @@
 """A slice's optimizer, block by block.
 
-Where gradients are looked at before they count, or torch's kernels step, there is a sum between the two: of a
-block it is still in the cache when it is stepped with.
+Where torch's kernels step, the gradients are summed first: of a block, the sum is still in the cache then.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ps.optim import SliceStep, optimizer_for
-from ps.sums import finite_sum
 from ps.types import Hyper
 from ps.zeros import zeros_like
 
@@ -29,7 +27,7 @@ class BlockSteps:
     Args:
         name: The optimizer, or empty where the values are to be the mean itself.
         values: Flat; the steps happen in their memory.
-        finite: Whether to refuse gradients that are not. A mean is the workers' own to judge.
+        finite: Whether to refuse gradients that are not, where an optimizer steps with them.
 
     Raises:
         ConfigError: The hub does not run this optimizer.
@@ -61,15 +59,13 @@ class BlockSteps:
             scratch: At least as long as a block, and of the same dtype.
 
         Raises:
-            NonFinite: The sum is NaN or infinite somewhere, and the optimizer would have taken it in.
-                Blocks before that one have stepped, so the values are of no step any more.
+            NonFinite: The sum is NaN or infinite somewhere, and has not come into the values. Others of them
+                may have stepped, so they are of no step any more.
         """
         for part, values, optimizer in self._parts:
             # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
             parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
-            if self._must_be_finite:
-                parts = [finite_sum(parts, scratch)]
-            optimizer.step(values, parts, len(gradients), hyper, scratch)
+            optimizer.step(values, parts, len(gradients), hyper, scratch, finite=self._must_be_finite)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""

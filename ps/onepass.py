@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ps.fused import KERNELS, Kernel, Options, State
-from ps.sums import MOST, summed
+from ps.sums import MOST, finite_sum, summed
 from ps.vectors import LANES, Arithmetic, Loop, Vector
 
 log = logging.getLogger(__name__)
@@ -50,21 +50,28 @@ class OnePass:
         kernel: torch's, for the elements after the last whole vector.
         gradients: How many are summed.
         options: Which of them are zero, and which way it steps, is fixed by these.
+        finite: Whether elements stay as they are where a gradient is NaN or infinite.
     """
 
-    def __init__(self, step: Step, kernel: Kernel, gradients: int, options: Options) -> None:
+    def __init__(self, step: Step, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> None:
         self._step = step
         self._kernel = kernel
+        self._sum: Callable[[Sequence[Tensor], Tensor], Tensor] = finite_sum if finite else summed
         names = step.numbers(options, {"step": torch.ones(())})
 
         def body(
             at: Arithmetic, changed: list[Vector], read: list[Vector], number: Mapping[str, Vector]
         ) -> list[Vector]:
-            mean = at.div(at.sum(read), number["count"])
+            total = at.sum(read)
+            mean = at.div(total, number["count"])
             gradient = at.neg(mean) if options["maximize"] else mean
-            return step.write(at, changed[0], changed[1:], gradient, number)
+            stepped = step.write(at, changed[0], changed[1:], gradient, number)
+            if finite:
+                pairs = zip(stepped, changed, strict=True)
+                stepped = [at.where_finite(total, new, old) for new, old in pairs]
+            return [*stepped, total]
 
-        self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body)
+        self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=True)
 
     def goes_on_from(self, values: Tensor, state: State) -> bool:
         """Whether these values have a state to step from: an optimizer's first step makes it, and is torch's.
@@ -78,7 +85,7 @@ class OnePass:
 
     def __call__(
         self, values: Tensor, gradients: Sequence[Tensor], count: int, state: State, options: Options
-    ) -> None:
+    ) -> float:
         """Updates values and state, as torch's kernel would with the sum of the gradients.
 
         Args:
@@ -87,39 +94,51 @@ class OnePass:
             count: By what their sum is divided.
             state: As torch's kernel left it.
             options: torch's, with zeros where there were zeros when this was made.
+
+        Returns:
+            The sum over all elements of all gradients, which is finite only if each of them is.
+
+        Raises:
+            NonFinite: What is left for torch's kernel is not, and should be; nothing has changed.
         """
+        elements = 0.0
         whole = values.numel() // LANES * LANES
         if whole < values.numel():
             rest = {name: tensor[whole:] if tensor.dim() else tensor for name, tensor in state.items()}
-            total = summed([gradient[whole:] for gradient in gradients], torch.empty(LANES)).clone()
+            total = self._sum([gradient[whole:] for gradient in gradients], torch.empty(LANES)).clone()
+            elements = float(total.sum())  # before the kernel, which may leave the mean there
             self._kernel(values[whole:], total, rest, options, torch.tensor(float(count)))
         elif "step" in state:
             state["step"] += 1
         numbers = {"count": float(count), **self._step.numbers(options, state)}
-        self._loop([values, *(state[name] for name in self._step.state)], gradients, numbers)
+        changed = [values, *(state[name] for name in self._step.state)]
+        return elements + self._loop(changed, gradients, numbers)
 
 
-def one_pass(name: str, gradients: int, options: Options) -> OnePass | None:
+def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
     """What does the work of torch's fused kernel of this name; None where nothing does.
 
     Args:
         name: The optimizer's.
         gradients: How many are summed.
         options: Which of them are zero tells which arithmetic it is.
+        finite: Whether elements stay as they are where a gradient is NaN or infinite.
     """
     if gradients > MOST:
         return None
     if name == "SGD":
-        plain = options["momentum"] == 0
-        return _sgd(gradients, plain, options["weight_decay"] != 0, options["nesterov"], options["maximize"])
+        plain, decays = options["momentum"] == 0, options["weight_decay"] != 0
+        return _sgd(gradients, plain, decays, options["nesterov"], options["maximize"], finite)
     decay = options["weight_decay"] != 0, options["decoupled_weight_decay"]
     if options["amsgrad"] or options["betas"][0] < _LEAST_BETA:
         return None
-    return _adam(gradients, *decay, options["maximize"])
+    return _adam(gradients, *decay, options["maximize"], finite)
 
 
 @cache
-def _sgd(gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool) -> OnePass | None:
+def _sgd(
+    gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool, finite: bool
+) -> OnePass | None:
     """`torch.optim.SGD`'s; `plain`: without momentum."""
 
     def numbers(options: Options, _: State) -> Mapping[str, float]:
@@ -150,11 +169,11 @@ def _sgd(gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bo
         "nesterov": nesterov,
         "maximize": maximize,
     }
-    return _proven("SGD", step, gradients, options)
+    return _proven("SGD", step, gradients, options, finite=finite)
 
 
 @cache
-def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool) -> OnePass | None:
+def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool, finite: bool) -> OnePass | None:
     """That of `torch.optim.Adam`, and of `AdamW` where decay is `decoupled`."""
 
     def numbers(options: Options, state: State) -> Mapping[str, float]:
@@ -194,12 +213,12 @@ def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool) -> OneP
         "maximize": maximize,
         "decoupled_weight_decay": decoupled,
     }
-    return _proven("AdamW" if decoupled else "Adam", step, gradients, options)
+    return _proven("AdamW" if decoupled else "Adam", step, gradients, options, finite=finite)
 
 
-def _proven(name: str, step: Step, gradients: int, options: Options) -> OnePass | None:
+def _proven(name: str, step: Step, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
     """The step as a loop, if it makes of random numbers the very bits that torch's kernels make of them."""
-    made = OnePass(step, KERNELS[name], gradients, options)
+    made = OnePass(step, KERNELS[name], gradients, options, finite=finite)
     if _agrees(made, KERNELS[name], gradients, options):
         return made
     log.info("%s steps by torch's kernels: a loop for this processor rounds otherwise", name)

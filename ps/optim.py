@@ -13,6 +13,7 @@ fused kernels contract a multiplication and an addition into one rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +23,7 @@ from ps.errors import ConfigError
 from ps.fused import KERNELS
 from ps.hyper import check_name, kwargs_of
 from ps.onepass import OnePass, one_pass
-from ps.sums import fits_loops, summed
+from ps.sums import finite_sum, fits_loops, summed
 from ps.types import Hyper
 
 _CPU = torch.device("cpu")
@@ -48,7 +49,14 @@ class SliceStep(Protocol):
         """
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        *,
+        finite: bool,
     ) -> None:
         """Updates `values` in place by the mean of `count` gradients.
 
@@ -58,6 +66,11 @@ class SliceStep(Protocol):
             count: At least one.
             hyper: For this step.
             scratch: At least as long as the values, and of their dtype; overwritten.
+            finite: Whether to refuse gradients that are not.
+
+        Raises:
+            NonFinite: Their sum is not, somewhere. It has not come into values and state, but other elements
+                may have stepped, so they are of no step any more.
         """
 
     def state(self) -> dict[str, Tensor]:
@@ -77,8 +90,8 @@ class FusedStep:
         self._hyper: Hyper | None = None
         self._options: dict[str, Any] = {}
         self._divisors: dict[int, Tensor | None] = {1: None}
-        self._made: dict[int, OnePass | None] = {}
-        """By how many gradients are given, what steps with them under these hyperparameters."""
+        self._made: dict[tuple[int, bool], OnePass | None] = {}
+        """By the number of gradients, and whether to refuse some, what steps with these hyperparameters."""
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -87,23 +100,33 @@ class FusedStep:
             self._made.clear()
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        *,
+        finite: bool,
     ) -> None:
         self.check(hyper)
-        made = self._one_pass(len(gradients)) if fits_loops(values) else None
+        made = self._one_pass(len(gradients), finite) if fits_loops(values) else None
         if made is not None and made.goes_on_from(values, self._state):
-            made(values, gradients, count, self._state, self._options)
+            elements = made(values, gradients, count, self._state, self._options)
+            if finite and not isfinite(elements):
+                finite_sum(gradients, scratch)  # raises, but where elements are beyond float32 only together
             return
         if count not in self._divisors:
             self._divisors[count] = torch.tensor(float(count), device=values.device)
         # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
-        total = summed(gradients, scratch)
+        total = finite_sum(gradients, scratch) if finite else summed(gradients, scratch)
         self._kernel(values, total, self._state, self._options, self._divisors[count])
 
-    def _one_pass(self, gradients: int) -> OnePass | None:
-        if gradients not in self._made:
-            self._made[gradients] = one_pass(self._name, gradients, self._options)
-        return self._made[gradients]
+    def _one_pass(self, gradients: int, finite: bool) -> OnePass | None:
+        if (gradients, finite) not in self._made:
+            made = one_pass(self._name, gradients, self._options, finite=finite)
+            self._made[gradients, finite] = made
+        return self._made[gradients, finite]
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._state)
@@ -134,14 +157,21 @@ class SliceOptimizer:
             self._checked = hyper
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        *,
+        finite: bool,
     ) -> None:
         if self._optimizer is None:
             self._optimizer = self._build(values, hyper)
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
             self._hyper = hyper
-        total = summed(gradients, scratch)
+        total = finite_sum(gradients, scratch) if finite else summed(gradients, scratch)
         values.grad = total if count == 1 else total.div_(count)
         self._optimizer.step()
         values.grad = None
@@ -172,13 +202,20 @@ class SliceOptimizer:
 
 
 class Assign:
-    """Makes the gradient the values: the hub averages, the worker steps."""
+    """Makes the mean the values: the hub averages, the worker steps, and judges what is not finite."""
 
     def check(self, hyper: Hyper) -> None:
         """Takes anything: nothing is used."""
 
     def step(
-        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
+        self,
+        values: Tensor,
+        gradients: Sequence[Tensor],
+        count: int,
+        hyper: Hyper,
+        scratch: Tensor,
+        *,
+        finite: bool,
     ) -> None:
         torch.div(summed(gradients, scratch), count, out=values)
 

@@ -60,6 +60,11 @@ class Arithmetic:
         """Of all of them, in their order."""
         return reduce(self.add, vectors)
 
+    def where_finite(self, one: Vector, then: Vector, otherwise: Vector) -> Vector:
+        """`then` in the lanes in which `one` is neither NaN nor infinite, `otherwise` in the others."""
+        nothing = self._builder.fcmp_ordered("==", self.sub(one, one), ir.Constant(_VECTOR, [0.0] * LANES))
+        return self._builder.select(nothing, then, otherwise)
+
     def _call(self, name: str, *given: Vector) -> Vector:
         name = f"llvm.{name}.v{LANES}f32"
         module = self._builder.module
@@ -70,7 +75,7 @@ class Arithmetic:
 
 Body = Callable[[Arithmetic, list[Vector], list[Vector], Mapping[str, Vector]], list[Vector]]
 """Given vectors of the tensors that are changed, of those that are read, and numbers by their names: what the
-first ones hold afterwards."""
+first ones hold afterwards, and behind these, in a loop that adds up, the vector whose elements it adds."""
 
 
 class Loop:
@@ -81,7 +86,7 @@ class Loop:
         read: How many it only reads.
         numbers: Names of the numbers that it is given.
         body: Writes what happens to each vector.
-        adds_up: Whether a call returns the sum of all elements of the first tensor.
+        adds_up: Whether a call returns a sum: of all elements of the last vectors that the body gives.
     """
 
     def __init__(
@@ -99,7 +104,7 @@ class Loop:
         """Runs over all whole vectors of contiguous float32 tensors of one length, none of which overlap.
 
         Returns:
-            The sum of what the first tensor holds now, where that was asked for; else 0.
+            The sum, in a loop that adds up; else 0.
         """
         pointers = [tensor.data_ptr() for tensor in (*changed, *read)]
         given = [numbers[name] for name in self._numbers]
@@ -152,9 +157,9 @@ def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, add
     places = [builder.bitcast(builder.gep(tensor, [place]), _VECTOR.as_pointer()) for tensor in tensors]
     values = [builder.load(one, align=_ALIGNED) for one in places]
     results = body(Arithmetic(builder), values[:changed], values[changed:], named)
+    sum_so_far = builder.fadd(total, results.pop()) if adds_up else total
     for result, one in zip(results, places[:changed], strict=True):
         builder.store(result, one, align=_ALIGNED)
-    sum_so_far = builder.fadd(total, results[0]) if adds_up else total
     next_place = builder.add(place, _INDEX(LANES))
     zeros = ir.Constant(_VECTOR, [0.0] * LANES)
     for phi, first, then in ((place, _INDEX(0), next_place), (total, zeros, sum_so_far)):

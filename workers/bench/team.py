@@ -22,9 +22,6 @@ from workers.compare.runner import await_address
 # Not imported: it brings torch, which the bench itself does not need.
 MEMBER = "workers.bench.member"
 
-LIKE_FOR_LIKE = ["--no-page", "--nonfinite", "allow"]
-"""Nobody else who is timed shows a page or looks for NaN, which costs a hub in shared memory 1 to 3 %."""
-
 
 class Turn(NamedTuple):
     """What one turn gave: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
@@ -123,8 +120,8 @@ class Team:
         if self.row.transport != "shm":  # over a wire as the limit has them; else as a script gets them
             size += ["--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
-        flags = ["--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
-        command = [sys.executable, "-m", "ps.cli", "start", *LIKE_FOR_LIKE, *flags, *(self.row.server or ())]
+        flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
+        command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
         return self._start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[Process]:
