@@ -276,14 +276,15 @@ def _ask(server: str, call: Any) -> Any:
     from ps.transport.channel import open_channel
     from ps.transport.probe import probe
 
-    address(server)
+    _, port = address(server)
     with open_channel(server) as channel:
         try:
             return call(ControlStub(channel))
         except grpc.RpcError as error:
             raise ServerUnreachable(
                 f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
-                f" check the address, or start one: ps-server start; ps-server doctor {server} tells more"
+                f" check the address, or start one: ps-server start --port {port}; ps-server doctor"
+                f" {server} tells more"
             ) from error
 
 

@@ -205,7 +205,8 @@ class Server:
         shards = "one beside each worker" if config.colocate else str(config.shards)
         if config.await_shards:
             shards += f", and {config.await_shards} of other hosts"
-        mode = f"{config.mode} --staleness {config.staleness}" if config.mode == "ssp" else config.mode
+        constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
+        mode = config.mode + constant.get(config.mode, "")
         lines = [
             f"ps-server on {address}  mode {mode}  shards {shards}",
             f"  workers   ps-worker --server {address}",

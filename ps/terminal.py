@@ -14,18 +14,22 @@ from typer.exceptions import TyperException
 from ps.errors import HubringError
 
 
-def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None) -> None:
+def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsewhere: str = "") -> None:
     """Runs a program to its end; a wrong command line ends with 2 and a last line as any other end.
 
     Args:
         app: The program.
         name: What the user calls it.
         argv: Its arguments; None: the process's own.
+        elsewhere: Where an option may belong that this program does not know.
     """
     try:
         code = app(argv, prog_name=name, standalone_mode=False)
     except TyperException as error:
-        print(f"{name}: {error.format_message()}; see {name} --help", file=sys.stderr)
+        hints = [f"see {name} --help"]
+        if elsewhere and type(error).__name__ == "NoSuchOption":  # typer exports no such class
+            hints.append(elsewhere)
+        print("; ".join([f"{name}: {error.format_message()}", *hints]), file=sys.stderr)
         last_line({"error": error.format_message(), "exit_code": 2})
         code = 2
     finally:

@@ -75,6 +75,13 @@ def test_a_lack_of_shared_memory_is_told_with_its_size(run: Callable[..., Outcom
     assert outcome.traceback.rstrip().endswith("shared memory(shm) for file")
 
 
+def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Outcome]) -> None:
+    outcome = run("import horovod.torch as hvd")
+    assert outcome.code == 1
+    assert outcome.error.endswith("No module named 'horovod': ps-worker --as-horovod SCRIPT runs it as it is")
+    assert "--as-horovod" not in run("import nosuch").error
+
+
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "workers.shutdown()"])
 def test_a_script_that_ends_well_tells_its_result_however_it_ends(
     run: Callable[..., Outcome], ending: str

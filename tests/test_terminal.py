@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
 from ps import terminal
 
@@ -45,6 +46,30 @@ def test_a_stop_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert terminal.conclude("ps-test", stopped) == 143
     assert json.loads(capsys.readouterr().out) == {"error": "told to stop", "exit_code": 143}
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--job", "ps-test: No such option: --job; see ps-test --help; that one is the server's"),
+        ("--near=x", "valid integer"),
+    ],
+)
+def test_an_option_of_another_program_is_told_where_it_belongs(
+    word: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def tell(near: int = 0) -> None:
+        """Is never called."""
+
+    with pytest.raises(SystemExit, match="2"):
+        terminal.run(app, "ps-test", [word], elsewhere="that one is the server's")
+    told = capsys.readouterr()
+    assert said in told.err
+    assert ("the server's" in told.err) is (word == "--job")
+    assert json.loads(told.out)["exit_code"] == 2
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGUSR1"])

@@ -107,7 +107,8 @@ def main() -> None:
         from workers import explain
 
         explain.main(sys.argv[2:])
-    terminal.run(app, "ps-worker")
+    elsewhere = "a job's own arguments stand behind --, as in ps-worker --job digits -- --epochs 3"
+    terminal.run(app, "ps-worker", elsewhere=elsewhere)
 
 
 def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:

@@ -113,7 +113,14 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
         return Outcome(
             worker.stop_code, {}, error=f"stopped on request, before its step: {last}"
         ), Reason.PREEMPTED
-    return Outcome(1, {}, error=f"{last}{_shared_memory(error)}", traceback=_traceback(error)), Reason.FAILED
+    hint = _as_horovod(error) or _shared_memory(error)
+    return Outcome(1, {}, error=f"{last}{hint}", traceback=_traceback(error)), Reason.FAILED
+
+
+def _as_horovod(error: BaseException) -> str:
+    """What runs a script that was written for Horovod, which is not installed."""
+    wanted = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "horovod"
+    return ": ps-worker --as-horovod SCRIPT runs it as it is" if wanted else ""
 
 
 def _shared_memory(error: BaseException) -> str:

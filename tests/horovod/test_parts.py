@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from workers.horovod.hosts import Neighbourhood, neighbourhood
 from workers.horovod.parcel import pack
 from workers.horovod.variables import variables
 from workers.launcher import host
-from workers.launcher.cli import script
+from workers.launcher.cli import app, script
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:
@@ -122,6 +123,14 @@ def test_a_script_may_stand_behind_python(
 def test_a_script_that_is_not_there_is_refused_before_anything_starts() -> None:
     with pytest.raises(UsageError, match=r"no script nosuch\.py: name a file"):
         script(["python", "nosuch.py"])
+
+
+def test_ps_run_too_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        app(["-np", "2", "nosuch.py"], standalone_mode=False)
+    told = capsys.readouterr()
+    assert told.err.startswith("ps-run: no script nosuch.py")
+    assert json.loads(told.out) == {"error": told.err.strip().removeprefix("ps-run: "), "exit_code": 2}
 
 
 @pytest.mark.parametrize("words", [None, [], ["python"], ["python", "-m", "train"]])

@@ -48,7 +48,7 @@ def render(entries: Sequence[Entry]) -> str:
     kinds = dict.fromkeys(_kind(each) for each in entries)
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     wanted = ratios.table(entries)
-    return "\n\n".join([_setting(entries), *tables, NOTE, *([WANTED, wanted] if wanted else [])])
+    return "\n\n".join([_setting(entries), NOTE, *tables, *([WANTED, wanted] if wanted else [])])
 
 
 def put_into(readme: Path, text: str) -> None:

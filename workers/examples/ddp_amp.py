@@ -57,7 +57,10 @@ def train(options: argparse.Namespace) -> None:
     loader = DataLoader(dataset, batch_size=options.batch_size, sampler=sampler)
 
     parts: checkpoint.Parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
-    for epoch in range(checkpoint.load(options.checkpoint, parts), options.epochs + 1):
+    first = checkpoint.load(options.checkpoint, parts)
+    if first > options.epochs and workers.rank() == 0:
+        print(f"{options.checkpoint} holds {first - 1} epochs: --epochs {first} would go on", flush=True)
+    for epoch in range(first, options.epochs + 1):
         sampler.set_epoch(epoch)
         loss = torch.zeros(())
         for inputs, labels in loader:

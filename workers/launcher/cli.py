@@ -122,7 +122,8 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-run`."""
-    terminal.run(app, "ps-run")
+    elsewhere = "other settings of server and workers come by the environment, as in PS_MODE=asp ps-run ..."
+    terminal.run(app, "ps-run", elsewhere=elsewhere)
 
 
 def _check_build() -> int:
@@ -147,6 +148,7 @@ def _run(flags: dict[str, object]) -> int:
         return LocalJob(**flags).run(words)  # type: ignore[arg-type]
     except HubringError as error:
         print(f"ps-run: {error}", file=sys.stderr)
+        terminal.last_line({"error": str(error), "exit_code": error.exit_code})
         return error.exit_code
 
 
