@@ -136,7 +136,7 @@ def test_sizes_of_slices_are_those_that_workers_try() -> None:
 
 
 def test_lines_at_once_are_the_transport_s() -> None:
-    from ps.transport.zmq import IO_THREADS
+    from ps.transport.zmq_socket import IO_THREADS
 
     assert formulas.SERVER_LINES["zmq"] == IO_THREADS
 

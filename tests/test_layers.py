@@ -39,7 +39,8 @@ FLOORS = {
         ps.transport.outbox ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
         ps.transport.pages ps.transport.copies ps.transport.segment ps.transport.packet ps.transport.window
         ps.transport.ipc
-        ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc ps.transport.zmq ps.transport.shm
+        ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc
+        ps.transport.zmq_socket ps.transport.zmq_listener ps.transport.zmq ps.transport.shm
         ps.transport.registry ps.transport.conformance
     """,
     "processes": """

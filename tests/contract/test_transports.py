@@ -26,8 +26,7 @@ from protos import data_pb2 as pb
 from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
 from ps.errors import ConnectionLost
 from ps.transport import grpc as grpc_client
-from ps.transport import grpc_listener, registry
-from ps.transport import zmq as zmq_wire
+from ps.transport import grpc_listener, registry, zmq_socket
 from ps.transport.backlog import BOUND, Backlog
 from ps.transport.base import Envelope, Listener, Message, Transport
 from ps.transport.conformance import (
@@ -56,6 +55,7 @@ from ps.transport.packet import VERSION
 from ps.transport.segment import enclose
 from ps.transport.shm import ShmTransport
 from ps.transport.zmq import ZmqTransport
+from ps.transport.zmq_listener import ZmqListener
 
 Check = Callable[[MakeTransport], None]
 
@@ -402,12 +402,13 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
     apart: bool, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever line they come on: who has not heard of one for replies answers on the other."""
-    monkeypatch.setattr("ps.transport.zmq.LAST_WORDS_MS", int(1000 * PATIENCE))  # however busy the machine is
+    for end in ("zmq", "zmq_listener"):  # however busy the machine is
+        monkeypatch.setattr(f"ps.transport.{end}.LAST_WORDS_MS", int(1000 * PATIENCE))
     count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
     asked: list[Envelope] = []
-    hear = zmq_wire.ZmqListener._answer_apart
+    hear = ZmqListener._answer_apart
 
-    def hear_or_not(listener: zmq_wire.ZmqListener, line: bytes) -> None:
+    def hear_or_not(listener: ZmqListener, line: bytes) -> None:
         if heard:
             hear(listener, line)
         heard_of_it.set()
@@ -418,7 +419,7 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
             listener.send(one.reply_to, request(number_of(one.message), payload), stable=True)
             answered.set()
 
-    monkeypatch.setattr(zmq_wire.ZmqListener, "_answer_apart", hear_or_not)
+    monkeypatch.setattr(ZmqListener, "_answer_apart", hear_or_not)
     with (
         Serving(ZmqTransport(), answer_all_at_once) as server,
         contextlib.closing(ZmqTransport(apart=apart).dial(server.address, PATIENCE)) as line,
@@ -449,23 +450,23 @@ def test_zmq_tells_of_a_loss_to_who_only_asked(apart: bool) -> None:
 @pytest.mark.parametrize(
     ("host", "room"),
     [
-        ("127.0.0.1", zmq_wire.READ_AHEAD_AT_HOME),
-        ("::1", zmq_wire.READ_AHEAD_AT_HOME),
-        ("10.0.0.1", zmq_wire.READ_AHEAD),
+        ("127.0.0.1", zmq_socket.READ_AHEAD_AT_HOME),
+        ("::1", zmq_socket.READ_AHEAD_AT_HOME),
+        ("10.0.0.1", zmq_socket.READ_AHEAD),
     ],
 )
 def test_zmq_reads_as_far_ahead_on_all_lines_that_share_a_link(host: str, room: int) -> None:
-    transport = ZmqTransport()
+    sockets = zmq_socket.Sockets()
     for kind in (zmq.ROUTER, zmq.DEALER):
-        socket = transport.open_socket(kind, host)
+        socket = sockets.open(kind, host)
         assert socket.rcvbuf == room
-        transport.close_socket(socket)
+        sockets.close(socket)
 
 
 def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(zmq_wire, "MOST_APART", 2)
+    monkeypatch.setattr("ps.transport.zmq_listener.MOST_APART", 2)
     with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
         transport = ZmqTransport(apart=True)
         lines = [transport.dial(server.address, PATIENCE) for _ in range(5)]

@@ -59,7 +59,9 @@ def train(options: argparse.Namespace) -> None:
     parts: checkpoint.Parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     first = checkpoint.load(options.checkpoint, parts)
     if first > options.epochs and workers.rank() == 0:
-        print(f"{options.checkpoint} holds {first - 1} epochs: --epochs {first} would go on", flush=True)
+        print(
+            f"{options.checkpoint} holds {first - 1} epoch(s) already: --epochs {first} goes on", flush=True
+        )
     for epoch in range(first, options.epochs + 1):
         sampler.set_epoch(epoch)
         loss = torch.zeros(())
