@@ -166,13 +166,16 @@ class Server:
         add_ControlServicer_to_server(Control(coordinator), server)
         self._health.add_to(server)
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-        where = f"{bracketed(numeric(self._config.host))}:{self._config.port}"
+        host, port = numeric(self._config.host), self._config.port
         try:
-            port = server.add_insecure_port(where)
+            # Asked first: where gRPC is refused, it prints a line that nobody understands.
+            if why := objection(host, port):
+                raise RuntimeError(why)
+            port = server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError as error:
-            why = objection(numeric(self._config.host), self._config.port) or str(error)
             raise ConfigError(
-                f"cannot listen on {where}: {why}; try --port 0 for a free one, or another --host"
+                f"cannot listen on {bracketed(host)}:{port}: {error}; try --port 0 for a free one, or another"
+                " --host"
             ) from error
         await self._health.tell(coordinator.troubles())
         await server.start()

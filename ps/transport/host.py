@@ -90,6 +90,9 @@ def objection(host: str, port: int) -> str:
     """Why nothing can listen there, in the kernel's words; empty if something can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as trial:
+        trial.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # what only lingers there is in nobody's way
         try:
             trial.bind((host, port))
         except OSError as error:
