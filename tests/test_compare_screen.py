@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import EMULATED, GIGABIT, full, minimal
+from tests.compared import EMULATED, GIGABIT, full, minimal, summary
 from workers.compare.exchange_table import HEADS, exchanges
+from workers.compare.figures import figures
+from workers.compare.page import page as render
 from workers.compare.reading import read
 from workers.compare.screen import show
 from workers.compare.setting import Setting
@@ -72,6 +74,47 @@ def test_a_run_that_failed_is_told_below_the_table() -> None:
     results = minimal()
     results["rows"][0]["failed"] = "1 of 1 runs: it was killed"
     assert notes(read(results))[0] == "ring: failed, 1 of 1 runs: it was killed"
+
+
+@pytest.mark.parametrize(("mean", "said"), [(2.8, "longer"), (2.2, None), (1.8, None), (1.6, "less")])
+def test_a_mean_step_that_is_not_the_median_one_is_told_below_the_table(
+    mean: float, said: str | None
+) -> None:
+    results = minimal()
+    results["rows"][0]["numbers"] |= {
+        "step_ms": summary([2.0]),
+        "step_mean_ms": summary([mean]),
+        "compute_ms": summary([mean - 1.0]),
+        "exposed_ms": summary([1.0]),
+    }
+    told = [note for note in notes(read(results)) if "on average" in note]
+    page = render(results).replace("\N{NO-BREAK SPACE}", " ")
+    if said is None:
+        assert told == []
+        assert "on average" not in page
+        return
+    (note,) = told
+    assert note.startswith(f"Steps take {mean:.2f} ms (ring) on average: ")
+    assert f"take much {said} than the median" in note
+    assert note in page
+
+
+def test_a_row_whose_speed_is_withheld_has_no_mean_step_either() -> None:
+    results = minimal()
+    results["rows"][0] |= {"withheld": "it differs"}
+    results["rows"][0]["numbers"] |= {"step_ms": summary([2.0]), "step_mean_ms": summary([4.0])}
+    assert not any("on average" in note for note in notes(read(results)))
+
+
+def test_the_greatest_staleness_is_that_of_all_seeds() -> None:
+    results = minimal()
+    late = {"staleness_mean": summary([0.5, 0.8, 0.9]), "staleness_max": summary([2.0, 4.0, 3.0])}
+    results["rows"][0]["numbers"] |= late
+    findings = read(results)
+    ((*_, stale),) = lines(findings, "n2 k1")
+    assert stale == "0.80/4"
+    shown = figures("images", "accuracy")["staleness_max"]
+    assert shown.interval(findings.rows[0].number("staleness_max")) == "4.00"
 
 
 def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(

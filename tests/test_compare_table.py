@@ -12,13 +12,17 @@ import pytest
 
 from ps.errors import HubringError, UsageError
 from tests.replayed import Replayed, compared, record, row
+from workers.compare.commands.run import _result
+from workers.compare.experiment import Experiment
+from workers.compare.gate import Gate
 from workers.compare.job import JOBS, Job
 from workers.compare.measure import NAMES, Numbers, measure
 from workers.compare.noise import Noise
 from workers.compare.outcome import NOT_FINITE, Line, Outcome, read_record
-from workers.compare.plan import Run
+from workers.compare.plan import Run, counted
 from workers.compare.row import ROWS, select
 from workers.compare.setting import Setting
+from workers.compare.summary import Summary, summarise
 
 DIGITS = JOBS["digits"]
 EXCHANGE = {
@@ -185,6 +189,42 @@ def test_traffic_and_waiting_are_means_over_workers_by_step_and_staleness_has_it
     assert (found["bytes_sent_per_step"], found["bytes_received_per_step"]) == (40, 60)
     assert found["exposed_ms"] == pytest.approx(5)
     assert (found["staleness_mean"], found["staleness_max"]) == (1.5, 5)
+
+
+def test_the_mean_step_counts_what_the_median_one_hides() -> None:
+    found = measured(
+        [{**line, "seconds": line["seconds"] + 30 * (line["step"] > 64)} for line in record(0.1)]
+    )
+    assert found["step_ms"] == pytest.approx(100)
+    assert found["step_mean_ms"] is not None
+    assert found["step_mean_ms"] > 130
+
+
+def test_the_greatest_staleness_is_that_of_all_seeds_in_the_last_line_too() -> None:
+    told = Summary(
+        setting=Setting(workers=2),
+        row=ROWS["hub-asp"],
+        seeds=(0, 1, 2),
+        withheld=None,
+        failed=None,
+        numbers={"staleness_max": [3.0, 4.0, 2.0], "staleness_mean": [0.5, 0.7, 0.6]},
+        staleness={},
+    ).as_json()
+    last = _result({"rows": [told], "gate": {"passed": True, "pairs": []}, "verdict": []}, Path())
+    assert told["numbers"]["staleness_max"]["max"] == 4.0
+    assert (last["rows"][0]["staleness_max"], last["rows"][0]["staleness_mean"]) == (4.0, 0.6)
+
+
+def test_the_greatest_staleness_is_that_of_all_turns() -> None:
+    experiment = Experiment(job="digits", rows=("hub-asp",), seeds=(0,), repeats=3)
+    (setting,), (row,) = experiment.settings, experiment.ways
+    labels = [run.label for run in counted(experiment, setting, row, 0)]
+    numbers: dict[str, Numbers] = {
+        label: {**dict.fromkeys(NAMES, 1.0), "staleness_max": most}
+        for label, most in zip(labels, (2.0, 9.0, 3.0), strict=True)
+    }
+    (told,) = summarise(experiment, Gate((), 1e-4), numbers, {label: {} for label in labels}, {})
+    assert told.numbers["staleness_max"] == [9.0]
 
 
 def test_final_loss_and_measure_are_the_last_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -163,6 +164,38 @@ def test_an_address_has_its_interface_and_a_strange_one_is_named() -> None:
     assert interface("127.0.0.1") == "lo"
     with pytest.raises(ConfigError, match=r"192\.0\.2\.77: no interface here .* lo 127\.0\.0\.1"):
         interface("192.0.2.77")
+
+
+# The group's end.
+
+LEFT_BEHIND = """
+import os
+import torch
+import workers
+
+workers.init()
+model = torch.nn.Linear(4, 1)
+optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+workers.shutdown()
+threads = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+assert not [name for name in threads if "gloo" in name], threads
+model(torch.ones(2, 4)).sum().backward()  # it goes on alone
+"""
+
+
+@pytest.mark.slow
+def test_ddps_group_ends_with_its_threads_although_the_script_keeps_its_model(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEFT_BEHIND)
+    told = PeerPrograms(find("ddp"), 1, tmp_path, Here())
+    (worker,) = told.worker_programs(lambda _: [str(script)])
+    ended = subprocess.run(worker.argv, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert told.result(0)["steps"] == 2
 
 
 # Collectives.

@@ -31,6 +31,7 @@ from ps.messages import Coded
 from ps.quantization import Half
 from ps.work import Work
 from workers.ring import Ring
+from workers.ring_collectives import around
 from workers.ring_work import RingWork
 
 PIECE = 1 << 20
@@ -54,7 +55,7 @@ class Summed:
     """Summed in place, in the dtype that the gradients have."""
 
     def __init__(self, ring: Ring, gradients: Tensor) -> None:
-        self.travels = _around(ring, gradients)
+        self.travels = around(ring.size, gradients.nbytes)
         self._ring = ring
         self._gradients = gradients
 
@@ -74,7 +75,7 @@ class SummedHalf:
         self._ring = ring
         self._gradients = gradients
         self._half = torch.empty(gradients.numel(), dtype=codec.dtype)
-        self.travels = _around(ring, self._half)
+        self.travels = around(ring.size, self._half.nbytes)
 
     def start(self, what: str) -> Work:
         share = 1 / self._ring.size
@@ -132,7 +133,3 @@ def _sum(ring: Ring, tensor: Tensor, work: RingWork) -> None:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
     ring.start(work, lambda group: group.allreduce([tensor], options))
-
-
-def _around(ring: Ring, tensor: Tensor) -> int:
-    return 2 * (ring.size - 1) * tensor.nbytes // ring.size

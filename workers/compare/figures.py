@@ -54,11 +54,13 @@ class Figure:
         title: What people call it.
         unit: Written after a value; empty where the value says it.
         write: Makes text of a value.
+        worst: Of all seeds the greatest value is told, not the median.
     """
 
     title: str
     unit: str = ""
     write: Callable[[float], str] = digits
+    worst: bool = False
 
     @property
     def head(self) -> str:
@@ -66,9 +68,11 @@ class Figure:
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def interval(self, number: Number | None) -> str:
-        """`median (low–high)`, or the median alone where they are one."""
+        """`median (low–high)`, or one value alone where they are one, or where it is the worst."""
         if number is None:
             return NOTHING
+        if self.worst:
+            return self.write(number.most)
         low, high = self.write(number.low), self.write(number.high)
         middle = self.write(number.median)
         return middle if low == high else f"{middle} ({low}–{high})"
@@ -84,6 +88,7 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
     return {
         "samples_per_second": Figure("throughput", f"{samples}/s"),
         "step_ms": Figure("step", "ms"),
+        "step_mean_ms": Figure("step, mean", "ms"),
         "seconds_to_target": Figure("to target", "s"),
         "samples_to_target": Figure("to target", samples),
         "seconds": Figure("whole run", "s"),
@@ -98,7 +103,7 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "queue_ms": Figure("queue at the server", "ms"),
         "apply_ms": Figure("apply at the server", "ms"),
         "staleness_mean": Figure("staleness, mean"),
-        "staleness_max": Figure("staleness, most"),
+        "staleness_max": Figure("staleness, most over all seeds", worst=True),
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
     }

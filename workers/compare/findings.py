@@ -24,6 +24,11 @@ class Number(Struct, frozen=True):
         """How many seeds have it."""
         return sum(value is not None for value in self.values)
 
+    @property
+    def most(self) -> float:
+        """The greatest of all seeds' values."""
+        return max(value for value in self.values if value is not None)
+
 
 class Entry(Struct, frozen=True):
     """One way to train under one setting."""

@@ -3,7 +3,8 @@
 - steady steps: those after warm-up (the first tenth, at least five, unless the experiment says how
   many) that do not follow a measurement of the model, for which others may have waited, nor hold
   or follow the saving of parameters after the first `EARLY`.
-- step_ms: median time from the report before a steady step to its own, over all ranks.
+- step_ms: median time from the report before a steady step to its own, over all ranks; step_mean_ms: the
+  mean, of each rank and then over ranks. compute_ms and exposed_ms are parts of the mean.
 - samples_per_second: samples of a rank's steady steps / the time that they took, summed over the ranks
   that were not killed; a mean, not a median: where nobody waits for anybody, the median step hides who
   stood still.
@@ -19,7 +20,8 @@
 - queue_ms, apply_ms, read_wait_ms: how long a push stood in a shard behind others that came with it, what
   reading, applying and answering it took, and how long its answer was held back until the mode let it
   go, which is until others had come; mean over pushes.
-- staleness: updates by others between a worker's read and its own update.
+- staleness: updates by others between a worker's read and its own update; its mean over pushes, then
+  over workers, and the most of all.
 - memory_mb: the most that a worker held resident; cpu_ms_per_step: processor time of a worker / its
   steps. Mean over workers.
 - final_loss and final_metric: rank 0's on the test data, after all gradients are in; None where that
@@ -46,6 +48,7 @@ Numbers = dict[str, float | None]
 SPEEDS = (
     "samples_per_second",
     "step_ms",
+    "step_mean_ms",
     "seconds_to_target",
     "seconds",
     "compute_ms",
@@ -69,6 +72,10 @@ NAMES = (
     "staleness_max",
     "memory_mb",
 )
+
+
+WORST = ("staleness_max",)
+"""What is the most over pushes, and so over runs: a median of such would hide it."""
 
 
 def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
@@ -202,6 +209,7 @@ def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
             if result is not None
         ),
         "step_ms": 1e3 * median(seconds for pace in paces for seconds in pace.seconds),
+        "step_mean_ms": mean,
     }
 
 

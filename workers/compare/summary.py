@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from workers.compare.experiment import Experiment
 from workers.compare.gate import Gate
-from workers.compare.measure import NAMES, SPEEDS, Numbers
+from workers.compare.measure import NAMES, SPEEDS, WORST, Numbers
 from workers.compare.plan import Run, counted
 from workers.compare.row import Row
 from workers.compare.setting import Setting
@@ -44,7 +44,7 @@ class Summary:
     staleness: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as a JSON object, with medians and their intervals."""
+        """The summary as a JSON object, medians with their intervals; of `WORST` the `max`, too."""
         return {
             "setting": self.setting.key,
             "row": self.row.name,
@@ -54,7 +54,7 @@ class Summary:
             "seeds": list(self.seeds),
             "withheld": self.withheld,
             "failed": self.failed,
-            "numbers": {name: _with_interval(values) for name, values in self.numbers.items()},
+            "numbers": {name: _told(name, values) for name, values in self.numbers.items()},
             "staleness": dict(self.staleness),
         }
 
@@ -101,18 +101,21 @@ def _values(
 ) -> Values | None:
     if name in SPEEDS and not timed:
         return None
-    values = [_of_seed([numbers[run.label][name] for run in runs]) for runs in by_seed]
+    of_turns = max if name in WORST else median
+    values = [_of_seed([numbers[run.label][name] for run in runs], of_turns) for runs in by_seed]
     return None if all(value is None for value in values) else values
 
 
-def _of_seed(turns: Sequence[float | None]) -> float | None:
-    """Of several runs with one seed the median; None if one of them has none."""
+def _of_seed(turns: Sequence[float | None], of_turns: Callable[[Sequence[float]], float]) -> float | None:
+    """Of several runs with one seed one value; None if one of them has none."""
     known = [value for value in turns if value is not None]
-    return median(known) if len(known) == len(turns) else None
+    return of_turns(known) if len(known) == len(turns) else None
 
 
-def _with_interval(values: Values | None) -> dict[str, Any] | None:
+def _told(name: str, values: Values | None) -> dict[str, Any] | None:
     if values is None:
         return None
-    interval = median_interval([value for value in values if value is not None])
-    return {"values": values, "median": interval.median, "low": interval.low, "high": interval.high}
+    known = [value for value in values if value is not None]
+    interval = median_interval(known)
+    told = {"values": values, "median": interval.median, "low": interval.low, "high": interval.high}
+    return told | {"max": max(known)} if name in WORST else told

@@ -6,6 +6,7 @@ from workers.compare.figures import NOTHING, size
 from workers.compare.findings import Entry, Findings, Number
 from workers.compare.goal import Goal
 from workers.compare.statistics import interval_words
+from workers.compare.unevenness import uneven
 
 
 def columns(findings: Findings) -> list[str]:
@@ -44,7 +45,7 @@ def notes(findings: Findings) -> list[str]:
         or ring,
         "Staleness: updates by others between a worker's read and its own update.": hub,
     }
-    return [*_reasons(findings), *(note for note, concerns in said.items() if concerns)]
+    return [*_reasons(findings), *uneven(findings), *(note for note, concerns in said.items() if concerns)]
 
 
 def _spread_note(seeds: int) -> str:
@@ -104,4 +105,4 @@ def _stale(entry: Entry) -> str:
     mean, most = entry.number("staleness_mean"), entry.number("staleness_max")
     if mean is None or most is None:
         return NOTHING
-    return f"{mean.median:.2f}/{max(value for value in most.values if value is not None):g}"
+    return f"{mean.median:.2f}/{most.most:g}"

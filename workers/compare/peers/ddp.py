@@ -1,4 +1,10 @@
-"""Peer `ddp`: torch's DistributedDataParallel on the script's own model, and torch's own optimizer."""
+"""Peer `ddp`: torch's DistributedDataParallel on the script's own model, and torch's own optimizer.
+
+Gloo's threads give up a finished exchange's tensors some time after its end, and need the
+interpreter for that: one that does so while the interpreter ends aborts the process. Only the
+end of the group joins them, so nothing may keep it: models are released, and what takes the group
+of its time for a default is imported before there is one.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +12,23 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+import torch.distributed.nn.functional  # noqa: F401 - before there is a group
+from torch.nn import Module
 
 from ps.errors import RingBroken, UsageError
 from ps.types import Hyper
 from ps.work import Work
 from workers.bucketing import Bucket
-from workers.compare.peers.ddp_optimizer import DdpOptimizer
+from workers.compare.peers.ddp_optimizer import DdpOptimizer, release
 from workers.compare.peers.peer import Peer, Seat, init_method
 
 
 class Ddp(Peer):
-    """torch's default process group."""
+    """torch's default process group.
+
+    Attributes:
+        replicated: Models that keep the group, until `close`.
+    """
 
     topology = "ddp"
     exposes = False
@@ -25,6 +37,7 @@ class Ddp(Peer):
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
+        self.replicated: list[Module] = []
         try:
             dist.init_process_group(
                 seat.backend,
@@ -45,5 +58,9 @@ class Ddp(Peer):
         raise UsageError("DDP exchanges by itself: use workers.DistributedOptimizer")
 
     def close(self, *, finished: bool) -> None:
-        if finished:  # else it would wait for what may never come
-            dist.destroy_process_group()
+        if not finished:  # it would wait for what may never come
+            return
+        for model in self.replicated:
+            release(model)
+        self.replicated.clear()
+        dist.destroy_process_group()

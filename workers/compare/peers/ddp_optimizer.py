@@ -9,7 +9,7 @@ cannot be told from computing, so no exposed time is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed._composable import replicate  # type: ignore[attr-defined]
@@ -17,8 +17,10 @@ from torch.distributed._composable import replicate  # type: ignore[attr-defined
 from ps.errors import ConfigError
 from workers import context
 from workers.collectives import broadcast_into
-from workers.compare.peers.peer import Peer
 from workers.wrapping import OptimizerWrapper
+
+if TYPE_CHECKING:
+    from workers.compare.peers.ddp import Ddp
 
 
 class DdpOptimizer(OptimizerWrapper):
@@ -54,9 +56,8 @@ class DdpOptimizer(OptimizerWrapper):
         if uneven or backward_passes_per_step != 1:
             raise ConfigError("row ddp has neither uneven=True nor several backward passes a step")
         here = context.current()
-        assert isinstance(here.communicator, Peer)
         self.completed_steps, self.ahead = 0, 0
-        self._peer = here.communicator
+        self._peer = cast("Ddp", here.communicator)
         self._after_step = after_step or here.step_completed
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
@@ -86,6 +87,17 @@ class DdpOptimizer(OptimizerWrapper):
         broadcast_into(buffers, self._peer, "model.rest", self._peer.timeout)
         replicate(model, device_id=self._peer.seat.device, gradient_as_bucket_view=True)
         replicate.state(model).lazy_init()  # now, on all ranks, and not in somebody's first forward
+        self._peer.replicated.append(model)
+
+
+def release(model: torch.nn.Module) -> None:
+    """Takes DDP off a model, which keeps its parameters and may go on alone; DDP lets go of its group."""
+    state: Any = replicate.state(model)
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is state]:
+            del hooks[key]
+    # Whoever still has the module has nothing of it: its reducer would keep the group.
+    vars(state._ddp).clear()
 
 
 def _trained(
