@@ -50,12 +50,13 @@ class OnePass:
         kernel: torch's, for the elements after the last whole vector.
         gradients: How many are summed.
         options: Which of them are zero, and which way it steps, is fixed by these.
-        finite: Whether elements stay as they are where a gradient is NaN or infinite.
+        finite: Whether elements stay as they are where the sum of the gradients is NaN or infinite.
     """
 
     def __init__(self, step: Step, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> None:
         self._step = step
         self._kernel = kernel
+        self._finite = finite
         self._sum: Callable[[Sequence[Tensor], Tensor], Tensor] = finite_sum if finite else summed
         names = step.numbers(options, {"step": torch.ones(())})
 
@@ -69,9 +70,9 @@ class OnePass:
             if finite:
                 pairs = zip(stepped, changed, strict=True)
                 stepped = [at.where_finite(total, new, old) for new, old in pairs]
-            return [*stepped, total]
+            return [*stepped, total] if finite else stepped
 
-        self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=True)
+        self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=finite)
 
     def goes_on_from(self, values: Tensor, state: State) -> bool:
         """Whether these values have a state to step from: an optimizer's first step makes it, and is torch's.
@@ -96,7 +97,8 @@ class OnePass:
             options: torch's, with zeros where there were zeros when this was made.
 
         Returns:
-            The sum over all elements of all gradients, which is finite only if each of them is.
+            If all must be finite: the sum of all elements of the gradients' sum, which is finite only if
+            each of them is.
 
         Raises:
             NonFinite: What is left for torch's kernel is not, and should be; nothing has changed.
@@ -106,7 +108,8 @@ class OnePass:
         if whole < values.numel():
             rest = {name: tensor[whole:] if tensor.dim() else tensor for name, tensor in state.items()}
             total = self._sum([gradient[whole:] for gradient in gradients], torch.empty(LANES)).clone()
-            elements = float(total.sum())  # before the kernel, which may leave the mean there
+            if self._finite:
+                elements = float(total.sum())  # before the kernel, which may leave the mean there
             self._kernel(values[whole:], total, rest, options, torch.tensor(float(count)))
         elif "step" in state:
             state["step"] += 1
@@ -122,7 +125,7 @@ def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> On
         name: The optimizer's.
         gradients: How many are summed.
         options: Which of them are zero tells which arithmetic it is.
-        finite: Whether elements stay as they are where a gradient is NaN or infinite.
+        finite: Whether elements stay as they are where the sum of the gradients is NaN or infinite.
     """
     if gradients > MOST:
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -15,13 +14,6 @@ class Traffic:
     bytes_received: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
     """How many of this process's pushes were applied at each staleness."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
-
-    def count(self, sent: int, received: int) -> None:
-        """Adds bytes, from any thread."""
-        with self._lock:
-            self.bytes_sent += sent
-            self.bytes_received += received
 
     def clear(self) -> None:
         """Counts from here on; only while nothing is on its way."""

@@ -62,8 +62,8 @@ class Arithmetic:
 
     def where_finite(self, one: Vector, then: Vector, otherwise: Vector) -> Vector:
         """`then` in the lanes in which `one` is neither NaN nor infinite, `otherwise` in the others."""
-        nothing = self._builder.fcmp_ordered("==", self.sub(one, one), ir.Constant(_VECTOR, [0.0] * LANES))
-        return self._builder.select(nothing, then, otherwise)
+        finite = self._builder.fcmp_ordered("==", self.sub(one, one), ir.Constant(_VECTOR, [0.0] * LANES))
+        return self._builder.select(finite, then, otherwise)
 
     def _call(self, name: str, *given: Vector) -> Vector:
         name = f"llvm.{name}.v{LANES}f32"

@@ -196,7 +196,7 @@ def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
     tree = outline(page(results))
     (section,) = [each for each in tree.all("section") if each.attributes["id"] == "throughput"]
     assert "not measured" in section.text
-    assert [each.text for each in section.all("td")] == ["–", "–", "–", "–", "–", "0.500", "1"]
+    assert [each.text for each in section.all("td")] == ["–", "–", "–", "–", "–", "–", "0.500", "1"]
 
 
 def test_seeds_that_missed_the_target_are_counted() -> None:

@@ -21,7 +21,7 @@ from ps.fused import KERNELS, State
 from ps.hyper import hyper_of, kwargs_of
 from ps.onepass import OnePass, one_pass
 from ps.optim import optimizer_for
-from ps.sums import MOST, WORTH, summed
+from ps.sums import MOST, WORTH, finite_sum, summed
 from ps.vectors import LANES, Loop, work
 
 SGD: list[dict[str, Any]] = [
@@ -73,7 +73,7 @@ def test_a_step_in_one_pass_is_torchs_bit_by_bit(
     for _ in range(3):
         KERNELS[name](values, summed(given, torch.empty(ODD)).clone(), state, torch_options, divisor)
         elements = made(own, given, count, own_state, torch_options)
-        assert elements == pytest.approx(float(torch.stack(given).sum()), abs=1e-3)
+        assert elements == pytest.approx(float(torch.stack(given).sum()) if finite else 0.0, abs=1e-3)
     assert torch.equal(own, values)
     assert own_state.keys() == state.keys()
     assert all(torch.equal(own_state[key], state[key]) for key in state)
@@ -114,10 +114,17 @@ def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(nam
     assert torch.equal(values, parameter.detach())
 
 
+def all_of(values: Tensor, steps: BlockSteps) -> dict[str, Tensor]:
+    """Values and state, but for what blocks share."""
+    return {"values": values, **{name: kept for name, kept in steps.state().items() if kept.dim()}}
+
+
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("place", [0, BLOCK_BYTES // 4 - 1, BLOCK_BYTES // 4 + WORTH - 1, -1])
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_is_not_finite_is_found_in_the_pass_itself(wrong: float, place: int, count: int) -> None:
+def test_what_is_not_finite_is_found_in_the_pass_itself(
+    wrong: float, place: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     numel = BLOCK_BYTES // 4 + WORTH + 5
     hyper = hyper_of(torch.optim.AdamW([torch.zeros(1)]).param_groups[0], "AdamW")
     values, scratch = torch.ones(numel), torch.empty(numel)
@@ -125,11 +132,21 @@ def test_what_is_not_finite_is_found_in_the_pass_itself(wrong: float, place: int
     given = gradients(count, numel)
     for _ in range(2):
         steps.step(given, hyper, scratch)
-    before, given[-1][place] = values[place].item(), wrong
+    looked = list[int]()
+
+    def note(gradients: list[Tensor], scratch: Tensor) -> Tensor:
+        looked.append(gradients[0].numel())
+        return finite_sum(gradients, scratch)
+
+    monkeypatch.setattr("ps.optim.finite_sum", note)
+    steps.step(given, hyper, scratch)
+    assert not looked, "a look of its own"
+    before = {name: kept[place].item() for name, kept in all_of(values, steps).items()}
+    given[-1][place] = wrong
     with pytest.raises(NonFinite):
         steps.step(given, hyper, scratch)
-    assert values[place].item() == before
-    assert all(tensor.isfinite().all() for tensor in [values, *steps.state().values()])
+    assert {name: kept[place].item() for name, kept in all_of(values, steps).items()} == before
+    assert all(kept.isfinite().all() for kept in all_of(values, steps).values())
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
@@ -148,11 +165,14 @@ def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> No
     hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9).param_groups[0], "SGD")
     values, scratch = torch.zeros(WORTH), torch.empty(WORTH)
     steps = BlockSteps("SGD", values)
-    given = [torch.zeros(WORTH), torch.full((WORTH,), torch.finfo(torch.float32).max / 2)]
-    for _ in range(2):
-        steps.step(given, hyper, scratch)
+    large = torch.full((WORTH,), torch.finfo(torch.float32).max / 8)
+    large[::3] *= -1  # whose sums in some lanes are infinities of either sign
+    expected, state = torch.zeros(WORTH), State()
+    for _ in range(3):
+        steps.step([torch.zeros(WORTH), large], hyper, scratch)
+        KERNELS["SGD"](expected, large.clone(), state, kwargs_of(hyper, "SGD"), torch.tensor(2.0))
+    assert torch.equal(values, expected)
     assert values.isfinite().all()
-    assert values[0] == values[-1] != 0
 
 
 def test_large_slices_go_by_loops_from_their_second_step_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,8 @@ def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Out
     assert outcome.code == 1
     assert outcome.error.endswith("No module named 'horovod': ps-worker --as-horovod SCRIPT runs it as it is")
     assert "--as-horovod" not in run("import nosuch").error
+    submodule = "raise ModuleNotFoundError('there is no horovod.keras', name='horovod.keras')"
+    assert "--as-horovod" not in run(submodule).error
 
 
 @pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "workers.shutdown()"])

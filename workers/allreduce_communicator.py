@@ -37,10 +37,9 @@ log = logging.getLogger(__name__)
 class AllreduceCommunicator(Communicator):
     """Talks to all other ranks directly.
 
-    `traffic` holds what a ring sends, computed rather than counted: for the
-    gradients 2(n-1)/n of their bytes a step and rank, and as much received; of a
-    codec whose payloads are gathered (`workers.ring_mean`), n-1 payloads; for
-    collectives as `workers.ring_collectives` says; of `send` and `recv` the tensor.
+    `traffic` holds what a ring sends for the gradients, computed rather than
+    counted: 2(n-1)/n of their bytes a step and rank, and as much received; of a
+    codec whose payloads are gathered (`workers.ring_mean`), n-1 payloads.
 
     Args:
         rank: This worker's.
@@ -119,14 +118,15 @@ class AllreduceCommunicator(Communicator):
             self._prepare(bucket)
         means, low_rank = self._means[bucket], self._low_rank.get(bucket)
         travels = sum(mean.travels for mean in means)
-        self.traffic.count(travels, travels)
+        self.traffic.bytes_sent += travels
+        self.traffic.bytes_received += travels
         if low_rank is None:
             return means[0].start(f"the exchange of bucket {index}")
         return low_rank.exchange(lambda phase: means[phase].start(f"the factors of bucket {index}"))
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective is Collective.TRANSFER:
-            self._transfer(call, tensors, work)
+            self._transfers.take_part(call, tensors, work)
         elif call.collective is Collective.JOIN:
             self._join(call, work)
         else:
@@ -144,20 +144,6 @@ class AllreduceCommunicator(Communicator):
         self._users[ranks] -= 1
         if not self._users[ranks]:
             self._teams.pop(ranks).close()
-
-    def _transfer(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
-        """Counted before whoever waits can ask."""
-
-        def on_end(_: Work) -> None:
-            if carried.error is not None:
-                work.fail(carried.error)
-                return
-            self.traffic.count(_nbytes(tensors), _nbytes(carried.result))
-            work.deliver(carried.result)
-
-        carried = CollectiveWork(call, list, self)
-        carried.when_done(on_end)
-        self._transfers.take_part(call, tensors, carried)
 
     def _join(self, call: Call, work: CollectiveWork) -> None:
         """Every group that this rank is in must know."""
@@ -187,7 +173,6 @@ class AllreduceCommunicator(Communicator):
             host=self._host or own_address(self._store),
             timeout=self.timeout,
             patient=True,
-            traffic=self.traffic,
         )
         return Team(ring, members)
 
@@ -243,10 +228,6 @@ class AllreduceCommunicator(Communicator):
                         f"rank {rank} trains another model than rank 0: it has {there}, where rank 0 has "
                         f"{here}; start all ranks with the same script and arguments"
                     )
-
-
-def _nbytes(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def _lines(spec: BucketSpec) -> list[str]:

@@ -65,8 +65,8 @@ class DistributedOptimizer(OptimizerWrapper):
 
     Ranks count alike, so a rank whose batch has another size than the others'
     weighs its mean loss by `its samples * size / all samples`. Buffers come from
-    rank 0 once, here; from then on BatchNorm normalises by each rank's own batch
-    and keeps statistics of its own, as under DDP without SyncBatchNorm.
+    rank 0 once, here; from then on BatchNorm normalises by each rank's own batch,
+    as under DDP without SyncBatchNorm, and each rank keeps running statistics of its own.
     """
 
     # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.

@@ -18,7 +18,6 @@ import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from ps.errors import HubringError, RingBroken
-from ps.traffic import Traffic
 from ps.work import Work
 from workers.ring_group import open_group
 from workers.ring_work import Operations, RingWork
@@ -52,7 +51,6 @@ class Ring:
         host: This process's address as the other ranks reach it; None finds it by the store.
         timeout: Seconds that one operation, and the first meeting, may take.
         patient: Operations, once the ranks have met, may take for ever.
-        traffic: Where whoever carries collectives counts them; None: nobody looks.
 
     Raises:
         ConfigError: The backend does not exist here, or does not fit the device.
@@ -70,11 +68,9 @@ class Ring:
         host: str | None,
         timeout: float,
         patient: bool = False,
-        traffic: Traffic | None = None,
     ) -> None:
         self.rank = rank
         self.size = size
-        self.traffic = Traffic() if traffic is None else traffic
         self.device = device
         self.timeout = None if patient else timeout
         self.operations = Operations(rank)

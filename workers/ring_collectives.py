@@ -4,17 +4,6 @@ torch.distributed carries them where it has the operation and the dtype. Where
 it does not, or not exactly (Gloo forgets NaN in a minimum), and where the
 tensors are so small that only the number of messages counts, all parts are
 gathered and every member reduces them by the hub's own rule.
-
-The ring's traffic counts what this member sends and receives, of n members, computed:
-
-    allreduce                  2(n-1)/n of the bytes each way, in the dtype that is summed
-    reduce                     (n-1)/n each way, and then each member's n-th to the root
-    gathered by all            n-1 times the longest part each way; small tensors are reduced so
-    gather, scatter            the longest part, between the root and each other member
-    broadcast                  along a binary tree
-    alltoall                   what is given to others, and got from them
-
-Nothing is counted of how members agree on what they do.
 """
 
 from __future__ import annotations
@@ -73,10 +62,6 @@ class Doing(NamedTuple):
     @property
     def at_root(self) -> bool:
         return self.ring.rank == self.root
-
-    def travelled(self, sent: int, received: int) -> None:
-        """Adds to the ring's traffic."""
-        self.ring.traffic.count(sent, received)
 
 
 def perform(doing: Doing) -> Sequence[Tensor]:
@@ -148,18 +133,11 @@ def _reduce_into(doing: Doing, flat: Tensor, at: int | None) -> None:
     options.reduceOp = REDUCTIONS[doing.call.op]
     if not flat.numel():
         return
-    size, nbytes = doing.ring.size, flat.nbytes
     if at is None:
         doing.ring.run(doing.what, lambda group: group.allreduce([flat], options))
-        doing.travelled(around(size, nbytes), around(size, nbytes))
     else:
         options.rootRank = at
         doing.ring.run(doing.what, lambda group: group.reduce([flat], options))
-        scattered, share = (size - 1) * nbytes // size, nbytes // size
-        if doing.ring.rank == at:
-            doing.travelled(scattered, scattered + (size - 1) * share)
-        else:
-            doing.travelled(scattered + share, scattered)
 
 
 def _own_rows(ring: Ring, tensor: Tensor) -> Tensor:
@@ -171,8 +149,6 @@ def _gathered(doing: Doing) -> list[list[Tensor]]:
     """Every member's tensors."""
     lengths = [_nbytes(call.layouts) for call in doing.calls]
     pieces = doing.ring.gather(doing.what, _bundle(doing.tensors), lengths)
-    travels = (doing.ring.size - 1) * max(lengths)
-    doing.travelled(travels, travels)
     return [_unbundle(piece, call.layouts) for piece, call in zip(pieces, doing.calls, strict=True)]
 
 
@@ -192,7 +168,6 @@ def _gathered_at_root(doing: Doing) -> list[Tensor]:
     options.rootRank = doing.root
     if padded.numel():
         doing.ring.run(doing.what, lambda group: group.gather([pieces] if pieces else [], [padded], options))
-        _count_star(doing, to_root=padded.nbytes)
     return [
         tensor
         for piece, call in zip(pieces, doing.calls, strict=False)
@@ -204,8 +179,6 @@ def _broadcast(doing: Doing) -> list[Tensor]:
     layouts = doing.calls[doing.root].layouts
     memory = _bundle(doing.tensors) if doing.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
     broadcast_into(doing.ring, memory, doing.root, doing.what)
-    place = (doing.ring.rank - doing.root) % doing.ring.size
-    doing.travelled(_children(place, doing.ring.size) * memory.nbytes, memory.nbytes if place else 0)
     return _unbundle(memory, layouts)
 
 
@@ -219,7 +192,6 @@ def _scattered(doing: Doing) -> list[Tensor]:
     options.rootRank = doing.root
     if mine.numel():
         doing.ring.run(doing.what, lambda group: group.scatter([mine], [pieces] if pieces else [], options))
-        _count_star(doing, from_root=mine.nbytes)
     return _unbundle(mine, [layouts[doing.ring.rank]])
 
 
@@ -234,35 +206,8 @@ def _exchanged(doing: Doing) -> list[Tensor]:
     if width and any(map(sum, splits)):
         own = _bundle(doing.tensors)
         doing.ring.run(doing.what, lambda group: group.alltoall_base(memory, own, taken, given))
-        stays = given[doing.ring.rank]
-        doing.travelled(sum(given) - stays, sum(taken) - stays)
     rows = Layout(layout.dtype, (sum(received), *layout.shape[1:]))
     return [*_unbundle(memory, [rows]), torch.tensor(received)]
-
-
-# What travels.
-
-
-def around(size: int, nbytes: int) -> int:
-    """Bytes that each member sends to sum so many around a ring, and receives."""
-    return 2 * (size - 1) * nbytes // size
-
-
-def _children(place: int, size: int) -> int:
-    """To how many members the one at this place, counted from the root, sends in Gloo's broadcast.
-
-    In its i-th round each of the first 2^i sends to the one 2^i further on.
-    """
-    return sum(place < 1 << i and place + (1 << i) < size for i in range(size.bit_length()))
-
-
-def _count_star(doing: Doing, *, to_root: int = 0, from_root: int = 0) -> None:
-    """Counts parts that go between the root and each other member."""
-    others = doing.ring.size - 1
-    if doing.at_root:
-        doing.travelled(others * from_root, others * to_root)
-    else:
-        doing.travelled(to_root, from_root)
 
 
 # Tensors as bytes, one after another.

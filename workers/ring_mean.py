@@ -31,7 +31,6 @@ from ps.messages import Coded
 from ps.quantization import Half
 from ps.work import Work
 from workers.ring import Ring
-from workers.ring_collectives import around
 from workers.ring_work import RingWork
 
 PIECE = 1 << 20
@@ -55,7 +54,7 @@ class Summed:
     """Summed in place, in the dtype that the gradients have."""
 
     def __init__(self, ring: Ring, gradients: Tensor) -> None:
-        self.travels = around(ring.size, gradients.nbytes)
+        self.travels = _around(ring, gradients)
         self._ring = ring
         self._gradients = gradients
 
@@ -75,7 +74,7 @@ class SummedHalf:
         self._ring = ring
         self._gradients = gradients
         self._half = torch.empty(gradients.numel(), dtype=codec.dtype)
-        self.travels = around(ring.size, self._half.nbytes)
+        self.travels = _around(ring, self._half)
 
     def start(self, what: str) -> Work:
         share = 1 / self._ring.size
@@ -133,3 +132,7 @@ def _sum(ring: Ring, tensor: Tensor, work: RingWork) -> None:
     options = dist.AllreduceOptions()
     options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
     ring.start(work, lambda group: group.allreduce([tensor], options))
+
+
+def _around(ring: Ring, tensor: Tensor) -> int:
+    return 2 * (ring.size - 1) * tensor.nbytes // ring.size

@@ -119,7 +119,7 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
 
 def _as_horovod(error: BaseException) -> str:
     """What runs a script that was written for Horovod, which is not installed."""
-    wanted = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "horovod"
+    wanted = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
     return ": ps-worker --as-horovod SCRIPT runs it as it is" if wanted else ""
 
 

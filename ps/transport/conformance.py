@@ -402,6 +402,7 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
 def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
     """Neither end reads for a while: what is sent to it waits without being copied."""
     transport = make_transport()
+    # 512 MiB each way: what gRPC holds of it, and has freed and not given back, was 15 to 115 on busy cores.
     payload, count, reading = transport.allocate(4 << 20), 128, threading.Event()
 
     def answer_in_time(listener: Listener, envelope: Envelope) -> None:

@@ -89,14 +89,15 @@ def numeric(host: str) -> str:
 def objection(host: str, port: int) -> str:
     """Why nothing can listen there, in the kernel's words; empty if something can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as trial:
-        trial.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # what only lingers there is in nobody's way
-        try:
+    try:
+        with socket.socket(family) as trial:
+            # As servers do it: what only lingers there is in nobody's way.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((host, port))
-        except OSError as error:
-            return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no code')})"
+    except OSError as error:
+        if error.errno == errno.EAFNOSUPPORT:  # no IPv6 here, and "::" may still mean all of IPv4
+            return ""
+        return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no code')})"
     return ""
 
 

@@ -41,8 +41,8 @@ from ps.types import BucketSpec, Hyper, Member, Sender, ShardPlan, Slicing, View
 from ps.work import Work
 from tests.fake_gpu import GPU, FakeMemory
 from tests.lazy_device import PromptDevice
-from workers import collectives, placing, tuning
 from workers import optimizer as optimizer_module
+from workers import placing, tuning
 from workers.allreduce_communicator import AllreduceCommunicator, ring_store
 from workers.bucketing import Bucket, make_buckets
 from workers.collectives import (
@@ -676,43 +676,6 @@ def test_traffic_is_that_of_a_ring(ring: Ranks) -> None:
 
 
 # Collectives
-
-
-def test_a_rings_traffic_counts_its_collectives_by_the_rings_formula(ring: Ranks) -> None:
-    large = torch.zeros(3000)
-    nbytes = large.nbytes
-
-    def action(communicator: Communicator) -> list[tuple[int, int]]:
-        found = []
-
-        def counted(action: Callable[[], object]) -> None:
-            traffic = communicator.traffic
-            sent, received = traffic.bytes_sent, traffic.bytes_received
-            action()
-            found.append((traffic.bytes_sent - sent, traffic.bytes_received - received))
-
-        rank = communicator.rank
-        told: dict[str, Any] = {"communicator": communicator}
-        counted(lambda: collectives.allreduce(large, **told))
-        counted(lambda: collectives.allreduce(torch.zeros(2), **told))
-        counted(lambda: collectives.reduce(large, root=1, **told))
-        counted(lambda: collectives.allgather(large, **told))
-        counted(lambda: collectives.gather(large, root=1, **told))
-        counted(lambda: collectives.scatter([large] * 3 if rank == 1 else None, root=1, **told))
-        counted(lambda: collectives.broadcast(large, root=1, **told))
-        counted(lambda: collectives.alltoall(large, **told))
-        counted(lambda: collectives.barrier("none", **told))
-        if rank == 0:
-            counted(lambda: collectives.send(large, 1, **told))
-        elif rank == 1:
-            counted(lambda: collectives.recv(0, **told))
-        return found
-
-    share, both, none = nbytes // 3, 2 * nbytes, (0, 0)
-    summed, small, gathered, dealt = (4 * share, 4 * share), (16, 16), (both, both), (2 * share, 2 * share)
-    at_root = [summed, small, (2 * share, 4 * share), gathered, (0, both), (both, 0), (both, 0), dealt, none]
-    apart = [summed, small, (nbytes, 2 * share), gathered, (nbytes, 0), (0, nbytes), (0, nbytes), dealt, none]
-    assert ring.run(action) == [[*apart, (nbytes, 0)], [*at_root, (0, nbytes)], apart]
 
 
 REDUCED: dict[ReduceOp, Callable[[torch.Tensor], torch.Tensor]] = {

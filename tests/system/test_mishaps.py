@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_workers_whose_models_differ_are_told_the_first_difference(
     for worker in pair:
         assert any(f"0.weight [8, {width}]" in worker.result()["error"] for width in widths)
     server.done(78)  # to start it again would not help
+
+
+@pytest.mark.slow
+def test_of_a_taken_port_grpc_says_nothing_of_its_own(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        server = cluster.run("taken", "ps.cli", "start", "--port", str(taken.getsockname()[1]))
+        server.done(78)
+    assert len(server.said().splitlines()) == 1, server.said()
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "queue_ms": Figure("queue at the server", "ms"),
         "apply_ms": Figure("apply at the server", "ms"),
         "staleness_mean": Figure("staleness, mean"),
-        "staleness_max": Figure("staleness, most over all seeds", worst=True),
+        "staleness_max": Figure("staleness, most over all seeds", write="{:g}".format, worst=True),
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
     }

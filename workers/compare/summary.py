@@ -44,7 +44,7 @@ class Summary:
     staleness: Mapping[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        """The summary as a JSON object, medians with their intervals; of `WORST` the `max`, too."""
+        """The summary as a JSON object, with medians and their intervals."""
         return {
             "setting": self.setting.key,
             "row": self.row.name,
@@ -54,7 +54,7 @@ class Summary:
             "seeds": list(self.seeds),
             "withheld": self.withheld,
             "failed": self.failed,
-            "numbers": {name: _told(name, values) for name, values in self.numbers.items()},
+            "numbers": {name: _with_interval(values) for name, values in self.numbers.items()},
             "staleness": dict(self.staleness),
         }
 
@@ -112,10 +112,8 @@ def _of_seed(turns: Sequence[float | None], of_turns: Callable[[Sequence[float]]
     return of_turns(known) if len(known) == len(turns) else None
 
 
-def _told(name: str, values: Values | None) -> dict[str, Any] | None:
+def _with_interval(values: Values | None) -> dict[str, Any] | None:
     if values is None:
         return None
-    known = [value for value in values if value is not None]
-    interval = median_interval(known)
-    told = {"values": values, "median": interval.median, "low": interval.low, "high": interval.high}
-    return told | {"max": max(known)} if name in WORST else told
+    interval = median_interval([value for value in values if value is not None])
+    return {"values": values, "median": interval.median, "low": interval.low, "high": interval.high}

@@ -60,7 +60,9 @@ class Ddp(Peer):
     def close(self, *, finished: bool) -> None:
         if not finished:  # it would wait for what may never come
             return
-        for model in self.replicated:
-            release(model)
-        self.replicated.clear()
-        dist.destroy_process_group()
+        try:
+            for model in self.replicated:
+                release(model)
+            self.replicated.clear()
+        finally:
+            dist.destroy_process_group()

@@ -9,7 +9,7 @@ cannot be told from computing, so no exposed time is reported.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from torch.distributed._composable import replicate  # type: ignore[attr-defined]
@@ -18,9 +18,6 @@ from ps.errors import ConfigError
 from workers import context
 from workers.collectives import broadcast_into
 from workers.wrapping import OptimizerWrapper
-
-if TYPE_CHECKING:
-    from workers.compare.peers.ddp import Ddp
 
 
 class DdpOptimizer(OptimizerWrapper):
@@ -55,9 +52,12 @@ class DdpOptimizer(OptimizerWrapper):
             raise ConfigError("DDP needs the model: workers.DistributedOptimizer(optimizer, model)")
         if uneven or backward_passes_per_step != 1:
             raise ConfigError("row ddp has neither uneven=True nor several backward passes a step")
+        from workers.compare.peers.ddp import Ddp  # which names this class as its optimizer
+
         here = context.current()
+        assert isinstance(here.communicator, Ddp)
         self.completed_steps, self.ahead = 0, 0
-        self._peer = cast("Ddp", here.communicator)
+        self._peer = here.communicator
         self._after_step = after_step or here.step_completed
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())

@@ -11,7 +11,6 @@ from workers.compare.page.chart import Column, table
 from workers.compare.page.chart_bars import Piece, headline, stack
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel
-from workers.compare.unevenness import uneven
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
 THICK = {
@@ -39,8 +38,7 @@ def breakdown(material: Material) -> Html | None:
     )
     found = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
     keys = (_key("Thick:", THICK, 14), _key("Thin:", THIN, 6))
-    notes = [element("p", note) for note in uneven(material.findings)]
-    return section("breakdown", "Where a step’s time goes", lead, *notes, *keys, folded(found, "setting"))
+    return section("breakdown", "Where a step’s time goes", lead, *keys, folded(found, "setting"))
 
 
 def _known(entry: Entry) -> bool:

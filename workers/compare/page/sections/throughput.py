@@ -9,10 +9,12 @@ from workers.compare.page.chart_bars import Bar, bars
 from workers.compare.page.material import Material, folded, section
 from workers.compare.page.panel import Panel
 from workers.compare.statistics import interval_words
+from workers.compare.unevenness import uneven
 
 TOLD = (
     "samples_per_second",
     "step_ms",
+    "step_mean_ms",
     "seconds_to_target",
     "samples_to_target",
     "final_metric",
@@ -28,7 +30,10 @@ def throughput(material: Material) -> Html:
         f" {interval_words(material.findings.seeds)}. Fast steps are worth nothing that need more samples to"
         " get there, so the way to the target stands below each bar."
     )
-    return section("throughput", "Throughput, and what it was good for", lead, folded(found, "setting"))
+    notes = [element("p", note) for note in uneven(material.findings)]
+    return section(
+        "throughput", "Throughput, and what it was good for", lead, *notes, folded(found, "setting")
+    )
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Html:
