@@ -36,11 +36,11 @@ class BlockSteps:
     def __init__(self, name: str, values: Tensor, *, finite: bool = True) -> None:
         whole = max(values.numel(), 1)
         length = BLOCK_BYTES // values.element_size() if values.device.type == "cpu" else whole
-        self._must_be_finite = finite and bool(name)
         self._parts: list[tuple[slice, Tensor, SliceStep]] = []
         for start in range(0, whole, length):
             part = slice(start, start + length)
-            self._parts.append((part, values[part], optimizer_for(name, values.dtype, values.device)))
+            optimizer = optimizer_for(name, values.dtype, values.device, finite=finite)
+            self._parts.append((part, values[part], optimizer))
 
     def check(self, hyper: Hyper) -> None:
         """Refuses what `step` could not use.
@@ -65,7 +65,7 @@ class BlockSteps:
         for part, values, optimizer in self._parts:
             # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
             parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
-            optimizer.step(values, parts, len(gradients), hyper, scratch, finite=self._must_be_finite)
+            optimizer.step(values, parts, len(gradients), hyper, scratch)
 
     def state(self) -> dict[str, Tensor]:
         """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""

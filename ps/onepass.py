@@ -57,7 +57,7 @@ class OnePass:
         self._step = step
         self._kernel = kernel
         self._finite = finite
-        self._sum: Callable[[Sequence[Tensor], Tensor], Tensor] = finite_sum if finite else summed
+        self._sum = finite_sum if finite else summed
         names = step.numbers(options, {"step": torch.ones(())})
 
         def body(

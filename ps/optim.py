@@ -49,14 +49,7 @@ class SliceStep(Protocol):
         """
 
     def step(
-        self,
-        values: Tensor,
-        gradients: Sequence[Tensor],
-        count: int,
-        hyper: Hyper,
-        scratch: Tensor,
-        *,
-        finite: bool,
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
     ) -> None:
         """Updates `values` in place by the mean of `count` gradients.
 
@@ -66,11 +59,10 @@ class SliceStep(Protocol):
             count: At least one.
             hyper: For this step.
             scratch: At least as long as the values, and of their dtype; overwritten.
-            finite: Whether to refuse gradients that are not.
 
         Raises:
-            NonFinite: Their sum is not, somewhere. It has not come into values and state, but other elements
-                may have stepped, so they are of no step any more.
+            NonFinite: Their sum is NaN or infinite somewhere, and was to be refused. It has not come into
+                values and state, but other elements may have stepped, so they are of no step any more.
         """
 
     def state(self) -> dict[str, Tensor]:
@@ -83,15 +75,17 @@ class SliceStep(Protocol):
 class FusedStep:
     """One slice's optimizer, in one pass over memory where that can be, else by torch's fused kernel."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, finite: bool = False) -> None:
         self._name = name
+        self._finite = finite
+        self._sum = finite_sum if finite else summed
         self._kernel = KERNELS[name]
         self._state: dict[str, Tensor] = {}
         self._hyper: Hyper | None = None
         self._options: dict[str, Any] = {}
         self._divisors: dict[int, Tensor | None] = {1: None}
-        self._made: dict[tuple[int, bool], OnePass | None] = {}
-        """By the number of gradients, and whether to refuse some, what steps with these hyperparameters."""
+        self._made: dict[int, OnePass | None] = {}
+        """By how many gradients are given, what steps with them under these hyperparameters."""
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -100,33 +94,25 @@ class FusedStep:
             self._made.clear()
 
     def step(
-        self,
-        values: Tensor,
-        gradients: Sequence[Tensor],
-        count: int,
-        hyper: Hyper,
-        scratch: Tensor,
-        *,
-        finite: bool,
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
     ) -> None:
         self.check(hyper)
-        made = self._one_pass(len(gradients), finite) if fits_loops(values) else None
+        made = self._one_pass(len(gradients)) if fits_loops(values) else None
         if made is not None and made.goes_on_from(values, self._state):
             elements = made(values, gradients, count, self._state, self._options)
-            if finite and not isfinite(elements):
+            if self._finite and not isfinite(elements):
                 finite_sum(gradients, scratch)  # raises, but where elements are beyond float32 only together
             return
         if count not in self._divisors:
             self._divisors[count] = torch.tensor(float(count), device=values.device)
         # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
-        total = finite_sum(gradients, scratch) if finite else summed(gradients, scratch)
+        total = self._sum(gradients, scratch)
         self._kernel(values, total, self._state, self._options, self._divisors[count])
 
-    def _one_pass(self, gradients: int, finite: bool) -> OnePass | None:
-        if (gradients, finite) not in self._made:
-            made = one_pass(self._name, gradients, self._options, finite=finite)
-            self._made[gradients, finite] = made
-        return self._made[gradients, finite]
+    def _one_pass(self, gradients: int) -> OnePass | None:
+        if gradients not in self._made:
+            self._made[gradients] = one_pass(self._name, gradients, self._options, finite=self._finite)
+        return self._made[gradients]
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._state)
@@ -141,8 +127,9 @@ class SliceOptimizer:
     `values` must be the same tensor in every step, since it is the parameter.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, finite: bool = False) -> None:
         self._name = name
+        self._sum = finite_sum if finite else summed
         self._kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
         # A process's first optimizer makes torch load its compiler, for a second: now, not in a push.
         self._kind([torch.zeros(1)])
@@ -157,21 +144,14 @@ class SliceOptimizer:
             self._checked = hyper
 
     def step(
-        self,
-        values: Tensor,
-        gradients: Sequence[Tensor],
-        count: int,
-        hyper: Hyper,
-        scratch: Tensor,
-        *,
-        finite: bool,
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
     ) -> None:
         if self._optimizer is None:
             self._optimizer = self._build(values, hyper)
         if hyper != self._hyper:
             self._optimizer.param_groups[0].update(kwargs_of(hyper, self._name))
             self._hyper = hyper
-        total = finite_sum(gradients, scratch) if finite else summed(gradients, scratch)
+        total = self._sum(gradients, scratch)
         values.grad = total if count == 1 else total.div_(count)
         self._optimizer.step()
         values.grad = None
@@ -202,20 +182,13 @@ class SliceOptimizer:
 
 
 class Assign:
-    """Makes the mean the values: the hub averages, the worker steps, and judges what is not finite."""
+    """Makes the mean the values: the hub averages, the worker steps."""
 
     def check(self, hyper: Hyper) -> None:
         """Takes anything: nothing is used."""
 
     def step(
-        self,
-        values: Tensor,
-        gradients: Sequence[Tensor],
-        count: int,
-        hyper: Hyper,
-        scratch: Tensor,
-        *,
-        finite: bool,
+        self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
     ) -> None:
         torch.div(summed(gradients, scratch), count, out=values)
 
@@ -226,8 +199,12 @@ class Assign:
         """Keeps nothing: there is no state."""
 
 
-def optimizer_for(name: str, dtype: torch.dtype, device: torch.device = _CPU) -> SliceStep:
+def optimizer_for(
+    name: str, dtype: torch.dtype, device: torch.device = _CPU, *, finite: bool = False
+) -> SliceStep:
     """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype on this device.
+
+    With `finite` it refuses gradients that are not, but where the workers step: a mean is theirs to judge.
 
     Raises:
         ConfigError: The hub does not run it, or not there.
@@ -236,11 +213,11 @@ def optimizer_for(name: str, dtype: torch.dtype, device: torch.device = _CPU) ->
         return Assign()
     check_name(name)
     if name in KERNELS and dtype in _FUSED[name]:
-        return FusedStep(name)
+        return FusedStep(name, finite=finite)
     if device.type != "cpu":
         raise ConfigError(
             f"the hub runs no {name} of {dtype} on {device}, only {', '.join(KERNELS)} (SGD in full"
             " precision): use one of these, or start the server with --device cpu, or the workers with"
             " --aggregate"
         )
-    return SliceOptimizer(name)
+    return SliceOptimizer(name, finite=finite)

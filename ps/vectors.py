@@ -28,6 +28,7 @@ Vector = Any
 
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
+_ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
 _INDEX = ir.IntType(64)
 _ALIGNED = 4
 """Bytes: a payload may begin between vectors, and what begins at one is read no slower for it."""
@@ -62,7 +63,7 @@ class Arithmetic:
 
     def where_finite(self, one: Vector, then: Vector, otherwise: Vector) -> Vector:
         """`then` in the lanes in which `one` is neither NaN nor infinite, `otherwise` in the others."""
-        finite = self._builder.fcmp_ordered("==", self.sub(one, one), ir.Constant(_VECTOR, [0.0] * LANES))
+        finite = self._builder.fcmp_ordered("==", self.sub(one, one), _ZEROS)
         return self._builder.select(finite, then, otherwise)
 
     def _call(self, name: str, *given: Vector) -> Vector:
@@ -161,15 +162,14 @@ def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, add
     for result, one in zip(results, places[:changed], strict=True):
         builder.store(result, one, align=_ALIGNED)
     next_place = builder.add(place, _INDEX(LANES))
-    zeros = ir.Constant(_VECTOR, [0.0] * LANES)
-    for phi, first, then in ((place, _INDEX(0), next_place), (total, zeros, sum_so_far)):
+    for phi, first, then in ((place, _INDEX(0), next_place), (total, _ZEROS, sum_so_far)):
         phi.add_incoming(first, before)
         phi.add_incoming(then, loop)
     builder.cbranch(builder.icmp_unsigned("<", next_place, length), loop, end)
 
     builder.position_at_end(end)
     lanes = builder.phi(_VECTOR)
-    lanes.add_incoming(zeros, before)
+    lanes.add_incoming(_ZEROS, before)
     lanes.add_incoming(sum_so_far, loop)
     across = ir.Function(
         module, ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR]), f"llvm.vector.reduce.fadd.v{LANES}f32"

@@ -66,7 +66,7 @@ def by_slices(name: str, options: dict[str, Any], restart_at: int = STEPS) -> Te
         for optimizer, values, part in zip(
             optimizers, slices, gradient.tensor_split(CUTS[1:-1]), strict=True
         ):
-            optimizer.step(values, [part], 1, hyper_of(group, name), torch.empty_like(part), finite=True)
+            optimizer.step(values, [part], 1, hyper_of(group, name), torch.empty_like(part))
     return torch.cat(slices)
 
 
@@ -101,8 +101,8 @@ def test_a_sum_of_several_steps_as_its_mean_bitwise(name: str, options: dict[str
     summed, averaged, spare = start(), start(), start()
     of_sum, of_mean = (optimizer_for(name, torch.float32) for _ in range(2))
     for gradient in gradients():
-        of_mean.step(averaged, [gradient / 3], 1, hyper, spare, finite=True)
-        of_sum.step(summed, [gradient], 3, hyper, gradient, finite=True)
+        of_mean.step(averaged, [gradient / 3], 1, hyper, spare)
+        of_sum.step(summed, [gradient], 3, hyper, gradient)
     assert torch.equal(summed, averaged)
 
 
@@ -131,8 +131,8 @@ def test_other_floating_dtypes_follow_the_float32_run(
     for gradient in gradients()[:3]:
         kept = gradient.to(dtype)
         given = kept.clone()
-        optimizer.step(values, [given], 1, hyper, torch.empty_like(given), finite=True)
-        reference.step(expected, [kept.float()], 1, hyper, torch.empty_like(expected), finite=True)
+        optimizer.step(values, [given], 1, hyper, torch.empty_like(given))
+        reference.step(expected, [kept.float()], 1, hyper, torch.empty_like(expected))
         assert torch.equal(given, kept)
     assert (values.data_ptr(), values.grad) == (address, None)
     torch.testing.assert_close(values.float(), expected, rtol=0.02, atol=0.05)
@@ -140,7 +140,7 @@ def test_other_floating_dtypes_follow_the_float32_run(
 
 def test_assign_makes_the_gradient_the_values() -> None:
     values, gradient = torch.zeros(3), torch.tensor([1.0, 2.0, 3.0])
-    optimizer_for("", torch.float32).step(values, [gradient], 1, {}, torch.empty(3), finite=False)
+    optimizer_for("", torch.float32).step(values, [gradient], 1, {}, torch.empty(3))
     assert torch.equal(values, gradient)
     assert values.data_ptr() != gradient.data_ptr()
     assert isinstance(optimizer_for("", torch.float32), Assign)

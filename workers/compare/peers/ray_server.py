@@ -84,6 +84,6 @@ class Round:
         if self._given == self._size:
             self._given, self._stepped = 0, None
             total = torch.from_numpy(self._sum)
-            self._optimizer.step(self._values, [total], self._size, hyper, total, finite=False)
+            self._optimizer.step(self._values, [total], self._size, hyper, total)
             stepped.set_result(self._values.numpy())
         return await stepped

@@ -35,7 +35,7 @@ class Round:
             if self._given < self._size:
                 return answer
             self._given, self._answer = 0, Future()
-            self._optimizer.step(self._values, [self._sum], self._size, hyper, self._sum, finite=False)
+            self._optimizer.step(self._values, [self._sum], self._size, hyper, self._sum)
         answer.set_result(self._values)
         return answer
 
