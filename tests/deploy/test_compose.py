@@ -11,7 +11,7 @@ import pytest
 from tests.deploy.conftest import Yard
 from tests.deploy.fleet import Container, Fleet
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 Fleets = Callable[..., Fleet]
 

@@ -14,7 +14,7 @@ from tests.deploy.conftest import Yard
 from tests.deploy.image import IMAGE
 from tests.deploy.test_compose import results
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 JOB = "submitted"
 
