@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ps.errors import ConfigError, NonFinite
-from tests.contract.test_communicators import RingRanks
+from tests.contract.ranks import RingRanks
 from workers.checkpoints import Checkpoints
 from workers.communicator import Communicator
 from workers.local_communicator import LocalCommunicator

@@ -20,7 +20,7 @@ from ps.transport.base import Transport
 from ps.transport.ipc import CudaMemory, gpu_name
 from ps.transport.shm import ShmTransport
 from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from tests.contract.test_communicators import LIMIT, HubRanks
+from tests.contract.ranks import LIMIT, HubRanks
 from workers.bucketing import Bucket, make_buckets
 from workers.communicator import Communicator
 from workers.optimizer import DistributedOptimizer

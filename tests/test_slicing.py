@@ -15,14 +15,8 @@ from ps.session import Assignment
 from ps.shard import ShardLoop
 from ps.sharding import plan
 from ps.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
-from tests.contract.test_communicators import (
-    LIMIT,
-    HubRanks,
-    Seat,
-    attached,
-    linear,
-    train_two_groups,
-)
+from tests.contract.ranks import LIMIT, HubRanks, Seat
+from tests.contract.test_communicators import attached, linear, train_two_groups
 from workers import slicing
 from workers.communicator import Communicator
 from workers.optimizer import DistributedOptimizer

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tests.contract.test_communicators import LIMIT, HubRanks, Ranks, RingRanks
+from tests.contract.ranks import LIMIT, HubRanks, Ranks, RingRanks
 from workers.communicator import Communicator
 
 T = TypeVar("T")

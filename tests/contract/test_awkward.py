@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from ps.errors import ConfigError, RingBroken
-from tests.contract.test_communicators import HubRanks, Ranks, RingRanks
+from tests.contract.ranks import HubRanks, Ranks, RingRanks
 from workers.communicator import Communicator
 from workers.local_communicator import LocalCommunicator
 from workers.optimizer import DistributedOptimizer

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ps.errors import ConfigError
-from tests.contract.test_communicators import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
+from tests.contract.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 from workers.allreduce_communicator import AllreduceCommunicator
 from workers.communicator import Communicator
 from workers.optimizer import DistributedOptimizer

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from tests.contract.test_communicators import HubRanks, Ranks, RingRanks
+from tests.contract.ranks import HubRanks, Ranks, RingRanks
 from workers.communicator import Communicator
 from workers.horovod import lifecycle
 from workers.launch import Placement

@@ -1,0 +1,233 @@
+"""Ranks that meet, a kind for each communicator and for each place where buckets may be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import count
+from typing import ClassVar, TypeVar, cast
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+
+from ps import placement
+from ps.client import KVClient
+from ps.consistency import BSP
+from ps.errors import HubringError
+from ps.home import GpuHome, Home, HostHome
+from ps.session import Assignment, Session
+from ps.shard import ShardLoop
+from ps.sharding import plan
+from ps.transport.base import Connection, Transport
+from ps.transport.inproc import InprocTransport
+from ps.transport.registry import Line
+from ps.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
+from tests.fake_gpu import GPU, FakeMemory
+from tests.lazy_device import PromptDevice
+from workers import placing
+from workers.allreduce_communicator import AllreduceCommunicator
+from workers.communicator import Communicator
+from workers.courier import Courier
+from workers.local_communicator import LocalCommunicator
+from workers.ps_communicator import PSCommunicator
+from workers.staging import Stage, Staging, ThroughHost
+
+T = TypeVar("T")
+LIMIT = 60.0
+"""Seconds after which a rank that waits for another has found a bug."""
+
+
+class Ranks:
+    """All ranks of one kind of communicator, each on a thread of its own."""
+
+    size: ClassVar[int]
+
+    def join(self, rank: int) -> Communicator:
+        """Called on each rank's thread."""
+        raise NotImplementedError
+
+    def run(self, action: Callable[[Communicator], T]) -> list[T]:
+        """Results in rank order; the first rank's error, if there is one."""
+
+        def live(rank: int) -> T:
+            communicator = self.join(rank)
+            try:
+                result = action(communicator)
+            except BaseException:
+                communicator.close(finished=False)
+                raise
+            communicator.close(finished=True)
+            return result
+
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(live, rank) for rank in range(self.size)]
+            return [future.result(LIMIT) for future in futures]
+
+    def close(self) -> None:
+        """Ends what the ranks met at."""
+
+
+class LocalRanks(Ranks):
+    size = 1
+
+    def join(self, rank: int) -> Communicator:
+        return LocalCommunicator()
+
+
+class RingRanks(Ranks):
+    size = 3
+    compress: ClassVar[str] = ""
+
+    def __init__(self) -> None:
+        self.store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def join(self, rank: int) -> Communicator:
+        return AllreduceCommunicator(
+            rank, self.size, self.store, host="127.0.0.1", timeout=LIMIT, compress=self.compress
+        )
+
+
+class Seat:
+    """What PSCommunicator asks of a session, without a coordinator."""
+
+    def __init__(self, hub: HubRanks, rank: int, late: bool = False) -> None:
+        self.sender = Sender(rank, rank + 1)
+        self.size = hub.size
+        self.late = late
+        self.lockstep = True
+        self.mode = "bsp"
+        self.shards = [Line("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
+        self._hub = hub
+
+    def plan(
+        self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
+    ) -> Assignment:
+        return Assignment(self._hub.agree(buckets), step=0, initialised=False)
+
+    def on_failure(self, callback: Callable[[HubringError], None]) -> None:
+        """Nothing fails here."""
+
+
+class HubRanks(Ranks):
+    """Ranks of a hub whose two shards are threads of this process; for one `run`."""
+
+    size = 3
+    aggregate: ClassVar[bool] = False
+    compress: ClassVar[str] = ""
+    slice_bytes: ClassVar[int] = 16
+
+    def __init__(self) -> None:
+        self.transport = self.wire()
+        self.wired: Collection[int] = range(self.size)
+        """Ranks that have not all shards in shared memory."""
+        self.listeners = [self.transport.listen("") for _ in range(2)]
+        self.addresses: dict[str, str] = {}
+        self.loops = [ShardLoop(BSP(), [listener], self.home()) for listener in self.listeners]
+        self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
+        self.lock = threading.Lock()
+        self.shared: ShardPlan | None = None
+        for thread in self.threads:
+            thread.start()
+        self.epochs = count(1)
+        self.see(*range(self.size))
+
+    def see(self, *ranks: int) -> None:
+        """Makes these the job's workers."""
+        view = View(next(self.epochs), tuple(Member(rank, rank + 1) for rank in ranks))
+        for loop in self.loops:
+            loop.command(partial(loop.store.on_view, view)).result(LIMIT)
+
+    def wire(self) -> Transport:
+        return InprocTransport()
+
+    def home(self) -> Home:
+        return HostHome()
+
+    def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
+        with self.lock:
+            if self.shared is None:
+                self.shared = plan(buckets, len(self.loops), self.slice_bytes)
+                for shard, loop in enumerate(self.loops):
+                    mine = self.shared.of_shard(shard)
+                    loop.command(partial(loop.store.assign, mine, buckets)).result(LIMIT)
+            return self.shared
+
+    def join(self, rank: int) -> Communicator:
+        return self.seated(Seat(self, rank))
+
+    def seated(self, seat: Seat) -> PSCommunicator:
+        def dial(shard: int) -> Connection:
+            return self.transport.dial(self.listeners[shard].address, LIMIT)
+
+        client = KVClient(seat.sender, len(self.loops), dial)
+        return PSCommunicator(
+            cast(Session, seat),
+            client,
+            self.transport,
+            wired=seat.sender.rank in self.wired,
+            aggregate=self.aggregate,
+            timeout=LIMIT,
+            compress=self.compress,
+        )
+
+    def close(self) -> None:
+        for thread, loop in zip(self.threads, self.loops, strict=True):
+            loop.stop()
+            thread.join(LIMIT)
+            assert not thread.is_alive()
+
+
+class AggregatingRanks(HubRanks):
+    aggregate = True
+
+
+def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(numel, dtype=dtype)
+
+
+class StagedRanks(HubRanks):
+    """Buckets are on a device of their own, which copies only when it must."""
+
+    def __init__(self) -> None:
+        self.courier = Courier()
+        self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
+        self.patch.start()
+        super().__init__()
+
+    def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
+        return ThroughHost(gradients, values, PromptDevice(), self.courier, _zeros)
+
+    def close(self) -> None:
+        super().close()
+        self.patch.stop()
+        self.courier.end()
+
+
+class StagedAggregatingRanks(StagedRanks):
+    aggregate = True
+
+
+class PlacedRanks(StagedRanks):
+    """The store is on the same device as all ranks' buckets."""
+
+    def __init__(self) -> None:
+        self.memory = FakeMemory()
+        self.token = torch.arange(16, dtype=torch.uint8)
+        self.own_gpu = patch.object(placing, "own_gpu", lambda _: (GPU, self.memory))
+        self.own_gpu.start()
+        super().__init__()
+        self.addresses[placement.ADDRESS] = placement.invitation(GPU, self.memory, self.token)
+
+    def home(self) -> Home:
+        return GpuHome(torch.device("cpu"), self.memory)
+
+    def close(self) -> None:
+        super().close()
+        self.own_gpu.stop()
+
+
+class PlacedAggregatingRanks(PlacedRanks):
+    aggregate = True
