@@ -6,8 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 # As many tests at once as there are cores; more than eight would rather wait for the disk.
-# A process that a test took down is not replaced: xdist would never give the new one what is left.
-SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --max-worker-restart 0
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8
 
 .PHONY: demo test lint bench clean
 .DELETE_ON_ERROR:
