@@ -1,0 +1,1 @@
+"""A worker's connections to the coordinator and the shards."""

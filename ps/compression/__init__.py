@@ -1,0 +1,1 @@
+"""Codecs for gradients, and error feedback. Pure rules, no I/O."""

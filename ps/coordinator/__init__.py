@@ -1,0 +1,1 @@
+"""The coordinator: membership, plans, checkpoints and the end of a job."""

@@ -1,0 +1,1 @@
+"""What every part of Hubring uses: errors, messages, types, time, counters."""

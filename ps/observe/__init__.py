@@ -1,0 +1,1 @@
+"""What people and monitors see: logs, journal, health, metrics."""

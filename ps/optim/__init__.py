@@ -1,0 +1,1 @@
+"""Mean and step: optimizers that run on a shard, and the loops they run."""

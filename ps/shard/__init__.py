@@ -1,0 +1,1 @@
+"""The shard process: one loop around one store."""

@@ -1,0 +1,1 @@
+"""Messages in shared memory, between processes of one host."""

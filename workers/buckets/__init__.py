@@ -1,0 +1,1 @@
+"""Gradients and parameters in flat buckets, on the CPU or a GPU."""

@@ -1,0 +1,1 @@
+"""One interface, and its implementations: hub, ring, alone."""

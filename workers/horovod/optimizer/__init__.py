@@ -1,0 +1,1 @@
+"""Horovod's `DistributedOptimizer` and what it is made of."""

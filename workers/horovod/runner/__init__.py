@@ -1,0 +1,1 @@
+"""`horovod.run`: a function on several processes of this machine."""

@@ -1,0 +1,1 @@
+"""Horovod's world: init, rank, size, process sets, what was built."""

@@ -1,0 +1,1 @@
+"""`DistributedOptimizer`: hooks, exchange, step, checkpoints."""
