@@ -21,7 +21,7 @@ lint: $(VENV)/test.stamp
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/python -m protos.generate --check
+	@$(BIN)/python -m hubring.protos.generate --check
 
 bench: $(VENV)/bench.stamp
 	@$(BIN)/ps-worker bench

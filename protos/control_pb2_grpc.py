@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import control_pb2 as protos_dot_control__pb2
+from hubring.protos import control_pb2 as hubring_dot_protos_dot_control__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/control_pb2_grpc.py depends on'
+        + ' but the generated code in hubring/protos/control_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,53 +36,53 @@ class ControlStub:
         """
         self.Join = channel.unary_unary(
                 '/hubring.v1.Control/Join',
-                request_serializer=protos_dot_control__pb2.JoinRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.JoinReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.JoinRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.JoinReply.FromString,
                 _registered_method=True)
         self.Heartbeat = channel.unary_unary(
                 '/hubring.v1.Control/Heartbeat',
-                request_serializer=protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.HeartbeatReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.HeartbeatReply.FromString,
                 _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/hubring.v1.Control/Leave',
-                request_serializer=protos_dot_control__pb2.LeaveRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.LeaveReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.LeaveRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.LeaveReply.FromString,
                 _registered_method=True)
         self.Plan = channel.unary_unary(
                 '/hubring.v1.Control/Plan',
-                request_serializer=protos_dot_control__pb2.PlanRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.PlanReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.PlanRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.PlanReply.FromString,
                 _registered_method=True)
         self.Rendezvous = channel.unary_unary(
                 '/hubring.v1.Control/Rendezvous',
-                request_serializer=protos_dot_control__pb2.RendezvousRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.RendezvousReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.RendezvousRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.RendezvousReply.FromString,
                 _registered_method=True)
         self.Clock = channel.unary_unary(
                 '/hubring.v1.Control/Clock',
-                request_serializer=protos_dot_control__pb2.ClockRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.ClockReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.ClockRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.ClockReply.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/hubring.v1.Control/Status',
-                request_serializer=protos_dot_control__pb2.StatusRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.StatusReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.StatusRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.StatusReply.FromString,
                 _registered_method=True)
         self.Checkpoint = channel.unary_unary(
                 '/hubring.v1.Control/Checkpoint',
-                request_serializer=protos_dot_control__pb2.CheckpointRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.CheckpointReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.CheckpointRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.CheckpointReply.FromString,
                 _registered_method=True)
         self.RegisterShard = channel.unary_unary(
                 '/hubring.v1.Control/RegisterShard',
-                request_serializer=protos_dot_control__pb2.RegisterShardRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.RegisterShardReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.RegisterShardRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.RegisterShardReply.FromString,
                 _registered_method=True)
         self.ShardHeartbeat = channel.unary_unary(
                 '/hubring.v1.Control/ShardHeartbeat',
-                request_serializer=protos_dot_control__pb2.ShardHeartbeatRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.ShardHeartbeatReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.ShardHeartbeatRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.ShardHeartbeatReply.FromString,
                 _registered_method=True)
 
 
@@ -162,53 +162,53 @@ def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Join': grpc.unary_unary_rpc_method_handler(
                     servicer.Join,
-                    request_deserializer=protos_dot_control__pb2.JoinRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.JoinReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.JoinRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.JoinReply.SerializeToString,
             ),
             'Heartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.Heartbeat,
-                    request_deserializer=protos_dot_control__pb2.HeartbeatRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.HeartbeatReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.HeartbeatRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.HeartbeatReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
-                    request_deserializer=protos_dot_control__pb2.LeaveRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.LeaveReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.LeaveRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.LeaveReply.SerializeToString,
             ),
             'Plan': grpc.unary_unary_rpc_method_handler(
                     servicer.Plan,
-                    request_deserializer=protos_dot_control__pb2.PlanRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.PlanReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.PlanRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.PlanReply.SerializeToString,
             ),
             'Rendezvous': grpc.unary_unary_rpc_method_handler(
                     servicer.Rendezvous,
-                    request_deserializer=protos_dot_control__pb2.RendezvousRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.RendezvousReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.RendezvousRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.RendezvousReply.SerializeToString,
             ),
             'Clock': grpc.unary_unary_rpc_method_handler(
                     servicer.Clock,
-                    request_deserializer=protos_dot_control__pb2.ClockRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.ClockReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ClockRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.ClockReply.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=protos_dot_control__pb2.StatusRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.StatusReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.StatusRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.StatusReply.SerializeToString,
             ),
             'Checkpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.Checkpoint,
-                    request_deserializer=protos_dot_control__pb2.CheckpointRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.CheckpointReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.CheckpointRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.CheckpointReply.SerializeToString,
             ),
             'RegisterShard': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterShard,
-                    request_deserializer=protos_dot_control__pb2.RegisterShardRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.RegisterShardReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.RegisterShardRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.RegisterShardReply.SerializeToString,
             ),
             'ShardHeartbeat': grpc.unary_unary_rpc_method_handler(
                     servicer.ShardHeartbeat,
-                    request_deserializer=protos_dot_control__pb2.ShardHeartbeatRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.ShardHeartbeatReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ShardHeartbeatRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.ShardHeartbeatReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -236,8 +236,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Join',
-            protos_dot_control__pb2.JoinRequest.SerializeToString,
-            protos_dot_control__pb2.JoinReply.FromString,
+            hubring_dot_protos_dot_control__pb2.JoinRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.JoinReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -263,8 +263,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Heartbeat',
-            protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
-            protos_dot_control__pb2.HeartbeatReply.FromString,
+            hubring_dot_protos_dot_control__pb2.HeartbeatRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.HeartbeatReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -290,8 +290,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Leave',
-            protos_dot_control__pb2.LeaveRequest.SerializeToString,
-            protos_dot_control__pb2.LeaveReply.FromString,
+            hubring_dot_protos_dot_control__pb2.LeaveRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.LeaveReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -317,8 +317,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Plan',
-            protos_dot_control__pb2.PlanRequest.SerializeToString,
-            protos_dot_control__pb2.PlanReply.FromString,
+            hubring_dot_protos_dot_control__pb2.PlanRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.PlanReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -344,8 +344,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Rendezvous',
-            protos_dot_control__pb2.RendezvousRequest.SerializeToString,
-            protos_dot_control__pb2.RendezvousReply.FromString,
+            hubring_dot_protos_dot_control__pb2.RendezvousRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.RendezvousReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -371,8 +371,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Clock',
-            protos_dot_control__pb2.ClockRequest.SerializeToString,
-            protos_dot_control__pb2.ClockReply.FromString,
+            hubring_dot_protos_dot_control__pb2.ClockRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.ClockReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -398,8 +398,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Status',
-            protos_dot_control__pb2.StatusRequest.SerializeToString,
-            protos_dot_control__pb2.StatusReply.FromString,
+            hubring_dot_protos_dot_control__pb2.StatusRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.StatusReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -425,8 +425,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/Checkpoint',
-            protos_dot_control__pb2.CheckpointRequest.SerializeToString,
-            protos_dot_control__pb2.CheckpointReply.FromString,
+            hubring_dot_protos_dot_control__pb2.CheckpointRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.CheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -452,8 +452,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/RegisterShard',
-            protos_dot_control__pb2.RegisterShardRequest.SerializeToString,
-            protos_dot_control__pb2.RegisterShardReply.FromString,
+            hubring_dot_protos_dot_control__pb2.RegisterShardRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.RegisterShardReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -479,8 +479,8 @@ class Control:
             request,
             target,
             '/hubring.v1.Control/ShardHeartbeat',
-            protos_dot_control__pb2.ShardHeartbeatRequest.SerializeToString,
-            protos_dot_control__pb2.ShardHeartbeatReply.FromString,
+            hubring_dot_protos_dot_control__pb2.ShardHeartbeatRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.ShardHeartbeatReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -503,38 +503,38 @@ class ShardControlStub:
         """
         self.SetView = channel.unary_unary(
                 '/hubring.v1.ShardControl/SetView',
-                request_serializer=protos_dot_control__pb2.View.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.View.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
         self.SetPlan = channel.unary_unary(
                 '/hubring.v1.ShardControl/SetPlan',
-                request_serializer=protos_dot_control__pb2.ShardAssignment.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.ShardAssignment.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/hubring.v1.ShardControl/Drain',
-                request_serializer=protos_dot_control__pb2.DrainRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.DrainRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
         self.Fail = channel.unary_unary(
                 '/hubring.v1.ShardControl/Fail',
-                request_serializer=protos_dot_control__pb2.FailRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.FailRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
         self.Reset = channel.unary_unary(
                 '/hubring.v1.ShardControl/Reset',
-                request_serializer=protos_dot_control__pb2.ResetRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.Ack.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.ResetRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.Ack.FromString,
                 _registered_method=True)
         self.Save = channel.unary_unary(
                 '/hubring.v1.ShardControl/Save',
-                request_serializer=protos_dot_control__pb2.SaveRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.SaveReply.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.SaveRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.SaveReply.FromString,
                 _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/hubring.v1.ShardControl/Stats',
-                request_serializer=protos_dot_control__pb2.StatsRequest.SerializeToString,
-                response_deserializer=protos_dot_control__pb2.ShardStats.FromString,
+                request_serializer=hubring_dot_protos_dot_control__pb2.StatsRequest.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_control__pb2.ShardStats.FromString,
                 _registered_method=True)
 
 
@@ -591,38 +591,38 @@ def add_ShardControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'SetView': grpc.unary_unary_rpc_method_handler(
                     servicer.SetView,
-                    request_deserializer=protos_dot_control__pb2.View.FromString,
-                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.View.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'SetPlan': grpc.unary_unary_rpc_method_handler(
                     servicer.SetPlan,
-                    request_deserializer=protos_dot_control__pb2.ShardAssignment.FromString,
-                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ShardAssignment.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=protos_dot_control__pb2.DrainRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.DrainRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Fail': grpc.unary_unary_rpc_method_handler(
                     servicer.Fail,
-                    request_deserializer=protos_dot_control__pb2.FailRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.FailRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Reset': grpc.unary_unary_rpc_method_handler(
                     servicer.Reset,
-                    request_deserializer=protos_dot_control__pb2.ResetRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.Ack.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.ResetRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.Ack.SerializeToString,
             ),
             'Save': grpc.unary_unary_rpc_method_handler(
                     servicer.Save,
-                    request_deserializer=protos_dot_control__pb2.SaveRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.SaveReply.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.SaveRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.SaveReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
-                    request_deserializer=protos_dot_control__pb2.StatsRequest.FromString,
-                    response_serializer=protos_dot_control__pb2.ShardStats.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_control__pb2.StatsRequest.FromString,
+                    response_serializer=hubring_dot_protos_dot_control__pb2.ShardStats.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -650,8 +650,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/SetView',
-            protos_dot_control__pb2.View.SerializeToString,
-            protos_dot_control__pb2.Ack.FromString,
+            hubring_dot_protos_dot_control__pb2.View.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -677,8 +677,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/SetPlan',
-            protos_dot_control__pb2.ShardAssignment.SerializeToString,
-            protos_dot_control__pb2.Ack.FromString,
+            hubring_dot_protos_dot_control__pb2.ShardAssignment.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -704,8 +704,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/Drain',
-            protos_dot_control__pb2.DrainRequest.SerializeToString,
-            protos_dot_control__pb2.Ack.FromString,
+            hubring_dot_protos_dot_control__pb2.DrainRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -731,8 +731,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/Fail',
-            protos_dot_control__pb2.FailRequest.SerializeToString,
-            protos_dot_control__pb2.Ack.FromString,
+            hubring_dot_protos_dot_control__pb2.FailRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -758,8 +758,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/Reset',
-            protos_dot_control__pb2.ResetRequest.SerializeToString,
-            protos_dot_control__pb2.Ack.FromString,
+            hubring_dot_protos_dot_control__pb2.ResetRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.Ack.FromString,
             options,
             channel_credentials,
             insecure,
@@ -785,8 +785,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/Save',
-            protos_dot_control__pb2.SaveRequest.SerializeToString,
-            protos_dot_control__pb2.SaveReply.FromString,
+            hubring_dot_protos_dot_control__pb2.SaveRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.SaveReply.FromString,
             options,
             channel_credentials,
             insecure,
@@ -812,8 +812,8 @@ class ShardControl:
             request,
             target,
             '/hubring.v1.ShardControl/Stats',
-            protos_dot_control__pb2.StatsRequest.SerializeToString,
-            protos_dot_control__pb2.ShardStats.FromString,
+            hubring_dot_protos_dot_control__pb2.StatsRequest.SerializeToString,
+            hubring_dot_protos_dot_control__pb2.ShardStats.FromString,
             options,
             channel_credentials,
             insecure,

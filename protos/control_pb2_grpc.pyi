@@ -9,7 +9,7 @@ ShardControl by every shard to the coordinator alone.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import control_pb2 as _control_pb2
+from hubring.protos import control_pb2 as _control_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

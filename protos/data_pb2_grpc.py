@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import data_pb2 as protos_dot_data__pb2
+from hubring.protos import data_pb2 as hubring_dot_protos_dot_data__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/data_pb2_grpc.py depends on'
+        + ' but the generated code in hubring/protos/data_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,8 +36,8 @@ class DataStub:
         """
         self.Exchange = channel.stream_stream(
                 '/hubring.v1.Data/Exchange',
-                request_serializer=protos_dot_data__pb2.Frame.SerializeToString,
-                response_deserializer=protos_dot_data__pb2.Frame.FromString,
+                request_serializer=hubring_dot_protos_dot_data__pb2.Frame.SerializeToString,
+                response_deserializer=hubring_dot_protos_dot_data__pb2.Frame.FromString,
                 _registered_method=True)
 
 
@@ -56,8 +56,8 @@ def add_DataServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Exchange': grpc.stream_stream_rpc_method_handler(
                     servicer.Exchange,
-                    request_deserializer=protos_dot_data__pb2.Frame.FromString,
-                    response_serializer=protos_dot_data__pb2.Frame.SerializeToString,
+                    request_deserializer=hubring_dot_protos_dot_data__pb2.Frame.FromString,
+                    response_serializer=hubring_dot_protos_dot_data__pb2.Frame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -85,8 +85,8 @@ class Data:
             request_iterator,
             target,
             '/hubring.v1.Data/Exchange',
-            protos_dot_data__pb2.Frame.SerializeToString,
-            protos_dot_data__pb2.Frame.FromString,
+            hubring_dot_protos_dot_data__pb2.Frame.SerializeToString,
+            hubring_dot_protos_dot_data__pb2.Frame.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,7 +9,7 @@ transports carry the same Header bytes, and the payload beside them.
 
 from collections import abc as _abc
 from grpc import aio as _aio
-from protos import data_pb2 as _data_pb2
+from hubring.protos import data_pb2 as _data_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys

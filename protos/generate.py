@@ -1,4 +1,4 @@
-"""Makes the stubs beside this file from its `.proto` files: `python -m protos.generate [--check]`.
+"""Makes the stubs beside this file from its `.proto` files: `python -m hubring.protos.generate [--check]`.
 
 With `--check` it writes nothing, and fails if the stubs that are checked in differ.
 """
@@ -16,20 +16,20 @@ PROTOS = ("control.proto", "data.proto")
 
 
 def generate(out: Path) -> None:
-    """Writes every stub and its `.pyi` under `out/protos/`."""
+    """Writes every stub and its `.pyi` under `out/hubring/protos/`."""
     from grpc_tools import protoc
 
     scripts = Path(sysconfig.get_path("scripts"))  # of this interpreter, whatever PATH says
     arguments = [
         "protoc",
-        f"-I{HERE.parent}",
+        f"-I{HERE.parents[1]}",
         f"-I{files('grpc_tools') / '_proto'}",
         *(f"--plugin={scripts / name}" for name in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"--python_out={out}",
         f"--grpc_python_out={out}",
         f"--mypy_out={out}",
         f"--mypy_grpc_out={out}",
-        *(f"protos/{name}" for name in PROTOS),
+        *(f"hubring/protos/{name}" for name in PROTOS),
     ]
     if protoc.main(arguments) != 0:
         raise SystemExit("protoc failed; its words are above")
@@ -44,11 +44,11 @@ def main(arguments: list[str]) -> None:
     """Regenerates in place, or compares."""
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
-        fresh = stubs(Path(scratch) / "protos")
+        fresh = stubs(Path(scratch) / "hubring" / "protos")
     if arguments == ["--check"]:
         stale = sorted(name for name, text in fresh.items() if stubs(HERE).get(name) != text)
         if stale:
-            raise SystemExit(f"stale stubs: {', '.join(stale)}; run python -m protos.generate")
+            raise SystemExit(f"stale stubs: {', '.join(stale)}; run python -m hubring.protos.generate")
         return
     for name, text in fresh.items():
         (HERE / name).write_text(text)

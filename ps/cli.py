@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 app = typer.Typer(
     help="The hub: a parameter server, and the meeting point of the ring.",
@@ -191,14 +191,14 @@ def main() -> None:
 def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dict[str, Any]]:
     import asyncio
 
-    from ps import logs
-    from ps.config.sources import load_server
-    from ps.server import Server, join
+    from hubring.ps.config.sources import load_server
+    from hubring.ps.observe import logs
+    from hubring.ps.server import Server, join
 
     config = load_server(flags, config_file)
     logs.configure(config.log_format).role = "hub"
     if config.device != "cpu":
-        from ps import gpu
+        from hubring.ps.shard import gpu
 
         gpu.find(config.device)  # said here, before anything is started
     if config.join is not None:
@@ -215,13 +215,13 @@ async def _serve(server: Any) -> tuple[int, dict[str, Any]]:
 def _submit(
     flags: dict[str, object], script: list[str], config_file: Path | None, dry_run: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    from ps.submit.engines import submit
+    from hubring.ps.submit.engines import submit
 
     return submit(flags, script, config_file, dry_run=dry_run)
 
 
 def _status(server: str) -> dict[str, Any]:
-    from protos import control_pb2 as pb
+    from hubring.protos import control_pb2 as pb
 
     report: dict[str, Any] = json.loads(
         _ask(server, lambda stub: stub.Status(pb.StatusRequest(), timeout=10)).json
@@ -230,15 +230,15 @@ def _status(server: str) -> dict[str, Any]:
 
 
 def _health(server: str, service: str) -> dict[str, Any]:
-    from ps.probe import probe
+    from hubring.ps.observe.health_check import probe
 
     probe(server, service)
     return {"address": server, "service": service, "serving": True}
 
 
 def _checkpoint(server: str) -> dict[str, Any]:
-    from protos import control_pb2 as pb
-    from ps.errors import ConfigError
+    from hubring.protos import control_pb2 as pb
+    from hubring.ps.core.errors import ConfigError
 
     reply = _ask(server, lambda stub: stub.Checkpoint(pb.CheckpointRequest(), timeout=120))
     if reply.refused:
@@ -249,13 +249,13 @@ def _checkpoint(server: str) -> dict[str, Any]:
 def _doctor(
     server: str | None, flags: dict[str, object], config_file: Path | None, seconds: float
 ) -> dict[str, Any]:
-    from ps.config.address import address
-    from ps.config.environment import environment
-    from ps.doctor.checks import checks
-    from ps.doctor.isolation import examine
-    from ps.doctor.screen import announce, show
-    from ps.doctor.subject import Subject, settled
-    from ps.doctor.verdict import result
+    from hubring.ps.config.address import address
+    from hubring.ps.config.environment import environment
+    from hubring.ps.doctor.checks import checks
+    from hubring.ps.doctor.isolation import examine
+    from hubring.ps.doctor.screen import announce, show
+    from hubring.ps.doctor.subject import Subject, settled
+    from hubring.ps.doctor.verdict import result
 
     if server is not None:
         address(server)
@@ -270,11 +270,11 @@ def _doctor(
 def _ask(server: str, call: Any) -> Any:
     import grpc
 
-    from protos.control_pb2_grpc import ControlStub
-    from ps.config.address import address
-    from ps.errors import ServerUnreachable
-    from ps.transport.channel import open_channel
-    from ps.transport.probe import probe
+    from hubring.protos.control_pb2_grpc import ControlStub
+    from hubring.ps.config.address import address
+    from hubring.ps.core.errors import ServerUnreachable
+    from hubring.ps.transport.grpc.channel import open_channel
+    from hubring.ps.transport.port_probe import probe
 
     _, port = address(server)
     with open_channel(server) as channel:
@@ -290,7 +290,7 @@ def _ask(server: str, call: Any) -> Any:
 
 def _run(action: Any) -> None:
     """Ends the program with the action's code, or its error's; the last line is the result, if it has one."""
-    from ps.errors import HubringError
+    from hubring.ps.core.errors import HubringError
 
     try:
         code, result = action()

@@ -15,21 +15,21 @@ import grpc
 from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
-from protos.control_pb2_grpc import add_ControlServicer_to_server
-from ps import manifest as checkpoints
-from ps.claim import claim
-from ps.config.server import ServerConfig
-from ps.consistency import by_name
-from ps.control import Control
-from ps.coordinator import Coordinator
-from ps.errors import ConfigError, HubringError, NonFinite
-from ps.fleet import Shard
-from ps.health import CONTROL, HubHealth
-from ps.page.site import Site
-from ps.shard_command import Settings, command, ending
-from ps.status import ends
-from ps.timing import SystemTime
-from ps.transport.host import bracketed, local, numeric, objection, reachable
+from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
+from hubring.ps.checkpoint import manifest as checkpoints
+from hubring.ps.checkpoint.lock import claim
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.coordinator.control import Control
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.fleet import Shard
+from hubring.ps.coordinator.status import ends
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
+from hubring.ps.core.timing import SystemTime
+from hubring.ps.observe.health import CONTROL, HubHealth
+from hubring.ps.page.site import Site
+from hubring.ps.shard.spawn import Settings, command, ending
+from hubring.ps.store.consistency import by_name
+from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
 log = logging.getLogger(__name__)
 

@@ -1,113 +1,42 @@
-"""Who may import whom. A file may import what stands below its floor, or before it on its own floor."""
+"""The rooms of the house: every folder of `ps/` and `workers/`, and which folders it imports.
+
+`pytest -rP -k table tests/test_layers.py` prints the table as it is measured.
+"""
 
 from __future__ import annotations
 
 import ast
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
-import workers
+import hubring
 
 ROOT = Path(__file__).parent.parent
 
-# From the ground up. A name may stand here before its file does; a file that stands nowhere fails.
-# `*` is a folder whose files may import each other.
-FLOORS = {
-    "wire format": "protos protos.*",
-    "words": """
-        ps ps.errors ps.types ps.messages ps.timing ps.waiting ps.work ps.traffic ps.service ps.usage
-        ps.offset ps.kernel ps.pace ps.trace ps.codecs ps.settings ps.config ps.config.*
-        ps.logs ps.journal ps.terminal ps.markup ps.huge
-    """,
-    "rules": """
-        ps.zeros ps.reduction ps.collective
-        ps.sharding ps.consistency ps.membership ps.ledger
-        ps.finite ps.hyper ps.vectors ps.sums ps.fused ps.onepass ps.optim ps.blocks ps.rounds
-        ps.quantization ps.sparsification ps.compression ps.feedback
-        ps.placement ps.home ps.snapshot ps.entry ps.refusals ps.stats ps.store ps.job
-    """,
-    "wires": """
-        ps.transport ps.transport.base ps.transport.memory ps.transport.host ps.transport.interface
-        ps.transport.probe
-        ps.transport.bundle ps.transport.wire ps.transport.heap ps.transport.channel ps.transport.frame
-        ps.transport.outbox ps.transport.backlog ps.transport.bell ps.transport.poller ps.transport.doorbell
-        ps.transport.pages ps.transport.copies ps.transport.segment ps.transport.packet ps.transport.window
-        ps.transport.ipc
-        ps.transport.inproc ps.transport.grpc_listener ps.transport.grpc
-        ps.transport.zmq_socket ps.transport.zmq_listener ps.transport.zmq ps.transport.shm
-        ps.transport.registry ps.transport.conformance
-    """,
-    "processes": """
-        ps.plans ps.manifest ps.claim ps.checkpoint ps.shard_command ps.gpu ps.companion ps.lookout ps.health
-        ps.lead ps.cork ps.lines ps.client ps.session
-        ps.shard ps.shard_control ps.shard_process
-        ps.fleet ps.supply ps.saver ps.keeper ps.status ps.tally ps.ending ps.blueprint
-        ps.changes ps.planner ps.coordinator ps.control ps.metrics ps.page* ps.server
-        ps.doctor* ps.submit* ps.probe ps.cli
-    """,
-    "training": """
-        workers.accelerator workers.courier workers.pinning workers.staging
-        workers.layout workers.bucketing workers.group workers.communicator workers.launchers* workers.launch
-        workers.own_device workers.record workers.trainer workers.finite workers.kept
-        workers.local_communicator workers.ring_group workers.ring_work workers.ring workers.ring_collectives
-        workers.agenda workers.team workers.transfers
-        workers.coder workers.powersgd workers.ring_mean
-        workers.allreduce_communicator workers.convoy workers.flight workers.exchange workers.tuning
-        workers.slicing workers.placing workers.roll workers.ps_communicator
-        workers.compare workers.compare.setting workers.compare.hardship workers.compare.hardship.delays
-        workers.hardship
-        workers.context workers.sparse workers.collectives* workers.checkpoints workers.sampler
-        workers.watch workers.backward workers.forward workers.stepper
-        workers.scaling workers.turnout workers.wrapping workers.optimizer
-        workers.launcher workers.launcher.idle workers.launcher.host workers.launcher.server
-        workers.launcher.stream workers.launcher.team workers.launcher.job
-        workers.horovod.errors workers.horovod.ops workers.horovod.compression workers.horovod.hosts
-        workers.horovod.handles workers.horovod.timeline workers.horovod.world workers.horovod.process_set
-        workers.horovod.variables workers.horovod.lifecycle workers.horovod.topology
-        workers.horovod.capability workers.horovod.waiting workers.horovod.reduction workers.horovod.sendable
-        workers.horovod.allreduce workers.horovod.allgather workers.horovod.broadcast
-        workers.horovod.alltoall workers.horovod.reducescatter workers.horovod.sparse
-        workers.horovod.meeting workers.horovod.objects workers.horovod.parameters
-        workers.horovod.parcel workers.horovod.passes workers.horovod.gradients workers.horovod.trainer
-        workers.horovod.adasum workers.horovod.optimizer workers.horovod.sync_batch_norm
-        workers.horovod.elastic.board workers.horovod.elastic.membership
-        workers.horovod.elastic.sampler workers.horovod.elastic.state
-        workers.horovod.elastic.torch_state workers.horovod.elastic.run workers.horovod.elastic
-        workers.horovod workers.horovod.build workers.horovod.alias
-        workers.horovod.call workers.horovod.several
-        workers.launcher.cli
-        workers.api workers workers.examples* workers.run workers.crew workers.on_ray workers.explain
-        workers.compare* workers.bench* workers.cli
-    """,
-}
-NAMES = [name for floor in FLOORS.values() for name in floor.split()]
+# A folder imports only what stands above it, and no more than is said here.
+TABLE = """
+protos
+ps/core
+ps/compression: ps/core
+ps/optim: ps/core
+ps/job: protos ps/core
+ps/store: ps/compression ps/core ps/job ps/optim
+ps/checkpoint: ps/core ps/store
+ps/config: ps/core
+ps/transport: protos ps/compression ps/config ps/core ps/store
+ps/observe: protos ps/config ps/core ps/transport
+ps/coordinator: protos ps/checkpoint ps/config ps/core ps/job ps/observe ps/store ps/transport
+"""
 
-CLIENT = {"ps.lines", "ps.client", "ps.session"}
-COORDINATOR = {
-    "ps.server",
-    "ps.control",
-    "ps.coordinator",
-    "ps.blueprint",
-    "ps.changes",
-    "ps.ending",
-    "ps.fleet",
-    "ps.health",
-    "ps.keeper",
-    "ps.metrics",
-    "ps.planner",
-    "ps.supply",
-    "ps.saver",
-    "ps.status",
-    "ps.tally",
-}
-SERVER = COORDINATOR | {"ps.shard", "ps.shard_control", "ps.shard_process"}
-TOPOLOGIES = {"workers.ps_communicator", "workers.allreduce_communicator", "workers.local_communicator"}
+MOST_FILES = 20
+MOST_LINES = 400
+
+TOPOLOGIES = {f"hubring.workers.communicators.{name}" for name in ("hub", "allreduce", "local")}
+RULES = ("ps/compression", "ps/optim", "ps/store")
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}
 ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}
 """What has a socket, a process, a thread, a sleep or a clock."""
@@ -118,7 +47,6 @@ class Import(NamedTuple):
 
     target: str
     """A file of ours, or the first name of another library."""
-    line: int
     runs: bool
     """False where only a type checker reads it."""
     at_start: bool
@@ -126,34 +54,24 @@ class Import(NamedTuple):
 
 
 def module(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("hubring", *path.relative_to(ROOT).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {
-    module(path): path for top in ("protos", "ps", "workers") for path in sorted((ROOT / top).rglob("*.py"))
-}
-
-
+FILES = {module(path): path for top in ("protos", "ps", "workers") for path in (ROOT / top).rglob("*.py")}
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PROGRAMS = [entry.partition(":")[0] for entry in SETTINGS["project"]["scripts"].values()]
-
-
-@cache
-def tree(name: str) -> ast.Module:
-    return ast.parse(FILES[name].read_text(), str(FILES[name]))
 
 
 @cache
 def imports(name: str) -> tuple[Import, ...]:
-    return tuple(walk(tree(name).body, runs=True, at_start=True))
+    return tuple(walk(ast.parse(FILES[name].read_text()).body, runs=True, at_start=True))
 
 
 def walk(nodes: Iterable[ast.AST], runs: bool, at_start: bool) -> Iterator[Import]:
     for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             for target in targets(node):
-                yield Import(target, node.lineno, runs, at_start)
+                yield Import(target, runs, at_start)
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             yield from walk(node.body, False, at_start)
             yield from walk(node.orelse, runs, at_start)
@@ -166,26 +84,21 @@ def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
     if isinstance(node, ast.Import):
         found = [alias.name for alias in node.names]
     else:
-        assert node.module is not None
-        assert node.level == 0, f"from {'.' * node.level}{node.module}: imports are absolute here"
+        assert node.level == 0, f"{ast.unparse(node)}: imports are absolute here"
         found = [f"{node.module}.{alias.name}" for alias in node.names]
     for name in found:
         yield max(with_packages(name), key=len, default=name.partition(".")[0])
 
 
-def place(name: str) -> int:
-    """Where in NAMES the file stands."""
-    fitting = [index for index, known in enumerate(NAMES) if fnmatch(name, known)]
-    assert fitting, f"{name} is on no floor: give it a place in FLOORS"
-    return fitting[0]
+def with_packages(name: str) -> list[str]:
+    """The file and the packages above it, all of which an import runs."""
+    parts = name.split(".")
+    return [known for end in range(1, len(parts) + 1) if (known := ".".join(parts[:end])) in FILES]
 
 
-def reached(name: str, *, at_start: bool = False) -> set[str]:
-    """All that running `name` brings in, files of ours and libraries.
-
-    Importing `a.b` runs `a` too. `at_start` leaves out what functions import.
-    """
-    seen, unseen = set(), with_packages(name)
+def reached(*names: str, at_start: bool = False) -> set[str]:
+    """All that running these files brings in; `at_start` leaves out what functions import."""
+    seen, unseen = set(), [known for name in names for known in with_packages(name)]
     while unseen:
         for found in imports(unseen.pop()):
             if found.runs and (found.at_start or not at_start) and found.target not in seen:
@@ -194,65 +107,83 @@ def reached(name: str, *, at_start: bool = False) -> set[str]:
     return seen
 
 
-def with_packages(name: str) -> list[str]:
-    return [known for known in FILES if name == known or name.startswith(f"{known}.")]
+def room(name: str) -> str:
+    """The folder, `ps/core` say; of a file that stands in `ps/` or `workers/` itself its own path."""
+    parts = FILES[name].relative_to(ROOT).parts
+    return parts[0] if parts[0] == "protos" else "/".join(parts[:2])
 
 
-def present(names: Iterable[str]) -> list[str]:
-    return sorted(FILES.keys() & set(names))
+def within(*rooms: str) -> set[str]:
+    return {name for name in FILES if room(name) in rooms}
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_file_imports_only_from_below(name: str) -> None:
-    here = place(name)
-    wrong = [
-        f"{FILES[name].relative_to(ROOT)}:{found.line} imports {found.target}"
-        for found in imports(name)
-        if found.target in FILES and found.target != name and place(found.target) > here
-    ]
-    assert not wrong
+def measured() -> dict[str, set[str]]:
+    rooms: dict[str, set[str]] = {room(name): set() for name in FILES}
+    for name in FILES:
+        rooms[room(name)] |= {room(found.target) for found in imports(name) if found.target in FILES}
+    return {name: found - {name} for name, found in rooms.items() if not name.endswith("__init__.py")}
+
+
+def test_table_of_folders_is_what_they_import() -> None:
+    said = {
+        name: set(words.split())
+        for name, _, words in (line.partition(":") for line in TABLE.split("\n")[1:-1])
+    }
+    found = measured()
+    order = list(said)
+    for name in sorted(found, key=lambda each: order.index(each) if each in order else len(order)):
+        print(f"{name}: {' '.join(sorted(found[name]))}".rstrip(": "))
+    assert found == said
+    for name, below in said.items():
+        assert not [each for each in below if order.index(each) > order.index(name)], f"{name} looks down"
+
+
+def test_no_folder_and_no_file_grows_too_large() -> None:
+    made = {path for path in FILES.values() if "_pb2" in path.name}
+    files = [path for path in FILES.values() if path not in made]
+    counts = Counter(path.parent for path in files)
+    crowded = {folder: count for folder, count in counts.items() if count > MOST_FILES}
+    sources = [*files, *(ROOT / "tests").rglob("*.py")]
+    long = {path: lines for path in sources if (lines := len(path.read_text().splitlines())) > MOST_LINES}
+    assert (crowded, long) == ({}, {})
 
 
 def test_client_and_server_never_reach_each_other() -> None:
-    assert {name: both for name in present(CLIENT) if (both := reached(name) & SERVER)} == {}
-    assert {name: both for name in present(SERVER) if (both := reached(name) & CLIENT)} == {}
+    client, coordinator = within("ps/client"), within("ps/coordinator", "ps/server.py")
+    server = coordinator | {f"hubring.ps.shard.{name}" for name in ("loop", "control", "process")}
+    assert client
+    assert not reached(*client) & server
+    assert not reached(*server) & client
 
 
 def test_only_the_context_names_a_topology() -> None:
     naming = {name for name in FILES for found in imports(name) if found.target in TOPOLOGIES - {name}}
-    assert naming == {"workers.context"}
+    assert naming == {"hubring.workers.runtime.context"}
 
 
-def test_coordinator_runs_without_torch() -> None:
-    assert [name for name in present(COORDINATOR) if "torch" in reached(name)] == []
+def test_coordinator_and_health_check_run_without_torch() -> None:
+    assert "torch" not in reached(*within("ps/coordinator", "ps/server.py", "ps/page"))
+    assert "torch" not in reached("hubring.ps.observe.health_check")
 
 
-def test_a_probe_runs_without_torch() -> None:
-    assert "torch" not in reached("ps.probe")
-
-
-@pytest.mark.parametrize("name", present(PROGRAMS))
-def test_help_comes_without_torch(name: str) -> None:
-    assert "torch" not in reached(name, at_start=True)
+def test_help_comes_without_torch() -> None:
+    programs = [entry.partition(":")[0] for entry in SETTINGS["project"]["scripts"].values()]
+    assert len(programs) == 4
+    assert "torch" not in reached(*programs, at_start=True)
 
 
 def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
-    rules = present(FLOORS["rules"].split())
-    assert rules
-    assert {name: alive for name in rules if (alive := reached(name) & ALIVE)} == {}
+    assert {name: alive for name in within(*RULES) if (alive := reached(name) & ALIVE)} == {}
 
 
 def test_only_wire_knows_what_messages_mean() -> None:
-    wires = present(FLOORS["wires"].split())
-    knowing = {name for name in wires for found in imports(name) if found.target == "ps.messages"}
-    assert knowing == {"ps.transport.wire"}
+    messages = "hubring.ps.core.messages"
+    knowing = {name for name in within("ps/transport") for found in imports(name) if found.target == messages}
+    assert knowing == {"hubring.ps.transport.wire"}
 
 
-def test_no_test_is_installed_and_all_else_is() -> None:
-    shipped = SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    assert set(shipped) == {name.partition(".")[0] for name in FILES}
-
-
-def test_no_file_hides_a_name_that_scripts_use() -> None:
-    """Importing `workers.NAME` would put the module in the place of `workers.NAME()`."""
-    assert not {path.stem for path in (ROOT / "workers").iterdir()} & set(workers.__all__)
+def test_one_package_is_installed_and_it_links_to_the_others() -> None:
+    assert SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["hubring"]
+    package = Path(hubring.__file__).parent
+    links = {path.name: str(path.readlink()) for path in package.iterdir() if path.is_symlink()}
+    assert links == {top: f"../{top}" for top in ("protos", "ps", "workers")}

@@ -31,14 +31,14 @@ MODULES = {
 CALLS = {"eval", "exec", "torch.load", "torch.save", "torch.jit.load", "numpy.load", "np.load", "yaml.load"}
 TRUSTING = {
     # Horovod's object functions: ranks of one job open what the others pickled, and the docstring says so.
-    "workers/horovod/objects.py": "pickle",
+    "workers/horovod/collectives/objects.py": "pickle",
     # A function that a script has called on its own child processes, which answer by a pipe of its own.
-    "workers/horovod/several.py": "cloudpickle",
-    "workers/horovod/call.py": "cloudpickle",
+    "workers/horovod/runner/run.py": "cloudpickle",
+    "workers/horovod/runner/call.py": "cloudpickle",
     # Workers of one comparison, which has started them all, exchange parts of collectives as torch would.
     "workers/compare/peers/ddp.py": "all_gather_object",
     # An unedited script of somebody else's, which writes its checkpoint as such scripts do.
-    "tests/horovod/published.py": "torch.save",
+    "tests/workers/horovod/published.py": "torch.save",
 }
 OBJECT_COLLECTIVES = ("_object", "_object_list")
 ENVIRONMENT = {"os.environ", "os.environb", "os.getenv", "os.getenvb", "os.putenv", "os.unsetenv"}

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import below, command, entry, parent, threads
-from tests.system import stopwatch
+from tests.support import stopwatch
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ps import terminal
-from ps.config.environment import environment
-from ps.config.worker import WorkerConfig
-from ps.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
-from ps.job import Reason
-from ps.logs import Place
-from workers import context
-from workers.horovod import alias
-from workers.launch import detect
+from hubring.ps.config import terminal
+from hubring.ps.config.environment import environment
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
+from hubring.ps.job.job import Reason
+from hubring.ps.observe.logs import Place
+from hubring.workers.horovod import alias
+from hubring.workers.launchers.placement import detect
+from hubring.workers.runtime import context
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _leave(outcome: Outcome, reason: Reason) -> Outcome:
 
 def _warned(outcome: Outcome, config: WorkerConfig) -> Outcome:
     if config.server is not None and not outcome.result and outcome.code == 0:
-        log.warning("the script never called workers.init(): %s was not asked for anything", config.server)
+        log.warning("the script never called hubring.init(): %s was not asked for anything", config.server)
     return outcome
 
 

@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 from typing import TextIO
 
-from ps.errors import ConfigError
-from ps.manifest import begin, unwritable
+from hubring.ps.checkpoint.manifest import begin, unwritable
+from hubring.ps.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

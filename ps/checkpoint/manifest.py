@@ -19,8 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.types import BucketSpec, Slice
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
+from hubring.ps.core.types import BucketSpec, Slice
 
 log = logging.getLogger(__name__)
 

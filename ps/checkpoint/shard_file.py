@@ -13,9 +13,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ps.errors import CheckpointCorrupt
-from ps.manifest import described, digest, sync, unwritten, verify
-from ps.snapshot import KeyState, Snapshot
+from hubring.ps.checkpoint.manifest import described, digest, sync, unwritten, verify
+from hubring.ps.core.errors import CheckpointCorrupt
+from hubring.ps.store.snapshot import KeyState, Snapshot
 
 _VALUES = "values"
 

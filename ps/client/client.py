@@ -11,18 +11,30 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from ps.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
-from ps.lines import Inflight, Lines
-from ps.messages import Code, Coded, Contribute, Init, Pull, Push, Refusal, Reply, Request, Result, Values
-from ps.traffic import Traffic
-from ps.transport import wire
-from ps.work import Work
+from hubring.ps.client.connections import Inflight, Lines
+from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
+from hubring.ps.core.messages import (
+    Code,
+    Coded,
+    Contribute,
+    Init,
+    Pull,
+    Push,
+    Refusal,
+    Reply,
+    Request,
+    Result,
+    Values,
+)
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.work import Work
+from hubring.ps.transport import wire
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ps.transport.registry import Dial
-    from ps.types import Hyper, Sender
+    from hubring.ps.core.types import Hyper, Sender
+    from hubring.ps.transport.registry import Dial
 
 Decode = Callable[[Coded], None]
 """Takes a mean that came in a codec; its payload may be read until it returns.
@@ -45,7 +57,7 @@ class KVClient:
         sender: Rank and incarnation, as the coordinator gave them.
         shards: How many shards there are.
         dial: Connects to one of them; called in a thread of the lines, again after a loss.
-        bounded: No line is to run further ahead of its answers than `ps.lead` lets it.
+        bounded: No line is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
     """
 
     def __init__(self, sender: Sender, shards: int, dial: Dial, *, bounded: bool = True) -> None:

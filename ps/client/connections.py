@@ -19,23 +19,23 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ps.cork import Cork, Corks
-from ps.errors import ConnectionLost, HubringError, ServerUnreachable
-from ps.lead import Lead
-from ps.lookout import Lookout
-from ps.messages import Reply
-from ps.traffic import Traffic
-from ps.transport import wire
-from ps.transport.bell import Bell
-from ps.transport.bundle import bytes_of
-from ps.transport.poller import poller
-from ps.work import Work
+from hubring.ps.client.batch import Cork, Corks
+from hubring.ps.client.send_window import Lead
+from hubring.ps.core.errors import ConnectionLost, HubringError, ServerUnreachable
+from hubring.ps.core.messages import Reply
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.work import Work
+from hubring.ps.transport import wire
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.bundle import bytes_of
+from hubring.ps.transport.poller import poller
+from hubring.ps.transport.spin_wait import Lookout
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ps.transport.base import Connection, Message
-    from ps.transport.registry import Dial
+    from hubring.ps.transport.base import Connection, Message
+    from hubring.ps.transport.registry import Dial
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Lines:
         shards: How many there are.
         dial: Connects to one of them; called in the lines' own thread, again after a loss.
         traffic: Counts the payloads.
-        bounded: No line is to run further ahead of its answers than `ps.lead` lets it.
+        bounded: No line is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
     """
 
     def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True) -> None:

@@ -19,12 +19,11 @@ from typing import TypeVar
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlStub
-from ps.companion import Companion, place
-from ps.config.address import address as split
-from ps.config.kinds import LogFormat
-from ps.errors import (
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.config.address import address as split
+from hubring.ps.config.kinds import LogFormat
+from hubring.ps.core.errors import (
     ConfigError,
     DeadlineExceeded,
     Fenced,
@@ -33,15 +32,16 @@ from ps.errors import (
     NonFinite,
     ServerUnreachable,
 )
-from ps.job import Reason
-from ps.membership import heartbeat_seconds
-from ps.offset import Offset, measure
-from ps.plans import bucket_to_proto, slice_from_proto
-from ps.transport.channel import open_channel
-from ps.transport.probe import probe
-from ps.transport.registry import Line
-from ps.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
-from ps.waiting import Waiting, sentence
+from hubring.ps.core.offset import Offset, measure
+from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
+from hubring.ps.core.waiting import Waiting, sentence
+from hubring.ps.job.job import Reason
+from hubring.ps.job.membership import heartbeat_seconds
+from hubring.ps.job.plans import bucket_to_proto, slice_from_proto
+from hubring.ps.shard.colocated import Companion, place
+from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.port_probe import probe
+from hubring.ps.transport.registry import Line
 
 log = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 A Compressor turns a flat tensor into bytes whose number depends on the number
 of elements alone, and bytes back into a tensor. It holds no state, so one serves
-all threads. What a biased one leaves out is made up for by `ps.feedback`.
+all threads. What a biased one leaves out is made up for by `hubring.ps.compression.feedback`.
 
 PowerSGD is no Compressor: it needs a matrix, and two rounds of means. It lives
-with the workers (`workers.powersgd`); to a shard its factors are plain tensors.
+with the workers (`hubring.workers.communicators.powersgd`); to a shard its factors are plain tensors.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ps.codecs import parse
-from ps.errors import ConfigError
-from ps.messages import Coded
-from ps.quantization import Half, Int8, Sign
-from ps.sparsification import TopK
+from hubring.ps.compression.quantization import Half, Int8, Sign
+from hubring.ps.compression.sparsification import TopK
+from hubring.ps.core.codecs import parse
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
 
 
 class Compressor(Protocol):

@@ -7,7 +7,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from ps.compression import Compressor
+from hubring.ps.compression.compressor import Compressor
 
 
 class ErrorFeedback:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 BLOCK = 512
 """Elements that share a scale: its four bytes are then under one percent of int8's payload."""

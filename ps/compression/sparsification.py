@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.quantization import check_length
+from hubring.ps.compression.quantization import check_length
+from hubring.ps.core.errors import ConfigError
 
 _SAMPLE = 1 << 14
 """Elements looked at to guess from which magnitude on the largest k are."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 _ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?P<port>[0-9]{1,5})")
 

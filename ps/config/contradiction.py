@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 
 def only_with(given: str, needed: str, present: str) -> ConfigError:

@@ -8,11 +8,11 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.config.address import address, is_loopback
-from ps.config.contradiction import only_with
-from ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
-from ps.errors import ConfigError
-from ps.settings import flag
+from hubring.ps.config.address import address, is_loopback
+from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
+from hubring.ps.config.settings import flag
+from hubring.ps.core.errors import ConfigError
 
 
 class ServerConfig(Struct, frozen=True, kw_only=True):
@@ -42,7 +42,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     workers: Whole = 0
     """Workers that the job needs, spare ones included; 0: as their launcher says, else 1."""
     mode: Literal["bsp", "asp", "ssp", "backup"] = "bsp"
-    """When a gradient is applied and parameters may be read: see `ps.consistency`."""
+    """When a gradient is applied and parameters may be read: see `hubring.ps.store.consistency`."""
     staleness: Whole = 0
     """Under ssp: steps by which the fastest worker may lead the slowest."""
     backup: Whole = 0

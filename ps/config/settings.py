@@ -1,6 +1,6 @@
 """How settings are found: which places give them, which names exist, what they may hold.
 
-It knows no setting by name; `ps.config`'s files list them.
+It knows no setting by name; `hubring.ps.config`'s files list them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 Tables = Mapping[str, type[Struct]]
 """Name of a TOML table to the config that it fills."""

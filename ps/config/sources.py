@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ps import settings
-from ps.config.environment import environment as own_environment
-from ps.config.server import ServerConfig
-from ps.config.submit import SubmitConfig
-from ps.config.worker import WorkerConfig
-from ps.settings import origins, settle
+from hubring.ps.config import settings
+from hubring.ps.config.environment import environment as own_environment
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.settings import origins, settle
+from hubring.ps.config.submit import SubmitConfig
+from hubring.ps.config.worker import WorkerConfig
 
 _TABLES: Mapping[str, type[ServerConfig | WorkerConfig | SubmitConfig]] = {
     "server": ServerConfig,

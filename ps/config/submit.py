@@ -7,10 +7,10 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.config.contradiction import only_with
-from ps.config.kinds import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
-from ps.errors import ConfigError
-from ps.settings import flag
+from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.kinds import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
+from hubring.ps.config.settings import flag
+from hubring.ps.core.errors import ConfigError
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True):

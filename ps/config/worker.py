@@ -7,16 +7,16 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ps import codecs
-from ps.config.address import address
-from ps.config.contradiction import only_with
-from ps.config.kinds import Bytes, Count, LogFormat, Seconds, Whole
-from ps.errors import ConfigError
-from ps.settings import flag
+from hubring.ps.config.address import address
+from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.kinds import Bytes, Count, LogFormat, Seconds, Whole
+from hubring.ps.config.settings import flag
+from hubring.ps.core import codecs
+from hubring.ps.core.errors import ConfigError
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True):
-    """What `ps-worker`, or `workers.init()` in a script of its own, is told.
+    """What `ps-worker`, or `hubring.init()` in a script of its own, is told.
 
     Raises:
         ConfigError: Two settings contradict each other; says which and how to mend it.
@@ -41,7 +41,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     local_rank: Whole | None = None
     """This worker's rank among those on its host; None: as the launcher says, else 0."""
     as_horovod: bool = False
-    """Make `import horovod.torch` in the script mean `workers.horovod`."""
+    """Make `import horovod.torch` in the script mean `hubring.workers.horovod`."""
     nodes: Count | None = None
     """With `gpus`: how many hosts there are; None: as the launcher says, else 1."""
     gpus: Count | None = None
@@ -70,7 +70,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     timeout: Seconds = 300.0
     """Seconds that one exchange, or the start of the job, may take."""
     hardship: Path | None = None
-    """For experiments: JSON file that says how long this worker sleeps in each step (`workers.hardship`)."""
+    """For experiments: JSON file with this worker's sleep in each step (`workers/slowdown`)."""
     log_format: LogFormat = "text"
     """How a line of the log looks."""
 

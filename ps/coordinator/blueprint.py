@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ps.consistency import Consistency
-from ps.errors import ConfigError
-from ps.job import Job
-from ps.manifest import Manifest
-from ps.plans import difference
-from ps.saver import Held
-from ps.sharding import SLICE_BYTES, deal
-from ps.sharding import plan as make_plan
-from ps.types import BucketSpec, ShardPlan, Slice, Slicing
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.coordinator.checkpoint_writer import Held
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
+from hubring.ps.job.job import Job
+from hubring.ps.job.plans import difference
+from hubring.ps.job.sharding import SLICE_BYTES, deal
+from hubring.ps.job.sharding import plan as make_plan
+from hubring.ps.store.consistency import Consistency
 
 Buckets = tuple[BucketSpec, ...]
 

@@ -7,12 +7,12 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from ps import manifest as checkpoints
-from ps.errors import ConfigError, HubringError
-from ps.fleet import Fleet
-from ps.manifest import Manifest
-from ps.saver import Held, Saver
-from ps.timing import TimeSource
+from hubring.ps.checkpoint import manifest as checkpoints
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.coordinator.checkpoint_writer import Held, Saver
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.core.errors import ConfigError, HubringError
+from hubring.ps.core.timing import TimeSource
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ps import manifest as checkpoints
-from ps.errors import ConfigError
-from ps.fleet import Fleet
-from ps.manifest import FileEntry, Manifest
-from ps.types import BucketSpec, ShardPlan
+from hubring.ps.checkpoint import manifest as checkpoints
+from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import BucketSpec, ShardPlan
 
 log = logging.getLogger(__name__)
 

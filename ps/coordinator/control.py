@@ -12,14 +12,14 @@ from typing import Any
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlServicer
-from ps.coordinator import Coordinator, Summons
-from ps.errors import ConfigError, Fenced, HubringError
-from ps.job import Joiner, Reason
-from ps.plans import bucket_from_proto, slice_to_proto
-from ps.transport.host import reachable
-from ps.types import PROTOCOL, Sender, Slicing
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlServicer
+from hubring.ps.coordinator.coordinator import Coordinator, Summons
+from hubring.ps.core.errors import ConfigError, Fenced, HubringError
+from hubring.ps.core.types import PROTOCOL, Sender, Slicing
+from hubring.ps.job.job import Joiner, Reason
+from hubring.ps.job.plans import bucket_from_proto, slice_to_proto
+from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)
 

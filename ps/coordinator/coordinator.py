@@ -18,25 +18,25 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from protos import control_pb2 as pb
-from ps import status
-from ps.blueprint import Blueprint, Buckets
-from ps.changes import Changes
-from ps.config.server import ServerConfig
-from ps.consistency import Consistency
-from ps.ending import Ending
-from ps.errors import ConfigError, Fenced, HubringError, JobFailed
-from ps.fleet import LOOK_SECONDS, Fleet, Shard
-from ps.health import CONTROL, DATA, PROCESS, READY
-from ps.job import Job, Joiner, Outcome, Reason
-from ps.keeper import Keeper
-from ps.manifest import Manifest
-from ps.planner import Planner
-from ps.saver import Held
-from ps.supply import OwnShards, Supply, WorkersShards
-from ps.tally import Tally
-from ps.timing import TimeSource
-from ps.types import PROTOCOL, Member, Sender, ShardPlan, Slicing
+from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.coordinator import status
+from hubring.ps.coordinator.blueprint import Blueprint, Buckets
+from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.checkpoint_writer import Held
+from hubring.ps.coordinator.fleet import LOOK_SECONDS, Fleet, Shard
+from hubring.ps.coordinator.job_counters import Tally
+from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.coordinator.planner import Planner
+from hubring.ps.coordinator.shard_sources import OwnShards, Supply, WorkersShards
+from hubring.ps.coordinator.shutdown import Ending
+from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
+from hubring.ps.core.timing import TimeSource
+from hubring.ps.core.types import PROTOCOL, Member, Sender, ShardPlan, Slicing
+from hubring.ps.job.job import Job, Joiner, Outcome, Reason
+from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
+from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
 

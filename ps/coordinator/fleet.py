@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ShardControlStub
-from ps.errors import ConfigError, HubringError, JobFailed
-from ps.plans import bucket_to_proto, slice_to_proto
-from ps.transport.channel import open_async_channel
-from ps.types import BucketSpec, ShardPlan, View
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ShardControlStub
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
+from hubring.ps.core.types import BucketSpec, ShardPlan, View
+from hubring.ps.job.plans import bucket_to_proto, slice_to_proto
+from hubring.ps.transport.grpc.channel import open_async_channel
 
 if TYPE_CHECKING:
-    from protos.control_pb2_grpc import ShardControlAsyncStub
+    from hubring.protos.control_pb2_grpc import ShardControlAsyncStub
 
 _T = TypeVar("_T")
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 
-from ps.blueprint import Blueprint, Buckets
-from ps.changes import Changes
-from ps.errors import ConfigError, Fenced
-from ps.fleet import Fleet
-from ps.job import Job
-from ps.sharding import SLICE_BYTES
-from ps.types import Sender, ShardPlan, Slicing
+from hubring.ps.coordinator.blueprint import Blueprint, Buckets
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.core.errors import ConfigError, Fenced
+from hubring.ps.core.types import Sender, ShardPlan, Slicing
+from hubring.ps.job.job import Job
+from hubring.ps.job.sharding import SLICE_BYTES
 
 
 class Planner:

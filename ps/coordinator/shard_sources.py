@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ps.errors import ConfigError
-from ps.job import Job
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.job.job import Job
 
 if TYPE_CHECKING:
-    from ps.fleet import Shard
+    from hubring.ps.coordinator.fleet import Shard
 
 
 class Supply(Protocol):

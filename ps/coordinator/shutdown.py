@@ -12,11 +12,11 @@ import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from ps import status
-from ps.errors import JobFailed
-from ps.fleet import Fleet
-from ps.job import Job
-from ps.keeper import Keeper
+from hubring.ps.coordinator import status
+from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.core.errors import JobFailed
+from hubring.ps.job.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from protos import control_pb2 as pb
-from ps.fleet import Fleet, Shard
-from ps.job import Job, Outcome
+from hubring.protos import control_pb2 as pb
+from hubring.ps.coordinator.fleet import Fleet, Shard
+from hubring.ps.job.job import Job, Outcome
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:

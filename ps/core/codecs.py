@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 PLAIN = ("bf16", "fp16", "int8", "sign")
 """Codecs that take no argument."""

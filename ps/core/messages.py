@@ -12,7 +12,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from ps.types import Hyper, Layout, Sender
+from hubring.ps.core.types import Hyper, Layout, Sender
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,7 @@ class Code(enum.IntEnum):
 
 @dataclass(slots=True)
 class Coded:
-    """A flat tensor as a codec of `ps.compression` wrote it.
+    """A flat tensor as a codec of `hubring.ps.compression.compressor` wrote it.
 
     `payload` is flat uint8; `numel` and `dtype` are those of the tensor that it
     decodes to.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.timing import SystemTime, TimeSource
+from hubring.ps.core.timing import SystemTime, TimeSource
 
 TOLD_EVERY = 10.0
 """Seconds after which whoever waits is told for whom, again and again."""

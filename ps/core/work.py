@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ps.errors import DeadlineExceeded, HubringError
+from hubring.ps.core.errors import DeadlineExceeded, HubringError
 
 Attend = Callable[["Work", float | None], None]
 """May return early, for any reason: whoever waits then waits for others to bring the work on."""

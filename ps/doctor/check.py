@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ps.doctor.finding import Finding
+from hubring.ps.doctor.finding import Finding
 
 
 class Check(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ps.doctor import (
+from hubring.ps.doctor import (
     clock,
     cuda,
     disk,
@@ -22,8 +22,8 @@ from ps.doctor import (
     shared_memory,
     torch_build,
 )
-from ps.doctor.check import Check
-from ps.doctor.subject import Subject, outside
+from hubring.ps.doctor.check import Check
+from hubring.ps.doctor.subject import Subject, outside
 
 
 def checks(subject: Subject) -> list[Check]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
-from ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
 
 NAME = "clock"
 READINGS = 1000

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.doctor.finding import Finding, failure, ok, skipped, warning
-from ps.doctor.sizes import spelt
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
+from hubring.ps.doctor.sizes import spelt
 
 NAME = "CUDA"
 VISIBLE = "CUDA_VISIBLE_DEVICES"

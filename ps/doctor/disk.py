@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.doctor.finding import Finding, failure, ok, skipped, warning
-from ps.doctor.sizes import GIB, MIB, spelt
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
+from hubring.ps.doctor.sizes import GIB, MIB, spelt
 
 NAME = "checkpoint dir"
 ENOUGH = 1 * GIB

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ps.config.sources import faults, load_server, load_worker
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.subject import Subject
-from ps.errors import ConfigError
+from hubring.ps.config.sources import faults, load_server, load_worker
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.subject import Subject
 
 NAME = "settings"
 

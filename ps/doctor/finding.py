@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 State = Literal["ok", "warning", "failure", "skipped"]
 

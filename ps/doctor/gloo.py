@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ps.config.address import is_loopback
-from ps.doctor.finding import Finding, failure, ok
-from ps.doctor.subject import Subject
-from ps.errors import ConfigError
+from hubring.ps.config.address import is_loopback
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor.finding import Finding, failure, ok
+from hubring.ps.doctor.subject import Subject
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +39,7 @@ def judge(address: str, trouble: str) -> Finding:
 
 
 def examine(subject: Subject) -> Iterator[Finding]:
-    """Opens a group of two ranks, on threads, as `workers.ring_group` opens one of all workers."""
+    """Opens a group of two ranks, on threads, as `ring_group` opens one of all workers."""
     try:
         address = subject.ring_address
     except ConfigError:  # which another check tells; alone, this machine's ranks would meet here

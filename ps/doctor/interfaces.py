@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ps.config.address import is_loopback
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.subject import Subject
-from ps.errors import ConfigError, ServerUnreachable
-from ps.transport.interface import addresses
+from hubring.ps.config.address import is_loopback
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.subject import Subject
+from hubring.ps.transport.interface import addresses
 
 NAME = "interfaces"
 GLOO = "GLOO_SOCKET_IFNAME"

@@ -19,10 +19,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from ps.doctor.check import Check
-from ps.doctor.finding import Finding, failure, skipped
-from ps.errors import ConfigError
-from ps.shard_command import ending
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor.check import Check
+from hubring.ps.doctor.finding import Finding, failure, skipped
+from hubring.ps.shard.spawn import ending
 
 LAST_SECONDS = 5.0
 """How long a process that was killed may take to end; one that hangs in the kernel is left to it."""

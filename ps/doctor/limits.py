@@ -6,9 +6,9 @@ import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ps.doctor import cuda
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.sizes import spelt
+from hubring.ps.doctor import cuda
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.sizes import spelt
 
 FILES = "open files"
 MEMLOCK = "memlock"

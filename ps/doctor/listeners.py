@@ -26,7 +26,7 @@ class Listener(NamedTuple):
     @property
     def is_ours(self) -> bool:
         """Whether it is a `ps-server`."""
-        return "ps-server" in self.command or "ps.cli" in self.command
+        return "ps-server" in self.command or "hubring.ps.cli" in self.command
 
     def __str__(self) -> str:
         if self.pid is None:

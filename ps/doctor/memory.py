@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from ps.doctor import cgroup
-from ps.doctor.cgroup import Cgroup
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.sizes import GIB, MIB, spelt
+from hubring.ps.doctor import cgroup
+from hubring.ps.doctor.cgroup import Cgroup
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.sizes import GIB, MIB, spelt
 
 NAME = "memory"
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ps.config.address import is_loopback
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.errors import ServerUnreachable
+from hubring.ps.config.address import is_loopback
+from hubring.ps.core.errors import ServerUnreachable
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
 
 OWN = "own name"
 SERVER = "server's name"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ps.doctor.finding import Finding, failure, ok, skipped, warning
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
 
 NAME = "NCCL"
 LENGTH = 1024

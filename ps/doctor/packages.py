@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from typing import NamedTuple
 
-from ps.doctor.finding import Finding, failure, ok
-from ps.types import PROTOCOL
+from hubring.ps.core.types import PROTOCOL
+from hubring.ps.doctor.finding import Finding, failure, ok
 
 NAME = "packages"
 OURS = "hubring"
@@ -67,8 +67,8 @@ def examine() -> Iterator[Finding]:
     needed = [each for each in needs() if each.name != TORCH]
     about = f"{OURS} {metadata.version(OURS)} (protocol {PROTOCOL}), Python {platform.python_version()}"
     yield judge(needed, {each.name: installed(each.name) for each in needed}, about)
-    import protos.control_pb2_grpc
-    import protos.data_pb2_grpc  # noqa: F401 - that they load is the check
+    import hubring.protos.control_pb2_grpc
+    import hubring.protos.data_pb2_grpc  # noqa: F401 - that they load is the check
 
 
 def needs() -> list[Requirement]:

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ps import offset
-from ps.config.address import address
-from ps.doctor.finding import Finding, failure, ok, skipped, warning
-from ps.doctor.packages import OURS
-from ps.errors import ServerUnreachable
-from ps.offset import Offset
-from ps.types import PROTOCOL
+from hubring.ps.config.address import address
+from hubring.ps.core import offset
+from hubring.ps.core.errors import ServerUnreachable
+from hubring.ps.core.offset import Offset
+from hubring.ps.core.types import PROTOCOL
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
+from hubring.ps.doctor.packages import OURS
 
 if TYPE_CHECKING:
     import grpc
@@ -155,9 +155,9 @@ def examine(server: str, seconds: float) -> Iterator[Finding]:
 def _ask(server: str, seconds: float) -> Iterator[Finding]:
     import grpc
 
-    from protos import control_pb2 as pb
-    from protos.control_pb2_grpc import ControlStub
-    from ps.transport.channel import open_channel
+    from hubring.protos import control_pb2 as pb
+    from hubring.protos.control_pb2_grpc import ControlStub
+    from hubring.ps.transport.grpc.channel import open_channel
 
     with open_channel(server) as channel:
         stub = ControlStub(channel)

@@ -8,12 +8,12 @@ import socket
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ps.config.server import ServerConfig
-from ps.doctor import listeners
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.listeners import Listener
-from ps.errors import ConfigError
-from ps.transport.host import bracketed, numeric
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor import listeners
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.listeners import Listener
+from hubring.ps.transport.host import bracketed, numeric
 
 UNPRIVILEGED = 1024
 """The first port that anybody may listen on, unless the kernel was told otherwise."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from ps.doctor.cgroup import Cgroup
-from ps.doctor.finding import Finding, ok, warning
+from hubring.ps.doctor.cgroup import Cgroup
+from hubring.ps.doctor.finding import Finding, ok, warning
 
 NAME = "cores"
 THREADS = "OMP_NUM_THREADS"

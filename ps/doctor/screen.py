@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ps.doctor.finding import Finding
+from hubring.ps.doctor.finding import Finding
 
 STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": "dim"}
 

@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.sizes import GIB, MIB, spelt
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.sizes import GIB, MIB, spelt
 
 OURS = "shared memory"
 SHM = "/dev/shm"  # noqa: S108 - what is examined
@@ -70,7 +70,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _own_trouble() -> str:
-    from ps.transport.segment import Arena
+    from hubring.ps.transport.shm.segment import Arena
 
     try:
         Arena(guarded=True).allocate(1)[0] = 1

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.config.address import address, is_loopback
-from ps.config.server import ServerConfig
-from ps.config.sources import load_server
-from ps.errors import ConfigError
-from ps.transport.host import reachable, towards
+from hubring.ps.config.address import address, is_loopback
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.sources import load_server
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.transport.host import reachable, towards
 
 LOOPBACK = "127.0.0.1"
 

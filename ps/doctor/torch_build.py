@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ps.doctor import isolation
-from ps.doctor.cgroup import Cgroup
-from ps.doctor.check import Check
-from ps.doctor.finding import Finding, failure, ok, warning
-from ps.doctor.isolation import LAST_SECONDS
-from ps.doctor.packages import TORCH, Requirement, needs
-from ps.doctor.processors import allowed
+from hubring.ps.doctor import isolation
+from hubring.ps.doctor.cgroup import Cgroup
+from hubring.ps.doctor.check import Check
+from hubring.ps.doctor.finding import Finding, failure, ok, warning
+from hubring.ps.doctor.isolation import LAST_SECONDS
+from hubring.ps.doctor.packages import TORCH, Requirement, needs
+from hubring.ps.doctor.processors import allowed
 
 SIDE = 64
 LAST_SHARE = 0.1

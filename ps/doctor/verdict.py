@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ps.doctor.finding import Finding
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor.finding import Finding
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

@@ -13,10 +13,10 @@ import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
-from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
-from ps.membership import Membership
-from ps.pace import Pace
-from ps.types import Member, Sender
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
+from hubring.ps.core.types import Member, Sender
+from hubring.ps.job.membership import Membership
+from hubring.ps.job.step_rate import Pace
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ps.errors import ConfigError, Fenced
-from ps.types import Member, Sender, View
+from hubring.ps.core.errors import ConfigError, Fenced
+from hubring.ps.core.types import Member, Sender, View
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:

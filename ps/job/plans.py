@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from protos import control_pb2 as pb
-from ps.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
+from hubring.protos import control_pb2 as pb
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice, TensorSpec
 
 LEAST_BUCKET = 8
 """Bytes: less is no setting."""

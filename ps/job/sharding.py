@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil
 
-from ps.errors import ConfigError
-from ps.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, ShardPlan, Slice
 
 SLICE_BYTES = 4 << 20
 """Small enough that summing one slice overlaps with the next one's journey, big enough to pay for Python."""

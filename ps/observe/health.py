@@ -14,8 +14,8 @@ from typing import Any
 
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos import control_pb2 as pb
-from protos import data_pb2
+from hubring.protos import control_pb2 as pb
+from hubring.protos import data_pb2
 
 PROCESS = ""
 """The whole process, as every gRPC server has it."""

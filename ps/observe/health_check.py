@@ -8,10 +8,10 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps.config.address import address as split
-from ps.errors import HubringError, ServerUnreachable, UsageError
-from ps.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
-from ps.transport.channel import open_channel
+from hubring.ps.config.address import address as split
+from hubring.ps.core.errors import HubringError, ServerUnreachable, UsageError
+from hubring.ps.observe.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
+from hubring.ps.transport.grpc.channel import open_channel
 
 PATIENCE = 3.0
 """Seconds; shorter than any engine's own for a probe but Kubernetes' default of 1."""

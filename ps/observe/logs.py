@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from ps.config.kinds import LogFormat
+from hubring.ps.config.kinds import LogFormat
 
 RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 

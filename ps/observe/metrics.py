@@ -5,7 +5,7 @@ says both come from it. All that can vary in a label is bounded by the job: rank
 shards, and words from fixed lists. A number that nobody knows (the loss before
 the first report, what a dead shard counted) is left out, never zero.
 
-`python -m ps.metrics > deploy/METRICS.md` writes that page.
+`python -m hubring.ps.observe.metrics > deploy/METRICS.md` writes that page.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ _PAGE = """\
 # Metrics
 
 `ps-server start` serves these at `/metrics`, on the port of its status page, in Prometheus's text format.
-This page is made from the table in `ps/metrics.py`: `python -m ps.metrics > deploy/METRICS.md`.
+This page is made from the table in `ps/observe/metrics.py`, by `python -m hubring.ps.observe.metrics`.
 
 Counters of workers and shards are those of the job that runs and begin anew with the next one; `rate()` and
 `increase()` allow for that. `ps_workers_left_total`, `ps_jobs_total` and `ps_checkpoints_total` count from

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ps.optim import SliceStep, optimizer_for
-from ps.types import Hyper
-from ps.zeros import zeros_like
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.server_optimizer import SliceStep, optimizer_for
+from hubring.ps.optim.zeros import zeros_like
 
 BLOCK_BYTES = 2 << 20
 """Measured for 100 MiB from 2 workers, in ms, by two processes with 1 MiB of L2 cache each and 32 MiB of

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ps.zeros import zeros_like
+from hubring.ps.optim.zeros import zeros_like
 
 State = dict[str, Tensor]
 Options = Mapping[str, Any]

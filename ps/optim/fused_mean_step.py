@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ps.fused import KERNELS, Kernel, Options, State
-from ps.sums import MOST, finite_sum, summed
-from ps.vectors import LANES, Arithmetic, Loop, Vector
+from hubring.ps.optim.fused import KERNELS, Kernel, Options, State
+from hubring.ps.optim.llvm_loops import LANES, Arithmetic, Loop, Vector
+from hubring.ps.optim.sums import MOST, finite_sum, summed
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.types import Hyper
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
 
 _TRAVELS: Mapping[str, tuple[str, ...]] = {
     "SGD": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),

@@ -5,7 +5,7 @@ hyperparameters come with every push, so a schedule made on a worker acts here.
 
 All five work element by element, so a slice's update is that of the tensor it
 was cut from. It is so bitwise where torch's own runs the same kernel (fused,
-and slices start at multiples of 64 bytes, as `ps.sharding` cuts them); against
+and slices start at multiples of 64 bytes, as `hubring.ps.job.sharding` cuts them); against
 torch's unfused loop it differs by a few units in the last place, since the
 fused kernels contract a multiplication and an addition into one rounding.
 """
@@ -19,12 +19,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.fused import KERNELS
-from ps.hyper import check_name, kwargs_of
-from ps.onepass import OnePass, one_pass
-from ps.sums import finite_sum, fits_loops, summed
-from ps.types import Hyper
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.fused import KERNELS
+from hubring.ps.optim.fused_mean_step import OnePass, one_pass
+from hubring.ps.optim.hyper import check_name, kwargs_of
+from hubring.ps.optim.sums import finite_sum, fits_loops, summed
 
 _CPU = torch.device("cpu")
 _FULL = frozenset({torch.float32, torch.float64})

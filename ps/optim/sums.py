@@ -9,9 +9,9 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from ps.errors import NonFinite
-from ps.finite import all_finite
-from ps.vectors import LANES, Loop, work
+from hubring.ps.core.errors import NonFinite
+from hubring.ps.optim.finite import all_finite
+from hubring.ps.optim.llvm_loops import LANES, Loop, work
 
 MOST = 16
 """Tensors that one loop reads; each is a stream that the processor has to fetch ahead."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ps import huge
+from hubring.ps.core import huge_pages
 
 
 def zeros(numel: int, dtype: torch.dtype) -> Tensor:
     """As torch's, flat."""
     nbytes = numel * dtype.itemsize
-    if nbytes < huge.HUGE_BYTES:
+    if nbytes < huge_pages.HUGE_BYTES:
         return torch.zeros(numel, dtype=dtype)
-    return torch.frombuffer(huge.memory(nbytes), dtype=dtype)
+    return torch.frombuffer(huge_pages.memory(nbytes), dtype=dtype)
 
 
 def zeros_like(tensor: Tensor) -> Tensor:

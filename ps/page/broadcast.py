@@ -7,8 +7,8 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from ps.page.painter import TICK_SECONDS, Painter, Painting
-from ps.page.section import changes
+from hubring.ps.page.painter import TICK_SECONDS, Painter, Painting
+from hubring.ps.page.section import changes
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ps.markup import Html, element, percent, together
-from ps.page.figures import duration
+from hubring.ps.markup import Html, element, percent, together
+from hubring.ps.page.figures import duration
 
 HEIGHT = 150
 """Pixels."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ps.markup import Html, element
-from ps.page.table import headed
+from hubring.ps.markup import Html, element
+from hubring.ps.page.table import headed
 
 
 class Action(NamedTuple):

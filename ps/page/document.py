@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element
-from ps.page.controls import controls
-from ps.page.painter import Painting
-from ps.page.sections.summary import headline
+from hubring.ps.markup import Html, element
+from hubring.ps.page.controls import controls
+from hubring.ps.page.painter import Painting
+from hubring.ps.page.sections.summary import headline
 
 REFRESH_SECONDS = 2
 """How often a browser without JavaScript loads it again."""

@@ -35,7 +35,7 @@ class HttpListener:
 
     Args:
         app: What answers.
-        listening: From `ps.page.port.take`; closed with the listener.
+        listening: From `hubring.ps.page.port.take`; closed with the listener.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:

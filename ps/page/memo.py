@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVarTuple, Unpack
 
-from ps.markup import Html
+from hubring.ps.markup import Html
 
 Shown = TypeVarTuple("Shown")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
-from ps.job import HELD_UP
-from ps.journal import Entry
-from ps.membership import heartbeat_seconds
-from ps.page.history import Sample
-from ps.page.rates import Rates
+from hubring.ps.job.job import HELD_UP
+from hubring.ps.job.membership import heartbeat_seconds
+from hubring.ps.observe.journal import Entry
+from hubring.ps.page.history import Sample
+from hubring.ps.page.rates import Rates
 
 LATE_SECONDS = 0.5
 """How late a heartbeat may be until its sender counts as silent: with the page's own delay, whoever stops is

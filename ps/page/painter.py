@@ -6,22 +6,22 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ps.journal import Journal
-from ps.page.history import History
-from ps.page.memo import Memo
-from ps.page.moment import Moment, State, states
-from ps.page.rates import Rates
-from ps.page.reader import Reader
-from ps.page.section import Section
-from ps.page.sections.course import course
-from ps.page.sections.log import log
-from ps.page.sections.picture import picture
-from ps.page.sections.shards import shards
-from ps.page.sections.staleness import staleness
-from ps.page.sections.summary import summary
-from ps.page.sections.waits import waits
-from ps.page.sections.workers import workers
-from ps.timing import TimeSource
+from hubring.ps.core.timing import TimeSource
+from hubring.ps.observe.journal import Journal
+from hubring.ps.page.history import History
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment, State, states
+from hubring.ps.page.rates import Rates
+from hubring.ps.page.reader import Reader
+from hubring.ps.page.section import Section
+from hubring.ps.page.sections.course import course
+from hubring.ps.page.sections.log import log
+from hubring.ps.page.sections.picture import picture
+from hubring.ps.page.sections.shards import shards
+from hubring.ps.page.sections.staleness import staleness
+from hubring.ps.page.sections.summary import summary
+from hubring.ps.page.sections.waits import waits
+from hubring.ps.page.sections.workers import workers
 
 TICK_SECONDS = 0.3
 """How often a hub is looked at while somebody watches: a change of somebody's state is painted at once."""

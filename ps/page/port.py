@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from ps.errors import ConfigError
-from ps.transport.host import bracketed, numeric
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.transport.host import bracketed, numeric
 
 LAST = 65535
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.pace import Pace
+from hubring.ps.job.step_rate import Pace
 
 FORGOTTEN = 10.0
 """Seconds after which what was read before tells nothing of how it goes now."""

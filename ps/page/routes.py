@@ -15,14 +15,14 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ps import metrics
-from ps.errors import ConfigError, HubringError
-from ps.fleet import LOOK_SECONDS
-from ps.page import token as tokens
-from ps.page.broadcast import Broadcast
-from ps.page.document import answer, page
-from ps.page.painter import Painter
-from ps.page.reader import Hub, Reader
+from hubring.ps.coordinator.fleet import LOOK_SECONDS
+from hubring.ps.core.errors import ConfigError, HubringError
+from hubring.ps.observe import metrics
+from hubring.ps.page import token as tokens
+from hubring.ps.page.broadcast import Broadcast
+from hubring.ps.page.document import answer, page
+from hubring.ps.page.painter import Painter
+from hubring.ps.page.reader import Hub, Reader
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class _Events(StreamingResponse):
 
 
 def _shipped(name: str, kind: str) -> Endpoint:
-    content = files("ps.page").joinpath(name).read_bytes()
+    content = files("hubring.ps.page").joinpath(name).read_bytes()
 
     async def endpoint(request: Request) -> Response:
         return Response(content, media_type=kind)

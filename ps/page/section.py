@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ps.markup import Html
+from hubring.ps.markup import Html
 
 ROWS = Html("<!-- rows -->")
 """Stands in a section's markup where its rows go; no text can look like it, for text is escaped."""

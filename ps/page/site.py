@@ -6,22 +6,22 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ps.config.address import is_loopback
-from ps.config.server import ServerConfig
-from ps.journal import Journal
-from ps.page import port
-from ps.page import token as tokens
-from ps.page.broadcast import Broadcast
-from ps.page.history import EVERY_SECONDS, History
-from ps.page.painter import Painter
-from ps.page.reader import Hub, Reader
-from ps.timing import SystemTime
-from ps.transport.host import bracketed, reachable
+from hubring.ps.config.address import is_loopback
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.timing import SystemTime
+from hubring.ps.observe.journal import Journal
+from hubring.ps.page import port
+from hubring.ps.page import token as tokens
+from hubring.ps.page.broadcast import Broadcast
+from hubring.ps.page.history import EVERY_SECONDS, History
+from hubring.ps.page.painter import Painter
+from hubring.ps.page.reader import Hub, Reader
+from hubring.ps.transport.host import bracketed, reachable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from ps.page.listener import HttpListener
+    from hubring.ps.page.listener import HttpListener
 
 
 class Site:
@@ -62,8 +62,8 @@ class Site:
         painter = Painter(reader, history, self._journal, SystemTime())
         self._broadcast = broadcast = Broadcast(painter)
         await asyncio.to_thread(_load)
-        from ps.page.listener import HttpListener
-        from ps.page.routes import app
+        from hubring.ps.page.listener import HttpListener
+        from hubring.ps.page.routes import app
 
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
@@ -87,8 +87,8 @@ class Site:
 
 def _load() -> None:
     """Imports what takes long."""
-    import ps.page.listener
-    import ps.page.routes  # noqa: F401
+    import hubring.ps.page.listener
+    import hubring.ps.page.routes  # noqa: F401
 
 
 async def _sample(reader: Reader, history: History) -> None:

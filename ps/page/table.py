@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from ps.markup import Child, Html, element
-from ps.page.section import ROWS
+from hubring.ps.markup import Child, Html, element
+from hubring.ps.page.section import ROWS
 
 
 def headed(name: str, heading: str, *parts: Html | None) -> Html:

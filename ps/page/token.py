@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 SHORTEST = 16
 """Characters; fewer could be guessed."""

@@ -14,12 +14,12 @@ import subprocess
 import time
 from collections.abc import Callable
 
-from ps.config.address import is_loopback
-from ps.config.kinds import LogFormat
-from ps.errors import ConfigError
-from ps.shard_command import Settings, command, ending
-from ps.transport.host import towards
-from ps.waiting import TOLD_EVERY
+from hubring.ps.config.address import is_loopback
+from hubring.ps.config.kinds import LogFormat
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.waiting import TOLD_EVERY
+from hubring.ps.shard.spawn import Settings, command, ending
+from hubring.ps.transport.host import towards
 
 log = logging.getLogger(__name__)
 

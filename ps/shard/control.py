@@ -18,18 +18,18 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 from torch import Tensor
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
-from ps import checkpoint
-from ps.errors import HubringError, NonFinite
-from ps.finite import all_finite
-from ps.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
-from ps.messages import Code
-from ps.plans import bucket_from_proto, slice_from_proto
-from ps.shard import ShardLoop
-from ps.store import Snapshot
-from ps.types import Member, View
-from ps.usage import usage
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
+from hubring.ps.checkpoint import shard_file
+from hubring.ps.core.errors import HubringError, NonFinite
+from hubring.ps.core.messages import Code
+from hubring.ps.core.types import Member, View
+from hubring.ps.core.usage import usage
+from hubring.ps.job.plans import bucket_from_proto, slice_from_proto
+from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
+from hubring.ps.optim.finite import all_finite
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.store import Snapshot
 
 _T = TypeVar("_T")
 
@@ -82,7 +82,7 @@ class ShardControl(ShardControlServicer):
                 loop.store.restore(snapshot)
 
         try:
-            snapshot = checkpoint.load(Path(request.restore), keys) if request.restore else None
+            snapshot = shard_file.load(Path(request.restore), keys) if request.restore else None
             self._in_loop(assign)
         except HubringError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -118,7 +118,7 @@ class ShardControl(ShardControlServicer):
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
             self._check(snapshot)
-            written = checkpoint.save(path, snapshot)
+            written = shard_file.save(path, snapshot)
         except HubringError as error:
             return pb.SaveReply(refused=f"shard {self._index}: {error}")
         return pb.SaveReply(

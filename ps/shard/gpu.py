@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import torch
 
-from ps import placement
-from ps.errors import ConfigError
-from ps.home import GpuHome
-from ps.transport.ipc import CudaMemory, gpu_name
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,8 @@ def room(name: str) -> Room:
     token = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8).to(device)
     home = GpuHome(device, memory)
     try:
-        invitation = placement.invitation(gpu_name(device), memory, token)
+        invitation = gpu_tensor.invitation(gpu_name(device), memory, token)
     except ConfigError as error:
         log.warning("workers on this GPU go through host memory: %s", error)
         return Room(home, {}, token)
-    return Room(home, {placement.ADDRESS: invitation}, token)
+    return Room(home, {gpu_tensor.ADDRESS: invitation}, token)

@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ps.consistency import Consistency
-from ps.errors import HubringError
-from ps.home import Home
-from ps.lookout import Lookout
-from ps.messages import Code, Contribute, Delivery, Refusal, Request
-from ps.service import Service
-from ps.store import KVStore
-from ps.trace import Trace
-from ps.traffic import Traffic
-from ps.transport import wire
-from ps.transport.base import Envelope, Listener, ReturnPath
-from ps.transport.poller import poller
-from ps.types import BucketSpec, Slice
+from hubring.ps.core.errors import HubringError
+from hubring.ps.core.messages import Code, Contribute, Delivery, Refusal, Request
+from hubring.ps.core.service import Service
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import BucketSpec, Slice
+from hubring.ps.store.consistency import Consistency
+from hubring.ps.store.parameter_memory import Home
+from hubring.ps.store.store import KVStore
+from hubring.ps.transport import wire
+from hubring.ps.transport.base import Envelope, Listener, ReturnPath
+from hubring.ps.transport.poller import poller
+from hubring.ps.transport.spin_wait import Lookout
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""A shard process, `python -m ps.shard_process`: the child of `ps-server start`, or of a worker."""
+"""A shard process, `python -m hubring.ps.shard.process`: the child of `ps-server start`, or of a worker."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ import grpc
 import msgspec
 import torch
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlStub
-from ps import gpu, logs
-from ps.consistency import by_name
-from ps.errors import ConfigError, HubringError, ServerUnreachable
-from ps.home import Home, HostHome
-from ps.offset import Offset, measure
-from ps.shard import ShardLoop
-from ps.shard_command import Settings
-from ps.shard_control import ShardControl
-from ps.trace import Trace
-from ps.transport.channel import open_channel
-from ps.transport.probe import probe
-from ps.transport.registry import host_id, open_doors
-from ps.types import PROTOCOL
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
+from hubring.ps.core.offset import Offset, measure
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.types import PROTOCOL
+from hubring.ps.observe import logs
+from hubring.ps.shard import gpu
+from hubring.ps.shard.control import ShardControl
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.shard.spawn import Settings
+from hubring.ps.store.consistency import by_name
+from hubring.ps.store.parameter_memory import Home, HostHome
+from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.port_probe import probe
+from hubring.ps.transport.registry import host_id, open_doors
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import sys
 
 import msgspec
 
-from ps.config.kinds import LogFormat
+from hubring.ps.config.kinds import LogFormat
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 def command(settings: Settings) -> list[str]:
     """Program and arguments. Its standard input must be a pipe: a byte there, or its end, ends the shard."""
-    return [sys.executable, "-m", "ps.shard_process", msgspec.json.encode(settings).decode()]
+    return [sys.executable, "-m", "hubring.ps.shard.process", msgspec.json.encode(settings).decode()]
 
 
 def ending(code: int) -> str:

@@ -22,9 +22,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ps.messages import Call, Code, Collective, ReduceOp, Refusal
-from ps.reduction import objection_to, reduced
-from ps.types import Layout
+from hubring.ps.core.messages import Call, Code, Collective, ReduceOp, Refusal
+from hubring.ps.core.types import Layout
+from hubring.ps.store.reduction import objection_to, reduced
 
 Tensors = tuple[Tensor, ...]
 

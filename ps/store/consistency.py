@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from math import inf
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 MODES = ("bsp", "asp", "ssp", "backup")
 

@@ -15,14 +15,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ps import compression
-from ps.blocks import BlockSteps
-from ps.compression import Compressor, codec_for
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.feedback import ErrorFeedback
-from ps.messages import Coded, Push, Ticket
-from ps.snapshot import KeyState
-from ps.types import BucketSpec, Sender, Slice, TensorSpec
+from hubring.ps.compression import compressor
+from hubring.ps.compression.compressor import Compressor, codec_for
+from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
+from hubring.ps.core.messages import Coded, Push, Ticket
+from hubring.ps.core.types import BucketSpec, Sender, Slice, TensorSpec
+from hubring.ps.optim.blocks import BlockSteps
+from hubring.ps.store.snapshot import KeyState
 
 
 class Contribution(NamedTuple):
@@ -173,7 +173,7 @@ class Entry:
         if self.codec is None:
             return plain
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
-        compression.mean_into(mean, self.codec, coded, spare)
+        compressor.mean_into(mean, self.codec, coded, spare)
         return [mean]
 
     def forget(self, ranks: Iterable[int]) -> list[Ticket]:

@@ -13,8 +13,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.messages import Coded
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
 
 CODEC = "cuda-ipc"
 """As headers name it. No job is started with it: the workers that can use it find out."""

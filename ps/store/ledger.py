@@ -15,7 +15,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-from ps.types import Sender
+from hubring.ps.core.types import Sender
 
 
 class Standing(enum.Enum):

@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ps import placement
-from ps.messages import Coded
-from ps.placement import Reached, SharedMemory, is_placed
-from ps.types import Sender
-from ps.zeros import zeros
+from hubring.ps.core.messages import Coded
+from hubring.ps.core.types import Sender
+from hubring.ps.optim.zeros import zeros
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.gpu_tensor import Reached, SharedMemory, is_placed
 
 
 class Home(Protocol):
@@ -103,7 +103,7 @@ class GpuHome:
         self.device = device
         self._memory = memory
         self._whole = torch.empty(0)
-        self._shared: placement.Placement | None = None
+        self._shared: gpu_tensor.Placement | None = None
         self._reached: dict[Sender, Reached] = {}
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -125,7 +125,7 @@ class GpuHome:
         self._shared = self._shared or self._memory.share(self._whole)
         offset = values.data_ptr() - self._whole.data_ptr()
         place = self._shared.part(offset, self._memory.stamp(values))
-        return placement.placed(placement.encode(place), values)
+        return gpu_tensor.placed(gpu_tensor.encode(place), values)
 
     def retain(self, senders: Collection[Sender]) -> None:
         for sender in self._reached.keys() - set(senders):

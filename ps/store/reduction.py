@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ps.messages import ReduceOp
+from hubring.ps.core.messages import ReduceOp
 
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """In what a dtype is summed."""

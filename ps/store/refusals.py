@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from ps.entry import Contribution, Entry
-from ps.errors import ConfigError, NonFinite
-from ps.messages import Code, Coded, Push, Refusal
-from ps.placement import is_placed
-from ps.types import Sender
+from hubring.ps.core.errors import ConfigError, NonFinite
+from hubring.ps.core.messages import Code, Coded, Push, Refusal
+from hubring.ps.core.types import Sender
+from hubring.ps.store.entry import Contribution, Entry
+from hubring.ps.store.gpu_tensor import is_placed
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ps.collective import Part, absent, outcome, zeros
-from ps.messages import Code, Collective, Contribute, Delivery, Refusal, Reply, Result, Ticket
-from ps.types import Sender
+from hubring.ps.core.messages import Code, Collective, Contribute, Delivery, Refusal, Reply, Result, Ticket
+from hubring.ps.core.types import Sender
+from hubring.ps.store.collective import Part, absent, outcome, zeros
 
 Live = Mapping[int, int]
 """Who takes part: incarnation by rank."""

@@ -2,9 +2,9 @@
 
 Laws:
 - Every request is answered exactly once, now or later, every retry included.
-- A push counts once, whatever is retried, reordered or lost (`ps.ledger`).
+- A push counts once, whatever is retried, reordered or lost (`hubring.ps.store.ledger`).
 - The mean over the actual contributors is applied when the policy says so
-  (`ps.consistency`), summed in rank order, so that reruns are bitwise equal.
+  (`hubring.ps.store.consistency`), summed in rank order, so that reruns are bitwise equal.
 - Whoever pushed reads once its push is applied and the policy lets it.
 - Who is not in the view waits for nothing and is waited for by nobody.
 - What is not finite is refused before an optimizer or a worker has it, and the job with it.
@@ -22,13 +22,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from ps import refusals
-from ps.consistency import Consistency
-from ps.entry import Contribution, Entry, Reader, Settled
-from ps.errors import CheckpointCorrupt, NonFinite
-from ps.home import Home, HostHome
-from ps.ledger import Ledger, Standing
-from ps.messages import (
+from hubring.ps.core.errors import CheckpointCorrupt, NonFinite
+from hubring.ps.core.messages import (
     Code,
     Coded,
     Contribute,
@@ -42,12 +37,17 @@ from ps.messages import (
     Ticket,
     Values,
 )
-from ps.placement import is_placed
-from ps.rounds import RoundBook
-from ps.sharding import PAGE_BYTES
-from ps.snapshot import Capture, Snapshot
-from ps.stats import Stats
-from ps.types import DTYPE_BYTES, BucketSpec, Sender, Slice, View
+from hubring.ps.core.stats import Stats
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Sender, Slice, View
+from hubring.ps.job.sharding import PAGE_BYTES
+from hubring.ps.store import refusals
+from hubring.ps.store.consistency import Consistency
+from hubring.ps.store.entry import Contribution, Entry, Reader, Settled
+from hubring.ps.store.gpu_tensor import is_placed
+from hubring.ps.store.ledger import Ledger, Standing
+from hubring.ps.store.parameter_memory import Home, HostHome
+from hubring.ps.store.rounds import RoundBook
+from hubring.ps.store.snapshot import Capture, Snapshot
 
 __all__ = ["KVStore", "Snapshot"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ps.submit import container
-from ps.submit.documents import dump
-from ps.submit.job import GRACE_SECONDS, PORT, Job
+from hubring.ps.submit import container
+from hubring.ps.submit.documents import dump
+from hubring.ps.submit.job import GRACE_SECONDS, PORT, Job
 
 SERVER = "server"
 _CHECKPOINTS = "checkpoints"

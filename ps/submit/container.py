@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ps.errors import ConfigError
-from ps.submit.job import PORT, Job
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.submit.job import PORT, Job
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in a network that is the job's own
 USER = 10001

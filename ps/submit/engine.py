@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-from ps.errors import EngineMissing
-from ps.submit.job import Job
+from hubring.ps.core.errors import EngineMissing
+from hubring.ps.submit.job import Job
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

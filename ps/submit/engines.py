@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ps.submit.compose import Compose
-from ps.submit.engine import Engine, hand_over
-from ps.submit.job import assemble
-from ps.submit.kubernetes import Kubernetes
-from ps.submit.slurm import Slurm
+from hubring.ps.submit.compose import Compose
+from hubring.ps.submit.engine import Engine, hand_over
+from hubring.ps.submit.job import assemble
+from hubring.ps.submit.kubernetes import Kubernetes
+from hubring.ps.submit.slurm import Slurm
 
 ENGINES: Mapping[str, Engine] = {"slurm": Slurm(), "kubernetes": Kubernetes(), "compose": Compose()}
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.config.environment import environment
-from ps.config.server import ServerConfig
-from ps.config.sources import load_server, load_submit, load_worker, server_origins, worker_origins
-from ps.config.submit import SubmitConfig
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError
-from ps.settings import flag
+from hubring.ps.config.environment import environment
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.settings import flag
+from hubring.ps.config.sources import load_server, load_submit, load_worker, server_origins, worker_origins
+from hubring.ps.config.submit import SubmitConfig
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError
 
 PORT = 5555
 """Where the server listens in a network of the job's own."""

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps.errors import Fenced, UsageError
-from ps.submit import pods
-from ps.submit.job import Job
+from hubring.ps.core.errors import Fenced, UsageError
+from hubring.ps.submit import pods
+from hubring.ps.submit.job import Job
 
 PREEMPTED = Fenced.exit_code
 HOPELESS = [UsageError.exit_code]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ps.submit import container, jobset, pods
-from ps.submit.documents import Document, dump
-from ps.submit.job import Job
+from hubring.ps.submit import container, jobset, pods
+from hubring.ps.submit.documents import Document, dump
+from hubring.ps.submit.job import Job
 
 CHECKPOINTS_SIZE = "20Gi"
 _COMMENT = {

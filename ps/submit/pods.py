@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ps.submit import container
-from ps.submit.job import GRACE_SECONDS, PORT, Job
+from hubring.ps.submit import container
+from hubring.ps.submit.job import GRACE_SECONDS, PORT, Job
 
 CHECKPOINTS = "checkpoints"
 

@@ -7,7 +7,7 @@ both steps without the script's help.
 
 What the user said gets into the script in three ways, none of which can say
 more than it should: as flags and arguments, which `shlex` quotes; in `#SBATCH`
-lines, whose words have a pattern in `ps.config.kinds`; and as `#SBATCH` lines of the
+lines, whose words have a pattern in `hubring.ps.config.kinds`; and as `#SBATCH` lines of the
 user's own, which hold no line break.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 
-from ps.submit.job import GRACE_SECONDS, Job
+from hubring.ps.submit.job import GRACE_SECONDS, Job
 
 ADDRESS_SECONDS = 120
 """How long the script waits for the server's address; Python may come from a slow network folder."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ps.transport.base import Message
+from hubring.ps.transport.base import Message
 
 BOUND = 16 << 20
 """Bytes that wait before no more is read: some slices, so that one is on the wire while another is summed.

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.placement import Mark, Placement
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.store.gpu_tensor import Mark, Placement
 
 
 class CudaMemory:

@@ -8,7 +8,7 @@ import socket
 import uuid
 from pathlib import Path
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 _ANY = {"", "0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
 _ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody lives there, and nothing is sent

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 
-from ps.config.address import address as split
+from hubring.ps.config.address import address as split
 
 SECONDS = 0.5
 """For each thing that is tried: whoever asks has waited long already."""

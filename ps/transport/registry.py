@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ps.errors import ConfigError, ServerUnreachable
-from ps.transport.base import Connection, Listener, Transport
-from ps.transport.grpc import GrpcTransport
-from ps.transport.host import host_id
-from ps.transport.shm import ShmTransport
-from ps.transport.zmq import ZmqTransport
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.transport.base import Connection, Listener, Transport
+from hubring.ps.transport.grpc.transport import GrpcTransport
+from hubring.ps.transport.host import host_id
+from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq.transport import ZmqTransport
 
 if TYPE_CHECKING:
     import grpc

@@ -9,7 +9,7 @@ then the payload is the codec's, and dtype and shape are those that it decodes t
 What comes in is believed only as far as it adds up: a header that does not
 parse, an unknown body, a shape that does not fill the payload, a codec that does
 not read it raise `MalformedMessage` before anything is allocated, and nothing else does.
-A collective's tensors lie in one payload (`ps.transport.bundle`), and their layouts in
+A collective's tensors lie in one payload (`hubring.ps.transport.bundle`), and their layouts in
 the body.
 """
 
@@ -24,12 +24,10 @@ import torch
 from google.protobuf.message import DecodeError
 from torch import Tensor
 
-from protos import data_pb2 as pb
-from ps import placement
-from ps.collective import layout_of
-from ps.compression import by_name
-from ps.errors import ConfigError, HubringError, UsageError
-from ps.messages import (
+from hubring.protos import data_pb2 as pb
+from hubring.ps.compression.compressor import by_name
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
+from hubring.ps.core.messages import (
     Call,
     Code,
     Coded,
@@ -45,9 +43,11 @@ from ps.messages import (
     Result,
     Values,
 )
-from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from ps.transport.bundle import ALIGNMENT, bundle, bytes_of, elements, size_of, unbundle
-from ps.types import DTYPE_BYTES, Hyper, Layout, Sender
+from hubring.ps.core.types import DTYPE_BYTES, Hyper, Layout, Sender
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.collective import layout_of
+from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from hubring.ps.transport.bundle import ALIGNMENT, bundle, bytes_of, elements, size_of, unbundle
 
 MAX_DIMENSIONS = 32
 MAX_TEXT = 4096
@@ -301,8 +301,8 @@ def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tu
         raise MalformedMessage(text, header.request)
     code = elements(payload, torch.uint8, ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
     try:
-        if header.codec == placement.CODEC:
-            placement.check(code, shape[0], dtype)
+        if header.codec == gpu_tensor.CODEC:
+            gpu_tensor.check(code, shape[0], dtype)
         else:
             by_name(header.codec).check(code, shape[0])
     except ConfigError as error:

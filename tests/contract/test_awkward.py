@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ps.errors import ConfigError, RingBroken
-from tests.contract.ranks import HubRanks, Ranks, RingRanks
-from workers.communicator import Communicator
-from workers.local_communicator import LocalCommunicator
-from workers.optimizer import DistributedOptimizer
-from workers.sampler import ShardedSampler
+from hubring.ps.core.errors import ConfigError, RingBroken
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.runtime.sampler import ShardedSampler
+from tests.support.ranks import HubRanks, Ranks, RingRanks
 
 STEPS = 4
 RTOL, ATOL = 1e-5, 1e-6
@@ -480,6 +480,6 @@ def test_several_optimizers_train_as_in_one_process(kind: type[Ranks]) -> None:
 
 def test_a_hub_that_steps_refuses_a_second_optimizer_and_says_what_to_do() -> None:
     ranks = Hub()
-    with pytest.raises(ConfigError, match=r"this is the second: .* workers\.init\(aggregate=True\)"):
+    with pytest.raises(ConfigError, match=r"this is the second: .* hubring\.init\(aggregate=True\)"):
         ranks.run(adversaries)
     ranks.close()

@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.errors import ConfigError, DeadlineExceeded, UsageError
-from ps.messages import Call, Collective, ReduceOp
-from ps.reduction import adasum
-from ps.types import DTYPE_BYTES
-from tests.contract.crew import Crew
-from workers import collectives as c
-from workers.communicator import Communicator
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, UsageError
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.types import DTYPE_BYTES
+from hubring.ps.store.reduction import adasum
+from hubring.workers import collectives as c
+from hubring.workers.communicators.base import Communicator
+from tests.support.crew import Crew
 
 LIMIT = 60.0
 DTYPES = [getattr(torch, name) for name in DTYPE_BYTES]

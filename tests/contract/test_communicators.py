@@ -21,12 +21,29 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing, nn
 
-from ps.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
-from ps.hyper import hyper_of
-from ps.messages import Call, Collective, ReduceOp
-from ps.types import Hyper
-from ps.work import Work
-from tests.contract.ranks import (
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, HubringError, RingBroken, UsageError
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.ps.optim.hyper import hyper_of
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.collectives import (
+    allgather,
+    allreduce,
+    allreduce_async,
+    barrier,
+    broadcast,
+    recv_async,
+)
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.communicators.allreduce import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.hub import PSCommunicator
+from hubring.workers.communicators.ring_work import RingWork
+from hubring.workers.optimizer import distributed as optimizer_module
+from hubring.workers.optimizer import tuning
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.ranks import (
     LIMIT,
     AggregatingRanks,
     HubRanks,
@@ -39,23 +56,6 @@ from tests.contract.ranks import (
     StagedAggregatingRanks,
     StagedRanks,
 )
-from workers import optimizer as optimizer_module
-from workers import tuning
-from workers.allreduce_communicator import AllreduceCommunicator, ring_store
-from workers.bucketing import Bucket, make_buckets
-from workers.collectives import (
-    allgather,
-    allreduce,
-    allreduce_async,
-    barrier,
-    broadcast,
-    broadcast_into,
-    recv_async,
-)
-from workers.communicator import Communicator
-from workers.optimizer import DistributedOptimizer
-from workers.ps_communicator import PSCommunicator
-from workers.ring_work import RingWork
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ps.errors import ConfigError
-from tests.contract.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
-from workers.allreduce_communicator import AllreduceCommunicator
-from workers.communicator import Communicator
-from workers.optimizer import DistributedOptimizer
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.communicators.allreduce import AllreduceCommunicator
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 
 CODECS = ["bf16", "fp16", "int8", "sign", "topk:0.1", "powersgd:2"]
 STEPS = 150

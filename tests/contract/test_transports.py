@@ -22,14 +22,24 @@ import grpc
 import pytest
 import zmq
 
-from protos import data_pb2 as pb
-from protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
-from ps.errors import ConnectionLost
-from ps.transport import grpc as grpc_client
-from ps.transport import grpc_listener, registry, zmq_socket
-from ps.transport.backlog import BOUND, Backlog
-from ps.transport.base import Envelope, Listener, Message, Transport
-from ps.transport.conformance import (
+from hubring.protos import data_pb2 as pb
+from hubring.protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
+from hubring.ps.core.errors import ConnectionLost
+from hubring.ps.transport import registry
+from hubring.ps.transport.backlog import BOUND, Backlog
+from hubring.ps.transport.base import Envelope, Listener, Message, Transport
+from hubring.ps.transport.grpc import listener as grpc_listener
+from hubring.ps.transport.grpc import transport as grpc_client
+from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.grpc.listener import GREETING
+from hubring.ps.transport.grpc.transport import GrpcTransport
+from hubring.ps.transport.shm.packet import VERSION
+from hubring.ps.transport.shm.segment import enclose
+from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.ps.transport.zmq import socket as zmq_socket
+from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.transport import ZmqTransport
+from tests.support.conformance import (
     CHECKS,
     PATIENCE,
     Answer,
@@ -47,15 +57,7 @@ from ps.transport.conformance import (
     replies,
     request,
 )
-from ps.transport.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
-from ps.transport.grpc import GrpcTransport
-from ps.transport.grpc_listener import GREETING
-from ps.transport.inproc import InprocTransport
-from ps.transport.packet import VERSION
-from ps.transport.segment import enclose
-from ps.transport.shm import ShmTransport
-from ps.transport.zmq import ZmqTransport
-from ps.transport.zmq_listener import ZmqListener
+from tests.support.inproc import InprocTransport
 
 Check = Callable[[MakeTransport], None]
 
@@ -102,8 +104,8 @@ def test_zmq_with_replies_apart(check: Check) -> None:
 
 SERVE = """
 import sys
-from ps.transport.conformance import Serving
-from ps.transport.registry import transport
+from tests.support.conformance import Serving
+from hubring.ps.transport.registry import transport
 
 with Serving(transport(sys.argv[1])) as server:
     print(server.address, flush=True)
@@ -402,8 +404,8 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
     apart: bool, heard: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whichever line they come on: who has not heard of one for replies answers on the other."""
-    for end in ("zmq", "zmq_listener"):  # however busy the machine is
-        monkeypatch.setattr(f"ps.transport.{end}.LAST_WORDS_MS", int(1000 * PATIENCE))
+    for end in ("transport", "listener"):  # however busy the machine is
+        monkeypatch.setattr(f"hubring.ps.transport.zmq.{end}.LAST_WORDS_MS", int(1000 * PATIENCE))
     count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
     asked: list[Envelope] = []
     hear = ZmqListener._answer_apart
@@ -466,7 +468,7 @@ def test_zmq_reads_as_far_ahead_on_all_lines_that_share_a_link(host: str, room: 
 def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ps.transport.zmq_listener.MOST_APART", 2)
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MOST_APART", 2)
     with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
         transport = ZmqTransport(apart=True)
         lines = [transport.dial(server.address, PATIENCE) for _ in range(5)]

@@ -10,7 +10,7 @@ import pytest
 from tests.deploy import image
 from tests.deploy.engine import Engine
 from tests.deploy.fleet import Fleet
-from tests.needs import do_without
+from tests.support.needs import do_without
 
 
 class Yard(NamedTuple):

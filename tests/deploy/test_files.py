@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import typer
 
-from ps import cli as server_cli
-from ps.config.sources import load_server, load_worker
+from hubring.ps import cli as server_cli
+from hubring.ps.config.sources import load_server, load_worker
+from hubring.workers.programs import cli as worker_cli
 from tests.deploy.recipe import DEPLOY, ROOT, instructions, recipe, services, variables
-from workers import cli as worker_cli
 
 SERVICES = services()
 OURS = [name for name, service in SERVICES.items() if service["image"].startswith("hubring:")]

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ps.metrics import METRICS, Metric
+from hubring.ps.observe.metrics import METRICS, Metric
 from tests.deploy.recipe import services
 
-MONITORING = Path(__file__).parent.parent / "deploy" / "monitoring"
+MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 DASHBOARD = MONITORING / "grafana" / "dashboards" / "hubring.json"
 
 PROMETHEUS_OWN = {"up", "ALERTS"}

@@ -25,7 +25,7 @@ def test_submit_runs_the_job_to_its_end(yard: Yard, topology: str) -> None:
     words = [*flags, "--checkpoint-dir", "/checkpoints", "--", "--epochs", "2"]
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "ps.cli", "submit", "--engine", "compose", *words],
+            [sys.executable, "-m", "hubring.ps.cli", "submit", "--engine", "compose", *words],
             env={**os.environ, **yard.engine.environment},
             capture_output=True,
             text=True,

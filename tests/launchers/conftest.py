@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.launchers.slurm import Slurm
-from tests.needs import do_without
+from tests.support.needs import do_without
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,11 @@ import pytest
 
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import torchrun
-from tests.system.cluster import Cluster, Program, measured
+from tests.support.cluster import Cluster, Program, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-COMPARE = "workers.compare.cli"
+COMPARE = "hubring.workers.compare.cli"
 WORDS = measured(60, "--rows=ring,hub-bsp", "--seeds=1")
 
 PATIENT = 280.0

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.needs import needs
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.needs import needs
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpi
 
 def worker(*arguments: str) -> list[str]:
     """The command that is the same under every launcher."""
-    return [sys.executable, "-m", "workers.cli", *arguments]
+    return [sys.executable, "-m", "hubring.workers.programs.cli", *arguments]
 
 
 def told(output: str) -> list[dict[str, Any]]:
@@ -63,7 +63,8 @@ def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
     server, address = cluster.server("--once")
     common = ["--server", address, "--nodes", "2", "--gpus", "2"]
     nodes = [
-        cluster.run(f"node{nr}", "workers.cli", *common, "--nr", str(nr), SMALL, "10") for nr in range(2)
+        cluster.run(f"node{nr}", "hubring.workers.programs.cli", *common, "--nr", str(nr), SMALL, "10")
+        for nr in range(2)
     ]
     told = [one for node in nodes for one in node.done()["workers"]]
     assert [(one["rank"], one["size"], one["steps"]) for one in told] == [(rank, 4, 10) for rank in range(4)]

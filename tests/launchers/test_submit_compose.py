@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ps.submit.engines import ENGINES
-from ps.submit.job import assemble
-from tests.needs import needs
-from tests.test_submit import IMAGE
-from tests.test_submit_containers import WORDS
+from hubring.ps.submit.engines import ENGINES
+from hubring.ps.submit.job import assemble
+from tests.ps.submit.test_submit import IMAGE
+from tests.ps.submit.test_submit_containers import WORDS
+from tests.support.needs import needs
 
 
 def there_is_compose() -> bool:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protos import generate
-from ps.types import PROTOCOL
+from hubring.protos import generate
+from hubring.ps.core.types import PROTOCOL
 
 
 def test_stubs_are_those_of_the_protos() -> None:
@@ -19,9 +19,9 @@ def test_stale_stub_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         (tmp_path / name).write_text(text)
     (tmp_path / "data_pb2.py").write_text("# older")
     fresh = generate.stubs(generate.HERE)
-    monkeypatch.setattr(generate, "generate", lambda out: write(out / "protos", fresh))
+    monkeypatch.setattr(generate, "generate", lambda out: write(out / "hubring" / "protos", fresh))
     monkeypatch.setattr(generate, "HERE", tmp_path)
-    with pytest.raises(SystemExit, match=r"stale stubs: data_pb2\.py; run python -m protos\.generate"):
+    with pytest.raises(SystemExit, match=r"data_pb2\.py; run python -m hubring\.protos\.generate"):
         generate.main(["--check"])
 
 
@@ -37,6 +37,6 @@ def test_whoever_changes_the_protos_decides_whether_older_programs_could_misunde
 
 
 def write(folder: Path, files: dict[str, str]) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_text(text)

@@ -15,15 +15,16 @@ from typing import Any, BinaryIO
 
 import grpc
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlStub
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlStub
 from tests.conftest import command, entry
-from tests.system.nursery import Forked, Nursery
-from tests.system.stopwatch import Stopwatch
+from tests.support.nursery import Forked, Nursery
+from tests.support.stopwatch import Stopwatch
 
-SMALL = str(Path(__file__).with_name("small.py"))
+SCRIPTS = Path(__file__).with_name("scripts")
+SMALL = str(SCRIPTS / "small.py")
 TRAIN = str(Path(__file__).parents[2] / "workers" / "examples" / "train.py")
-MEASURED = str(Path(__file__).with_name("measured.py"))
+MEASURED = str(SCRIPTS / "measured.py")
 PATIENCE = 90.0
 """Seconds, by a stopwatch, in which a program does whatever it was asked for."""
 LOOK_SECONDS = 0.5
@@ -155,7 +156,7 @@ class Cluster:
         """Starts a server on a free port; returns it with its address."""
         file = self.folder / f"{name}.address"
         command = ["start", "--port", "0", "--address-file", str(file), *arguments]
-        program = self.run(name, "ps.cli", *command, within=within)
+        program = self.run(name, "hubring.ps.cli", *command, within=within)
         program.until(file.exists, "address")
         return program, file.read_text().strip()
 
@@ -163,7 +164,7 @@ class Cluster:
         self, server: str, *arguments: str, name: str | None = None, within: Sequence[str] = ()
     ) -> Program:
         name = name or f"worker{sum(program.name.startswith('worker') for program in self.programs)}"
-        return self.run(name, "workers.cli", "--server", server, *arguments, within=within)
+        return self.run(name, "hubring.workers.programs.cli", "--server", server, *arguments, within=within)
 
     def status(self, address: str) -> dict[str, Any]:
         """What `ps-server status` prints, asked for without a process of its own."""

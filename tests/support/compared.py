@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from workers.compare.setting import Link, Setting, Straggler
-from workers.compare.statistics import median_interval
+from hubring.workers.compare.setting import Link, Setting, Straggler
+from hubring.workers.compare.statistics import median_interval
 
 WITHHELD_SPEED = 31337.0
 """Stands in every speed of the withheld row, so that a test can look for it."""

@@ -23,11 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from protos import data_pb2 as pb
-from ps.errors import ConnectionLost, ServerUnreachable
-from ps.transport.base import MAX_HEADER, Connection, Envelope, Listener, Message, Transport
-from ps.transport.bell import Bell
-from ps.transport.memory import ALIGNMENT, address
+from hubring.protos import data_pb2 as pb
+from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.transport.base import MAX_HEADER, Connection, Envelope, Listener, Message, Transport
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.memory import ALIGNMENT, address
 
 PATIENCE = 10.0
 """Seconds after which a check gives up."""
@@ -58,7 +58,7 @@ def content(message: Message) -> bytes:
 
 def noise(nbytes: int, seed: int = 0) -> memoryview:
     """Bytes from nowhere a transport knows, the same for the same seed."""
-    return memoryview(bytearray(random.Random(seed).randbytes(nbytes)))  # noqa: S311 - no secret
+    return memoryview(bytearray(random.Random(seed).randbytes(nbytes)))
 
 
 def echo(listener: Listener, envelope: Envelope) -> None:
@@ -370,7 +370,7 @@ def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> No
 def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
     """Where requests or replies wait, none goes before an earlier one but for a higher priority."""
     count, held, ready = 48, list[Envelope](), threading.Event()
-    priorities = random.Random(0).choices(range(8), k=count)  # noqa: S311 - no secret
+    priorities = random.Random(0).choices(range(8), k=count)
     payload = noise(1 << 20)
 
     def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:

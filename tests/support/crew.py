@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tests.contract.ranks import LIMIT, HubRanks, Ranks, RingRanks
-from workers.communicator import Communicator
+from hubring.workers.communicators.base import Communicator
+from tests.support.ranks import LIMIT, HubRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.placement import Mark, Placement
-from tests.lazy_device import LazyDevice
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.store.gpu_tensor import Mark, Placement
+from tests.support.lazy_device import LazyDevice
 
 GPU = "GPU-fake"
 

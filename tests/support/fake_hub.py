@@ -9,12 +9,12 @@ from typing import Literal, TypeVar
 
 import torch
 
-from ps.messages import Call, Collective, ReduceOp
-from ps.traffic import Traffic
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.communicator import CollectiveWork, Communicator, Start
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 
 T = TypeVar("T")
 Done = Callable[[torch.Tensor], None]

@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ps.errors import ConnectionLost, ServerUnreachable
-from ps.transport.base import Envelope, Message, ReturnPath
-from ps.transport.bell import Bell
-from ps.transport.memory import land, plain_memory
+from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.memory import land, plain_memory
 
 _T = TypeVar("_T")
 

@@ -27,10 +27,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, BinaryIO, Self
 
-from ps.config.environment import become, spare_forks
-from tests.orphans import take_in_orphans
+from hubring.ps.config.environment import become, spare_forks
+from tests.support.orphans import take_in_orphans
 
-_IMPORTED = ("torch._dynamo", "sklearn.datasets", "ps.server", "workers.run")
+_IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run")
 """torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""
 _LONGEST = 1 << 17
 """Bytes of one request, which is mostly the environment."""

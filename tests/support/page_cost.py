@@ -34,12 +34,12 @@ from typing import Any
 
 import torch
 
-from ps.client import KVClient
-from ps.job import Reason
-from ps.session import Session
-from ps.transport.registry import choose
-from ps.types import BucketSpec, Slicing, TensorSpec
-from ps.work import Work
+from hubring.ps.client.client import KVClient
+from hubring.ps.client.session import Session
+from hubring.ps.core.types import BucketSpec, Slicing, TensorSpec
+from hubring.ps.core.work import Work
+from hubring.ps.job.job import Reason
+from hubring.ps.transport.registry import choose
 
 NUMEL = 4096
 KINDS = ("nobody", "page", "page and metrics")
@@ -157,7 +157,7 @@ def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], st
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "address"
         flags = ["--port", "0", "--once", "--workers", str(workers), "--shards", str(shards)]
-        command = [sys.executable, "-m", "ps.cli", "start", *flags, "--address-file", str(file)]
+        command = [sys.executable, "-m", "hubring.ps.cli", "start", *flags, "--address-file", str(file)]
         log = Path(folder) / "log"
         with log.open("w") as out, subprocess.Popen(command, stderr=out, stdout=subprocess.DEVNULL) as server:
             while "metrics   " not in log.read_text():

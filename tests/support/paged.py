@@ -7,11 +7,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from ps.errors import HubringError
-from ps.journal import Entry, Journal
-from ps.page.history import Sample
-from ps.page.moment import Moment
-from ps.page.rates import Rates
+from hubring.ps.core.errors import HubringError
+from hubring.ps.observe.journal import Entry, Journal
+from hubring.ps.page.history import Sample
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.rates import Rates
 
 TOKEN = "a token that is long enough"
 

@@ -13,27 +13,27 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from ps import placement
-from ps.client import KVClient
-from ps.consistency import BSP
-from ps.errors import HubringError
-from ps.home import GpuHome, Home, HostHome
-from ps.session import Assignment, Session
-from ps.shard import ShardLoop
-from ps.sharding import plan
-from ps.transport.base import Connection, Transport
-from ps.transport.inproc import InprocTransport
-from ps.transport.registry import Line
-from ps.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
-from tests.fake_gpu import GPU, FakeMemory
-from tests.lazy_device import PromptDevice
-from workers import placing
-from workers.allreduce_communicator import AllreduceCommunicator
-from workers.communicator import Communicator
-from workers.courier import Courier
-from workers.local_communicator import LocalCommunicator
-from workers.ps_communicator import PSCommunicator
-from workers.staging import Stage, Staging, ThroughHost
+from hubring.ps.client.client import KVClient
+from hubring.ps.client.session import Assignment, Session
+from hubring.ps.core.errors import HubringError
+from hubring.ps.core.types import BucketSpec, Member, Sender, ShardPlan, Slicing, View
+from hubring.ps.job.sharding import plan
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.parameter_memory import GpuHome, Home, HostHome
+from hubring.ps.transport.base import Connection, Transport
+from hubring.ps.transport.registry import Line
+from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.staging import Stage, Staging, ThroughHost
+from hubring.workers.communicators import gpu_sharing
+from hubring.workers.communicators.allreduce import AllreduceCommunicator
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.hub import PSCommunicator
+from hubring.workers.communicators.local import LocalCommunicator
+from tests.support.fake_gpu import GPU, FakeMemory
+from tests.support.inproc import InprocTransport
+from tests.support.lazy_device import PromptDevice
 
 T = TypeVar("T")
 LIMIT = 60.0
@@ -216,10 +216,10 @@ class PlacedRanks(StagedRanks):
     def __init__(self) -> None:
         self.memory = FakeMemory()
         self.token = torch.arange(16, dtype=torch.uint8)
-        self.own_gpu = patch.object(placing, "own_gpu", lambda _: (GPU, self.memory))
+        self.own_gpu = patch.object(gpu_sharing, "own_gpu", lambda _: (GPU, self.memory))
         self.own_gpu.start()
         super().__init__()
-        self.addresses[placement.ADDRESS] = placement.invitation(GPU, self.memory, self.token)
+        self.addresses[gpu_tensor.ADDRESS] = gpu_tensor.invitation(GPU, self.memory, self.token)
 
     def home(self) -> Home:
         return GpuHome(torch.device("cpu"), self.memory)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from workers.compare.comparison import Comparison
-from workers.compare.experiment import Experiment
-from workers.compare.measure import measure
-from workers.compare.noise import Noise
-from workers.compare.outcome import Line, Outcome
-from workers.compare.plan import Run, runs
-from workers.compare.results import results
+from hubring.workers.compare.comparison import Comparison
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.measure import measure
+from hubring.workers.compare.noise import Noise
+from hubring.workers.compare.outcome import Line, Outcome
+from hubring.workers.compare.plan import Run, runs
+from hubring.workers.compare.results import results
 
 QUIET = Noise((0.1, 0.2), 0.01)
 MACHINE = {"processor": "an abacus", "cores": 2}

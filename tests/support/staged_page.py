@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ps.config.server import ServerConfig
-from ps.page.site import Site
-from tests.paged import PagedHub, shard, worker
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.page.site import Site
+from tests.support.paged import PagedHub, shard, worker
 
 LIMIT = 60.0
 
@@ -76,7 +76,7 @@ def staged(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[StagedPa
         for index in range(shards)
     ]
     stage = StagedPage(hub)
-    log = logging.getLogger("ps.job")
+    log = logging.getLogger("hubring.ps.job.job")
     log.setLevel(logging.INFO)
     log.info("rank 0 (node1 pid 1000) joined")
     log.warning("rank 6 (node1 pid 1006) sent no heartbeat for 5.3 s: it was killed, stopped or cut off")

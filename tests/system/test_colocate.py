@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import GRACE, ends_by
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SMALL, Cluster, Program
 from tests.system.test_topologies import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,7 @@ def held(cluster: Cluster, address: str, tmp_path: Path, name: str) -> tuple[lis
 
 
 def shard_of(worker: Program) -> int:
-    (shard,) = worker.children("ps.shard_process")
+    (shard,) = worker.children("hubring.ps.shard.process")
     return shard
 
 
@@ -94,7 +94,7 @@ def test_a_ring_on_it_starts_no_shards(cluster: Cluster) -> None:
 def test_the_status_says_where_the_shards_are(cluster: Cluster, tmp_path: Path) -> None:
     _, address = cluster.server("--workers", "2", "--colocate", *SLICES)
     pair, go = held(cluster, address, tmp_path, "worker")
-    shards = cluster.run("status", "ps.cli", "status", address).done()["shards"]
+    shards = cluster.run("status", "hubring.ps.cli", "status", address).done()["shards"]
     assert [(shard["shard"], shard["pid"]) for shard in shards] == [
         (rank, shard_of(worker)) for rank, worker in enumerate(pair)
     ]

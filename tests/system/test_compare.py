@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.conftest import below, parent
-from tests.system.cluster import MEASURED, PATIENCE, Cluster, measured
-from tests.system.stopwatch import Stopwatch
+from tests.support.cluster import MEASURED, PATIENCE, Cluster, measured
+from tests.support.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-COMPARE = "workers.compare.cli"
+COMPARE = "hubring.workers.compare.cli"
 SHORT = ["run", "--rows", "local,hub-bsp", "--seeds", "1", "--epochs", "1", "--target", "0.1"]
 LABELS = ["n2 k1 local seed1", "n2 k1 hub-bsp seed1", "n2 k1 hub-bsp seed1 turn1"]
 

@@ -19,10 +19,10 @@ from typing import Any
 import grpc
 import pytest
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
-from ps.types import PROTOCOL
-from tests.system.cluster import Cluster, Program
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from hubring.ps.core.types import PROTOCOL
+from tests.support.cluster import Cluster, Program
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,9 @@ class Report:
 
 def start(cluster: Cluster, *arguments: str, within: Sequence[str] = FRESH) -> Program:
     count = sum(program.name.startswith("doctor") for program in cluster.programs)
-    return cluster.run(f"doctor{count}", "ps.cli", "doctor", "--timeout", LONG, *arguments, within=within)
+    return cluster.run(
+        f"doctor{count}", "hubring.ps.cli", "doctor", "--timeout", LONG, *arguments, within=within
+    )
 
 
 def examine(cluster: Cluster, *arguments: str, code: int, within: Sequence[str] = FRESH) -> Report:
@@ -208,7 +210,7 @@ def test_a_server_whose_clock_is_off_is_a_warning(cluster: Cluster) -> None:
 
 
 def test_an_address_that_is_none_is_refused_before_anything_is_looked_at(cluster: Cluster) -> None:
-    program = cluster.run("doctor", "ps.cli", "doctor", "localhost")
+    program = cluster.run("doctor", "hubring.ps.cli", "doctor", "localhost")
     assert "expected HOST:PORT" in program.done(78)["error"]
 
 
@@ -246,7 +248,7 @@ def test_a_shared_memory_that_cannot_be_written_is_a_failure(cluster: Cluster) -
 
 
 def test_a_machine_that_lets_nothing_start_says_so(cluster: Cluster) -> None:
-    program = cluster.run("doctor", "ps.cli", "doctor", within=["prlimit", "--nofile=20:20"])
+    program = cluster.run("doctor", "hubring.ps.cli", "doctor", within=["prlimit", "--nofile=20:20"])
     assert "Too many open files; raise ulimit -n" in program.done(78)["error"]
 
 
@@ -342,7 +344,7 @@ def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as mute:
         mute.bind(("127.0.0.79", 53))
         within = in_namespace("-mu", *mounts, "hostname node7")
-        program = cluster.run("doctor", "ps.cli", "doctor", "--timeout", "10", within=within)
+        program = cluster.run("doctor", "hubring.ps.cli", "doctor", "--timeout", "10", within=within)
         report = Report(program, 78)
     assert report["own name"]["found"].startswith("no answer within 10 s")
     assert "/etc/resolv.conf" in report["own name"]["mend"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.pictures import write_pictures
-from tests.system.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.pictures import write_pictures
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_the_language_models_perplexity_is_that_of_one_process(
     cluster: Cluster, corpus: Path, topology: str, config: str, epochs: int
 ) -> None:
     flags = ["--config", config, "--data_path", str(corpus), "--epochs", str(epochs)]
-    alone = cluster.run("alone", "workers.cli", str(EXAMPLES / "lm_ptb.py"), *flags)
+    alone = cluster.run("alone", "hubring.workers.programs.cli", str(EXAMPLES / "lm_ptb.py"), *flags)
     expected = alone.done()["metrics"]
     first, second = pair(cluster, topology, "lm_ptb.py", *flags)
     assert first["metrics"] == second["metrics"]
@@ -95,7 +95,7 @@ def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
         arguments = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]
         name = f"launcher{len(cluster.programs)}"
         flags = ["--nodes", "1", "--gpus", "2", "--nr", "0", "--checkpoint", str(tmp_path / file)]
-        launcher = cluster.run(name, "workers.examples.ddp_amp", *arguments, *flags)
+        launcher = cluster.run(name, "hubring.workers.examples.ddp_amp", *arguments, *flags)
         assert launcher.wait() == 0, launcher.said()
         assert f"Epoch [{epochs}/{epochs}]" in launcher.out.read_text()
         return (tmp_path / file).read_bytes()
@@ -111,7 +111,10 @@ def test_two_nodes_of_one_process_are_one_job(
     server, address = cluster.server("--workers", "2", "--once")
     monkeypatch.setenv("PS_SERVER", address)
     flags = ["--nodes", "2", "--gpus", "1", "--epochs", "1", "--batch-size", "128"]
-    nodes = [cluster.run(f"node{nr}", "workers.examples.ddp_amp", *flags, "--nr", str(nr)) for nr in range(2)]
+    nodes = [
+        cluster.run(f"node{nr}", "hubring.workers.examples.ddp_amp", *flags, "--nr", str(nr))
+        for nr in range(2)
+    ]
     assert [node.wait() for node in nodes] == [0, 0]
     assert server.done()["finished"] == [0, 1]
     assert "Epoch [1/1]" in nodes[0].out.read_text()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.cluster import Cluster, Program
+from tests.support.cluster import SCRIPTS, Cluster, Program
 
 pytestmark = [
     pytest.mark.gpu,
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
 ]
 
-SCRIPT = str(Path(__file__).with_name("on_gpu.py"))
+SCRIPT = str(SCRIPTS / "on_gpu.py")
 
 
 def run(cluster: Cluster, name: str, *flags: str) -> tuple[dict[str, torch.Tensor], list[Program]]:

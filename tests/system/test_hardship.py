@@ -14,21 +14,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system import small
-from tests.system.cluster import SMALL, Cluster, Program
-from workers.compare.hardship.delays import Slowness
-from workers.compare.hardship.hosts import Hosts, hosts
-from workers.compare.hardship.loss import Loss, outlived
-from workers.compare.hardship.network import why_not
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.hardship.delays import Slowness
+from hubring.workers.compare.hardship.hosts import Hosts, hosts
+from hubring.workers.compare.hardship.loss import Loss, outlived
+from hubring.workers.compare.hardship.network import why_not
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.scripts import small
 
 pytestmark = pytest.mark.slow
 
 FAR = Link(rate=5e8, latency=0.02, jitter=0.005)
 LEAST = FAR.latency - FAR.jitter
 """Seconds, at the least, from host to host."""
-EXCHANGE = str(Path(__file__).with_name("exchange.py"))
-PINGPONG = "tests.system.pingpong"
+EXCHANGE = str(SCRIPTS / "exchange.py")
+PINGPONG = "tests.support.scripts.pingpong"
 TOPOLOGIES = [["--transport", "zmq"], ["--transport", "grpc"], ["--topology", "ring"]]
 
 

@@ -12,8 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps.probe import probe
-from tests.system.cluster import PATIENCE, SMALL, Cluster, Program
+from hubring.ps.observe.health_check import probe
+from tests.support.cluster import PATIENCE, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
@@ -36,7 +36,7 @@ def until(statuses: Iterator[Any], wanted: int) -> None:
 def probed(cluster: Cluster, address: str, service: str = "") -> Program:
     flags = ["--service", service] if service else []
     number = len(cluster.programs)
-    return cluster.run(f"probe{number}", "ps.cli", "health", address, *flags)
+    return cluster.run(f"probe{number}", "hubring.ps.cli", "health", address, *flags)
 
 
 def holding(cluster: Cluster, address: str, tmp_path: Path) -> tuple[Program, Path]:

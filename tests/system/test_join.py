@@ -6,13 +6,13 @@ import socket
 
 import pytest
 
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
 
 def joined(cluster: Cluster, address: str, name: str = "joined") -> Program:
-    return cluster.run(name, "ps.cli", "start", "--join", address)
+    return cluster.run(name, "hubring.ps.cli", "start", "--join", address)
 
 
 def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(cluster: Cluster) -> None:
@@ -36,7 +36,7 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
     host = joined(cluster, f"127.0.0.1:{port}")
     host.until_said(f"no hub at 127.0.0.1:{port} yet")
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]
-    server = cluster.run("server", "ps.cli", "start", "--port", port, *flags)
+    server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, *flags)
     cluster.worker(f"127.0.0.1:{port}", SMALL, "5").done()
     server.done()
     host.done()

@@ -9,19 +9,18 @@ n slices take the time of n + 1, so of 20 the best an exchange can show is 0.952
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.system.cluster import Cluster
-from workers.compare.hardship.network import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, network, why_not
-from workers.compare.setting import Link
+from hubring.workers.compare.hardship.network import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, network, why_not
+from hubring.workers.compare.setting import Link
+from tests.support.cluster import SCRIPTS, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-EXCHANGE = str(Path(__file__).with_name("exchange.py"))
+EXCHANGE = str(SCRIPTS / "exchange.py")
 MEBI = 1 << 20
 SLICES, SLICE_BYTES, STEPS = 20, MEBI, 3
 NBYTES = SLICES * SLICE_BYTES

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system import small
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.scripts import small
 
 pytestmark = pytest.mark.slow
 

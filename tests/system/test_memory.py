@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-LARGE = str(Path(__file__).with_name("large.py"))
+LARGE = str(SCRIPTS / "large.py")
 MEBI = 2**20
 MODEL = 100
 """MiB of parameters."""
@@ -21,7 +21,7 @@ def held(server: Program) -> int:
 
     Files count for nothing: how much of torch's libraries is ours depends on who else has mapped them.
     """
-    (shard,) = server.children("ps.shard_process")
+    (shard,) = server.children("hubring.ps.shard.process")
     rollup = Path(f"/proc/{shard}/smaps_rollup").read_text().splitlines()
     kinds = ("Pss_Anon:", "Pss_Shmem:")
     return sum(1024 * int(line.split()[1]) for line in rollup if line.startswith(kinds))

@@ -12,8 +12,8 @@ from urllib.request import ProxyHandler, build_opener
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ps.metrics import CONTENT_TYPE
-from tests.system.cluster import SMALL, Cluster, Program
+from hubring.ps.observe.metrics import CONTENT_TYPE
+from tests.support.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.system.cluster import SMALL, Cluster
+from tests.support.cluster import SMALL, Cluster
 from tests.system.mishaps.mishap import SOON, Mishap, Stage
 from tests.system.mishaps.table import MISHAPS, PAGE, blanked, page, row, rows_of
 
@@ -54,7 +54,7 @@ def test_workers_whose_models_differ_are_told_the_first_difference(
 @pytest.mark.slow
 def test_of_a_taken_port_grpc_says_nothing_of_its_own(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        server = cluster.run("taken", "ps.cli", "start", "--port", str(taken.getsockname()[1]))
+        server = cluster.run("taken", "hubring.ps.cli", "start", "--port", str(taken.getsockname()[1]))
         server.done(78)
     assert len(server.said().splitlines()) == 1, server.said()
 
@@ -74,7 +74,7 @@ def test_a_job_goes_on_that_refused_another(cluster: Cluster, tmp_path: Path) ->
 @pytest.mark.slow
 def test_a_failing_script_prints_its_traceback_last_and_once(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
-    script.write_text("import workers\nworkers.init()\nraise ValueError('seven is not a colour')\n")
+    script.write_text("import hubring\nhubring.init()\nraise ValueError('seven is not a colour')\n")
     server, address = cluster.server("--once")
     worker = cluster.worker(address, str(script))
     assert "seven is not a colour" in worker.done(1)["error"]

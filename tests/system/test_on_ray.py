@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ps.errors import UsageError
-from tests.system.cluster import SMALL, Cluster
-from workers import on_ray
+from hubring.ps.core.errors import UsageError
+from hubring.workers.programs import on_ray
+from tests.support.cluster import SCRIPTS, SMALL, Cluster
 
-DRIVER = str(Path(__file__).with_name("on_ray_driver.py"))
+DRIVER = str(SCRIPTS / "on_ray_driver.py")
 PATIENT = 300.0
 """Seconds: Ray's own processes take their time to start, on a busy machine a minute."""
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.needs import do_without
-from tests.system.cluster import SMALL, Cluster, Program
-from tests.test_peers import Here
-from workers.compare import gate
-from workers.compare.peers.rows import PEERS, PeerPrograms, find
+from hubring.workers.compare import gate
+from hubring.workers.compare.peers.rows import PEERS, PeerPrograms, find
+from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.needs import do_without
+from tests.workers.peers.test_peers import Here
 
 pytestmark = pytest.mark.slow
 
@@ -88,8 +88,8 @@ def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
 def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text(
-        "import workers\nworkers.init()\nassert workers.rank() == 0, 'this rank is broken'\n"
-        "workers.barrier('never')\n"
+        "import hubring\nhubring.init()\nassert hubring.rank() == 0, 'this rank is broken'\n"
+        "hubring.barrier('never')\n"
     )
     programs = PeerPrograms(find("ddp"), 2, cluster.folder, Here())
     first, second = [
@@ -107,7 +107,7 @@ def test_a_peer_that_is_not_installed_ends_with_what_to_install(cluster: Cluster
         [
             sys.executable,
             "-c",
-            "from workers.compare.peers import rows, run\n"
+            "from hubring.workers.compare.peers import rows, run\n"
             "rows.find_spec = lambda name: None\n"
             "rows.which = lambda name: name\n"
             "run.main()",

@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.needs import needs
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.deploy.test_monitoring import MONITORING, exported, panels
+from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.needs import needs
 from tests.system.test_metrics import OPENER
-from tests.test_monitoring import MONITORING, exported, panels
 
 PROGRAMS = {name: shutil.which(name) for name in ("promtool", "prometheus")}
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
-from tests.compared import full, minimal
-from tests.needs import needs
-from workers.compare.page import page as made_page
+from hubring.workers.compare.page import page as made_page
+from tests.support.compared import full, minimal
+from tests.support.needs import needs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"

@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ps.manifest import read
-from tests.system.cluster import SMALL, Cluster
+from hubring.ps.checkpoint.manifest import read
+from tests.support.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +109,7 @@ def test_a_checkpoint_can_be_asked_for_while_the_job_runs(cluster: Cluster, tmp_
     server, address = cluster.server("--once", "--checkpoint-dir", str(tmp_path / "saved"))
     worker = cluster.worker(address, SMALL, "1000000")
     worker.until(lambda: _steps(cluster, address) > 5, "a step")
-    asked = cluster.run("ask", "ps.cli", "checkpoint", address).done()
+    asked = cluster.run("ask", "hubring.ps.cli", "checkpoint", address).done()
     assert asked["step"] > 5
     assert (Path(asked["checkpoint"]) / "manifest.json").is_file()
     worker.process.send_signal(signal.SIGTERM)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.system.cluster import SMALL, Cluster
-from tests.test_submit_containers import expanded, inside, jobs
+from tests.ps.submit.test_submit_containers import expanded, inside, jobs
+from tests.support.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def test_pods_find_their_ranks(cluster: Cluster, topology: str, workers: int, no
         assert program == "ps-worker"
         words[words.index(SERVER)] = address
         pod = ["env", f"JOB_COMPLETION_INDEX={index}", "KUBERNETES_SERVICE_HOST=10.0.0.1"]
-        pods.append(cluster.run(f"pod{index}", "workers.cli", *words, within=pod))
+        pods.append(cluster.run(f"pod{index}", "hubring.workers.programs.cli", *words, within=pod))
     ended = [pod.done() for pod in pods]
     results = ended if nodes is None else [one for pod in ended for one in pod["workers"]]
     assert [(one["rank"], one["size"], one["steps"]) for one in results] == [

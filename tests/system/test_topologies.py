@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.system.cluster import SMALL, TRAIN, Cluster, Program
+from tests.support.cluster import SMALL, TRAIN, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +70,7 @@ def test_the_readme_shows_the_script_that_these_tests_run() -> None:
 
 
 def test_a_worker_without_a_server_trains_alone(cluster: Cluster) -> None:
-    worker = cluster.run("alone", "workers.cli", TRAIN)
+    worker = cluster.run("alone", "hubring.workers.programs.cli", TRAIN)
     result = worker.done()
     assert (result["topology"], result["size"], result["steps"]) == ("local", 1, 560)
     assert falling(worker)
@@ -101,7 +101,7 @@ def test_a_worker_may_come_before_its_server(cluster: Cluster) -> None:
         port = str(free.getsockname()[1])
     worker = cluster.worker(f"127.0.0.1:{port}", SMALL, "5")
     worker.until_said("no server at")
-    server = cluster.run("server", "ps.cli", "start", "--port", port, "--once")
+    server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, "--once")
     assert worker.done()["steps"] == 5
     server.done()
 
@@ -132,7 +132,7 @@ def test_a_server_without_once_serves_one_job_after_the_other(cluster: Cluster) 
 
 def test_shards_of_another_host_serve_the_same_job(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--workers", "1", "--once", "--slice-bytes", "64")
-    joined = cluster.run("joined", "ps.cli", "start", "--join", address, "--shards", "2")
+    joined = cluster.run("joined", "hubring.ps.cli", "start", "--join", address, "--shards", "2")
     server.until_said("shard 2")
     cluster.worker(address, SMALL, "20").done()
     summary = server.done()

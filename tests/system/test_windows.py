@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.system.cluster import SMALL, Cluster, Program
+from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-UNEVEN = str(Path(__file__).with_name("uneven.py"))
+UNEVEN = str(SCRIPTS / "uneven.py")
 WIDTH = 140_000
 """Of the model's first layer, of 8 rows: 4.3 MiB."""
 SLICES = ["--slice-bytes", str(64 << 10)]

@@ -1,6 +1,6 @@
-"""`python -m workers.bench` is `ps-worker bench`."""
+"""`python -m hubring.workers.bench` is `ps-worker bench`."""
 
-from workers.bench.cli import main
+from hubring.workers.bench.cli import main
 
 if __name__ == "__main__":
     main()

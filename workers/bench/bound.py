@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ps.blocks import BLOCK_BYTES, BlockSteps
-from ps.hyper import hyper_of
-from ps.types import Hyper
-from ps.zeros import zeros, zeros_like
-from workers.bench.job import Job
-from workers.bench.model import optimizer_of
-from workers.bench.side import Side
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
+from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.zeros import zeros, zeros_like
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import optimizer_of
+from hubring.workers.bench.side import Side
 
 
 class Bound(Side):

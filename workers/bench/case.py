@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ps.errors import UsageError
-from ps.sharding import SLICE_BYTES
-from workers.bench import shapes
-from workers.bench.job import Job
-from workers.bench.row import ROWS, Row
-from workers.bench.shapes import Shape
-from workers.bench.table import Entry, entry, trained
-from workers.bench.team import Team, Turn
-from workers.compare import machine
-from workers.compare.process import Processes
-from workers.compare.runner import clean_environment
+from hubring.ps.core.errors import UsageError
+from hubring.ps.job.sharding import SLICE_BYTES
+from hubring.workers.bench import shapes
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.row import ROWS, Row
+from hubring.workers.bench.shapes import Shape
+from hubring.workers.bench.table import Entry, entry, trained
+from hubring.workers.bench.team import Team, Turn
+from hubring.workers.compare import machine
+from hubring.workers.compare.process import Processes
+from hubring.workers.compare.runner import clean_environment
 
 TURN_SECONDS = 0.6
 """A turn has no more steps than fit into this, or slow rows would take most of the bench's time."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ps import terminal
-from workers.bench.row import ROWS
+from hubring.ps.config import terminal
+from hubring.workers.bench.row import ROWS
 
 if TYPE_CHECKING:
-    from workers.bench.case import Case, Plan
-    from workers.bench.row import Row
-    from workers.bench.table import Entry
+    from hubring.workers.bench.case import Case, Plan
+    from hubring.workers.bench.row import Row
+    from hubring.workers.bench.table import Entry
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -69,7 +69,7 @@ def bench(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry of `ps-worker bench` and `python -m workers.bench`."""
+    """Entry of `ps-worker bench` and `python -m hubring.workers.bench`."""
     terminal.unwind_on_sigterm()
     terminal.run(app, "ps-worker bench", argv)
 
@@ -81,7 +81,7 @@ def _run(options: dict[str, Any]) -> int:
 
 
 def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
-    from workers.bench.summary import put_into, read, render
+    from hubring.workers.bench.summary import put_into, read, render
 
     text = render(read(summary))
     if into is None:
@@ -92,9 +92,9 @@ def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
 
 
 def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, Any]:
-    from ps.config.environment import rest_threads
-    from workers.bench.summary import render
-    from workers.bench.table import HEAD
+    from hubring.ps.config.environment import rest_threads
+    from hubring.workers.bench.summary import render
+    from hubring.workers.bench.table import HEAD
 
     rest_threads()  # or they would spin, after the bench's own loops, on the cores of the step timed next
     plan, chosen = _plan(**options), cases_of(cases)
@@ -119,8 +119,8 @@ def rows_of(names: str | None) -> list[Row]:
     Raises:
         UsageError: One was asked for that does not exist, or cannot be had here.
     """
-    from ps.errors import UsageError
-    from workers.bench.row import select
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.bench.row import select
 
     chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
     lacks = {row.name: lack for row in chosen if (lack := row.missing())}
@@ -132,8 +132,8 @@ def rows_of(names: str | None) -> list[Row]:
 
 
 def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
-    from workers.bench.case import Plan
-    from workers.compare import machine
+    from hubring.workers.bench.case import Plan
+    from hubring.workers.compare import machine
 
     found = machine.describe()
     versions = f"Python {found['python']}, torch {found['torch']}"
@@ -165,9 +165,9 @@ def cases_of(text: str | None) -> list[Case]:
     Raises:
         UsageError: A word of it is no case.
     """
-    from ps.errors import UsageError
-    from workers.bench import shapes
-    from workers.bench.case import Case
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.bench import shapes
+    from hubring.workers.bench.case import Case
 
     cases = []
     for word in (text or STANDARD).replace(",", " ").split():

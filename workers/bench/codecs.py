@@ -1,4 +1,4 @@
-"""What compression costs on one core and what it saves: `python -m workers.bench.codecs`.
+"""What compression costs on one core and what it saves: `python -m hubring.workers.bench.codecs`.
 
 Every codec codes the same gradients of 100 MB (25 million float32, normal) in
 slices of 4 MB, as the hub's plan cuts them, with error feedback where training
@@ -35,11 +35,11 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from ps.codecs import parse
-from ps.compression import by_name
-from ps.feedback import ErrorFeedback
-from ps.types import BucketSpec, TensorSpec
-from workers.powersgd import LowRankMean
+from hubring.ps.compression.compressor import by_name
+from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.core.codecs import parse
+from hubring.ps.core.types import BucketSpec, TensorSpec
+from hubring.workers.communicators.powersgd import LowRankMean
 
 SIDE = 1000
 MATRICES = 25
@@ -137,7 +137,9 @@ class Factored:
 
 def main(argv: list[str] | None = None) -> None:
     """Prints the table, and a list of its rows as JSON as the last line."""
-    parser = argparse.ArgumentParser(prog="python -m workers.bench.codecs", description="Time the codecs.")
+    parser = argparse.ArgumentParser(
+        prog="python -m hubring.workers.bench.codecs", description="Time the codecs."
+    )
     parser.add_argument("--rounds", type=int, default=9, help="turns of every codec that count [9]")
     parser.add_argument("--codecs", nargs="+", default=CODECS, help="which, as --compress takes them")
     options = parser.parse_args(argv)

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from workers.bench import gloo
-from workers.bench.job import Job
-from workers.bench.model import optimizer_of, views
-from workers.bench.side import Side
+from hubring.workers.bench import gloo
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import optimizer_of, views
+from hubring.workers.bench.side import Side
 
 
 class HandOut(torch.autograd.Function):

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from ps.config.environment import become
-from workers.compare.process import Process
+from hubring.ps.config.environment import become
+from hubring.workers.compare.process import Process
 
 _SERVER = multiprocessing.get_context("forkserver")
 # torch._dynamo comes with the first optimizer, and is half of the time.
 _SERVER.set_forkserver_preload(
-    ["torch._dynamo", "workers.run", "workers.bench.hubring", "workers.bench.member"]
+    ["torch._dynamo", "hubring.workers.run", "hubring.workers.bench.hubring", "hubring.workers.bench.member"]
 )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from workers.bench.job import Job
-from workers.bench.side import FlatSide
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.side import FlatSide
 
 
 def join(job: Job, rank: int) -> None:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-import workers
-from workers.bench.job import Job
-from workers.bench.model import optimizer_of
-from workers.bench.side import Side
+import hubring
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import optimizer_of
+from hubring.workers.bench.side import Side
 
 
 class Hubring(Side):
@@ -21,11 +21,11 @@ class Hubring(Side):
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
-        workers.init()
+        hubring.init()
         self._net = nn.ParameterList(torch.zeros(dims) for dims in job.tensors)
         local = optimizer_of(job.optimizer, self._net.parameters())
-        bucket_bytes = None if workers.topology() == "hub" else job.bucket_bytes
-        self._optimizer = workers.DistributedOptimizer(
+        bucket_bytes = None if hubring.topology() == "hub" else job.bucket_bytes
+        self._optimizer = hubring.DistributedOptimizer(
             local, self._net, overlap=False, bucket_bytes=bucket_bytes
         )
 

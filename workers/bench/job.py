@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from workers.bench import shapes
-from workers.bench.shapes import Dims
+from hubring.workers.bench import shapes
+from hubring.workers.bench.shapes import Dims
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from ps.errors import ConnectionLost, DeadlineExceeded
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
 
 
 class Line:

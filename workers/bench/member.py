@@ -1,6 +1,6 @@
 """One process of one row: it steps when told to, and says how long that took.
 
-    python -m workers.bench.member MODULE:CLASS JOB RANK
+    python -m hubring.workers.bench.member MODULE:CLASS JOB RANK
 
 An order is `STEPS alone` or `STEPS together`. Before each step the member fills
 in the gradients, or reads a batch; together, it then says `ready` and steps when it hears `go`, as
@@ -17,10 +17,10 @@ import sys
 import time
 from importlib import import_module
 
-from ps.errors import ConnectionLost
-from workers.bench.job import Job
-from workers.bench.line import Line
-from workers.bench.side import Side
+from hubring.ps.core.errors import ConnectionLost
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.line import Line
+from hubring.workers.bench.side import Side
 
 
 class Member:

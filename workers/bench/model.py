@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from workers.bench.shapes import Dims
+from hubring.workers.bench.shapes import Dims
 
 OPTIMIZERS = ("sgd", "adam")
 """SGD with momentum 0.9, and Adam; torch's own, fused."""

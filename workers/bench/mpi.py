@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from workers.bench.job import Job
-from workers.bench.side import FlatSide
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.side import FlatSide
 
 
 class Mpi(FlatSide):

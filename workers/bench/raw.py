@@ -14,8 +14,8 @@ import time
 import torch
 from torch import Tensor
 
-from workers.bench.job import Job
-from workers.bench.side import FlatSide
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.side import FlatSide
 
 ADDRESS = "address"
 """File in the job's directory that says where the server listens."""
@@ -63,7 +63,7 @@ class Wire:
 
 
 class Raw(FlatSide):
-    """A worker; `workers.bench.raw_server` is its hub."""
+    """A worker; `hubring.workers.bench.raw_server` is its hub."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)

@@ -8,8 +8,8 @@ from importlib.util import find_spec
 from shutil import which
 from typing import Literal
 
-from workers.bench.shapes import Shape
-from workers.compare.choice import chosen
+from hubring.workers.bench.shapes import Shape
+from hubring.workers.compare.choice import chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _bound(name: str, side: str, members: int, about: str, training: str = "", b
 
 _MEMORY_SHARDS = 2
 """Of the hub whose limit are cores; over a wire one server is compared with one server."""
-_RAW_SERVER = "workers.bench.raw_server"
+_RAW_SERVER = "hubring.workers.bench.raw_server"
 
 ROWS = {
     row.name: row
@@ -105,7 +105,12 @@ ROWS = {
         _peer("gloo+sgd", "gloo:Gloo", "Gloo allreduce in buckets, then torch's fused optimizer"),
         _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo", "train:DdpTraining"),
         _peer("mpi", "mpi:Mpi", "Open MPI allreduce in buckets, then torch's fused optimizer"),
-        _peer("rpc", "rpc:Rpc", "a parameter server on torch.distributed.rpc", beside="workers.bench.rpc"),
+        _peer(
+            "rpc",
+            "rpc:Rpc",
+            "a parameter server on torch.distributed.rpc",
+            beside="hubring.workers.bench.rpc",
+        ),
         _ours("hub-shm", "--transport shm", "hub, shared memory", shards=_MEMORY_SHARDS),
         _ours("hub-colo", "--transport shm", "the same, every worker serves a shard", "--colocate"),
         _ours("hub-zmq", "--transport zmq", "hub, ZeroMQ over loopback"),

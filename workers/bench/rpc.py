@@ -16,9 +16,9 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.futures import Future
 
-from workers.bench.job import Job
-from workers.bench.model import Bucket
-from workers.bench.side import FlatSide
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import Bucket
+from hubring.workers.bench.side import FlatSide
 
 _SERVER = "server"
 _THREADS = 4

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 MEBI = 2**20
 FLOAT_BYTES = 4

@@ -9,9 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from workers.bench.job import Job
-from workers.bench.model import Bucket, FlatModel
-from workers.bench.truth import Truth
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import Bucket, FlatModel
+from hubring.workers.bench.truth import Truth
 
 _CODED_SLACK = 0.02
 """Of the largest parameter. A codec rounds: an 8-bit one by 1/254 of the largest gradient near by."""

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ps.errors import ConfigError
-from workers.bench import ratios
-from workers.bench.ratios import BOUNDS, Entry
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.bench import ratios
+from hubring.workers.bench.ratios import BOUNDS, Entry
 
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"

@@ -10,17 +10,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ps.errors import ConnectionLost
-from workers.bench.fork import Forked
-from workers.bench.job import Job
-from workers.bench.line import Line
-from workers.bench.row import Row
-from workers.bench.usage import cpu_seconds
-from workers.compare.process import Process, Processes, ProcessFailed
-from workers.compare.runner import await_address
+from hubring.ps.core.errors import ConnectionLost
+from hubring.workers.bench.fork import Forked
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.line import Line
+from hubring.workers.bench.row import Row
+from hubring.workers.bench.usage import cpu_seconds
+from hubring.workers.compare.process import Process, Processes, ProcessFailed
+from hubring.workers.compare.runner import await_address
 
 # Not imported: it brings torch, which the bench itself does not need.
-MEMBER = "workers.bench.member"
+MEMBER = "hubring.workers.bench.member"
 
 
 class Turn(NamedTuple):
@@ -121,7 +121,7 @@ class Team:
             size += ["--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
-        command = [sys.executable, "-m", "ps.cli", "start", *flags, *(self.row.server or ())]
+        command = [sys.executable, "-m", "hubring.ps.cli", "start", *flags, *(self.row.server or ())]
         return self._start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[Process]:
@@ -147,13 +147,13 @@ class Team:
 
     def _told(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side
-        return [f"workers.bench.{side}", self._job.encode(), str(rank)]
+        return [f"hubring.workers.bench.{side}", self._job.encode(), str(rank)]
 
     def _worker(self, rank: int) -> list[str]:
         server = ["--server", await_address(self._processes, self._address)]
         place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(self._job.size)]
         script = str(Path(__file__).with_name("member.py"))
-        return ["workers.cli", *server, *place, *self.row.worker, script]
+        return ["hubring.workers.programs.cli", *server, *place, *self.row.worker, script]
 
 
 def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-import workers
-from workers.bench import gloo
-from workers.bench.job import Job
-from workers.bench.model import optimizer_of
-from workers.bench.shapes import MLP, SAMPLES
-from workers.bench.side import Side
-from workers.examples import digits
+import hubring
+from hubring.workers.bench import gloo
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.model import optimizer_of
+from hubring.workers.bench.shapes import MLP, SAMPLES
+from hubring.workers.bench.side import Side
+from hubring.workers.examples import digits
 
 _SEED = 0
 _GENTLY = 0.1
@@ -113,9 +113,9 @@ class HubringTraining(Training):
     """
 
     def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
-        workers.init()
+        hubring.init()
         local = optimizer_of(job.optimizer, self._net.parameters(), _GENTLY)
-        wrapped = workers.DistributedOptimizer(local, self._net, bucket_bytes=job.bucket_bytes)
+        wrapped = hubring.DistributedOptimizer(local, self._net, bucket_bytes=job.bucket_bytes)
         return wrapped, self._net
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ps.placement import Mark
+from hubring.ps.store.gpu_tensor import Mark
 
 
 class Device(Protocol):

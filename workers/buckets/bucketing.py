@@ -16,11 +16,11 @@ from operator import is_
 
 import torch
 
-from ps.errors import ConfigError
-from ps.types import BucketSpec
-from workers.layout import Kind, Layout, NamedParameters, kind_of, lay_out
-from workers.pinning import Allocate
-from workers.staging import Staging
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import BucketSpec
+from hubring.workers.buckets.layout import Kind, Layout, NamedParameters, kind_of, lay_out
+from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.buckets.staging import Staging
 
 
 class Bucket:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from ps.placement import Mark
-from ps.work import Work
+from hubring.ps.core.work import Work
+from hubring.ps.store.gpu_tensor import Mark
 
 
 class _Errand(NamedTuple):

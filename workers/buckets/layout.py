@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.parameter import is_lazy
 
-from ps.errors import ConfigError
-from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 Allocate = Callable[[int, torch.dtype], Tensor]
 """Makes a flat zeroed CPU tensor of so many elements; `Communicator.allocate` is one."""

@@ -3,7 +3,7 @@
 On the CPU there is none: a bucket lies where it is sent from. From a GPU the law is
 
     copy out     after what backward had queued when the bucket was handed over
-    hand-over    after the copy out, by a thread that waits for it (`workers.courier`)
+    hand-over    after the copy out, by a thread that waits for it (`hubring.workers.buckets.device_waiter`)
     copy in      after the answer, queued by the thread that received it
     training     after the copy in: its stream waits for it, no thread does
 
@@ -21,12 +21,12 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.placement import Mark
-from ps.work import Work
-from workers.accelerator import CudaDevice, Device
-from workers.courier import Courier
-from workers.pinning import Allocate, pinned
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.work import Work
+from hubring.ps.store.gpu_tensor import Mark
+from hubring.workers.buckets.accelerator import CudaDevice, Device
+from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.pinning import Allocate, pinned
 
 Start = Callable[[], Work]
 """Begins an exchange with the host's side of a bucket."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ps.collective import ROOTED, layout_of
-from ps.errors import UsageError
-from ps.messages import Call, Collective, ReduceOp
-from workers import context
-from workers.communicator import CollectiveWork, Communicator, check_tensors
-from workers.group import Group
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.store.collective import ROOTED, layout_of
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator, check_tensors
+from hubring.workers.runtime import context
 
 
 def begin(

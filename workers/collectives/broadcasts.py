@@ -7,10 +7,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ps.messages import Call, Collective
-from workers.collectives.beginning import begin, into, like, tensor_of
-from workers.communicator import CollectiveWork, Communicator
-from workers.group import Group
+from hubring.ps.core.messages import Call, Collective
+from hubring.workers.collectives.beginning import begin, into, like, tensor_of
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+
+__all__ = [
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "scatter",
+    "scatter_async",
+]
 
 
 def broadcast(
@@ -78,7 +87,7 @@ def scatter(
         root: Who gives.
         name: What ranks are matched by.
         group: Who takes part; None: all ranks.
-        communicator: None takes that of `workers.init()`.
+        communicator: None takes that of `hubring.init()`.
 
     Returns:
         This rank's; on the CPU where it is not the root.

@@ -6,10 +6,21 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ps.messages import Collective
-from workers.collectives.beginning import begin, like, tensor_of, tensors_of
-from workers.communicator import CollectiveWork, Communicator
-from workers.group import Group
+from hubring.ps.core.messages import Collective
+from hubring.workers.collectives.beginning import begin, like, tensor_of, tensors_of
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+
+__all__ = [
+    "allgather",
+    "allgather_async",
+    "alltoall",
+    "alltoall_async",
+    "gather",
+    "gather_async",
+    "grouped_allgather",
+    "grouped_allgather_async",
+]
 
 
 def allgather(
@@ -107,7 +118,7 @@ def alltoall(
         splits: How many rows are for each member; None: equally many.
         name: What ranks are matched by.
         group: Who takes part; None: all ranks.
-        communicator: None takes that of `workers.init()`.
+        communicator: None takes that of `hubring.init()`.
 
     Returns:
         The rows that came, in rank order, and how many from each member (int64).

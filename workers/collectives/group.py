@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 
 class Group:
-    """What `workers.new_group` makes, on all ranks alike.
+    """What `hubring.new_group` makes, on all ranks alike.
 
     Attributes:
         ranks: Its members, rising.
-        removed: Whether `workers.remove_group` has been called: nothing can be done in it any more.
+        removed: Whether `hubring.remove_group` has been called: nothing can be done in it any more.
     """
 
     def __init__(self, ranks: Collection[int], own: int, size: int) -> None:

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ps.errors import UsageError
-from ps.messages import Call, Collective
-from workers import context
-from workers.collectives.beginning import begin
-from workers.communicator import CollectiveWork, Communicator
-from workers.group import Group
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import Call, Collective
+from hubring.workers.collectives.beginning import begin
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.runtime import context
+
+__all__ = [
+    "barrier",
+    "barrier_async",
+    "join",
+    "join_async",
+    "new_group",
+    "remove_group",
+]
 
 
 def barrier(

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ps.messages import Collective, ReduceOp
-from workers.collectives.beginning import begin, like, tensor_of, tensors_of
-from workers.communicator import CollectiveWork, Communicator
-from workers.group import Group
+from hubring.ps.core.messages import Collective, ReduceOp
+from hubring.workers.collectives.beginning import begin, like, tensor_of, tensors_of
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+
+__all__ = [
+    "grouped_reduce_scatter",
+    "grouped_reduce_scatter_async",
+    "reduce",
+    "reduce_async",
+    "reduce_scatter",
+    "reduce_scatter_async",
+]
 
 
 def reduce(

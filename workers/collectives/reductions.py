@@ -6,11 +6,23 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ps.messages import Collective, ReduceOp
-from workers import context, sparse
-from workers.collectives.beginning import begin, into, like, tensor_of, tensors_of
-from workers.communicator import CollectiveWork, Communicator
-from workers.group import Group
+from hubring.ps.core.messages import Collective, ReduceOp
+from hubring.workers.collectives import sparse
+from hubring.workers.collectives.beginning import begin, into, like, tensor_of, tensors_of
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.runtime import context
+
+__all__ = [
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+]
 
 
 def allreduce(
@@ -30,7 +42,7 @@ def allreduce(
             the sum is whether any is true, and the product whether all are.
         name: What ranks are matched by.
         group: Who takes part; None: all ranks.
-        communicator: None takes that of `workers.init()`.
+        communicator: None takes that of `hubring.init()`.
 
     Returns:
         A new tensor of the same shape, dtype and device, equal on all members.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ps.collective import layout_of
-from ps.errors import ConfigError, UsageError
-from ps.messages import ReduceOp
-from ps.reduction import WIDER, objection_to
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.core.messages import ReduceOp
+from hubring.ps.store.collective import layout_of
+from hubring.ps.store.reduction import WIDER, objection_to
 
 
 def parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:

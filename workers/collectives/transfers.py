@@ -6,11 +6,18 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ps.errors import UsageError
-from ps.messages import Call, Collective
-from workers import context
-from workers.collectives.beginning import tensor_of
-from workers.communicator import CollectiveWork, Communicator
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import Call, Collective
+from hubring.workers.collectives.beginning import tensor_of
+from hubring.workers.communicators.base import CollectiveWork, Communicator
+from hubring.workers.runtime import context
+
+__all__ = [
+    "recv",
+    "recv_async",
+    "send",
+    "send_async",
+]
 
 
 def send(

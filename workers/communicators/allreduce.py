@@ -12,22 +12,22 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
-from ps.codecs import parse
-from ps.compression import codec_for
-from ps.errors import ConfigError, HubringError, RingBroken
-from ps.messages import Call, Collective
-from ps.traffic import Traffic
-from ps.types import BucketSpec, Hyper
-from ps.work import Work
-from workers import ring_collectives
-from workers.bucketing import Bucket
-from workers.communicator import CollectiveWork, Communicator, Start
-from workers.powersgd import LowRankMean
-from workers.ring import Ring
-from workers.ring_group import own_address, ring_store
-from workers.ring_mean import RingMean, ring_mean
-from workers.team import Team
-from workers.transfers import Transfers
+from hubring.ps.compression.compressor import codec_for
+from hubring.ps.core.codecs import parse
+from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import BucketSpec, Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators import ring_collectives
+from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.powersgd import LowRankMean
+from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_group import own_address, ring_store
+from hubring.workers.communicators.ring_mean import RingMean, ring_mean
+from hubring.workers.communicators.ring_scheduler import Team
+from hubring.workers.communicators.transfers import Transfers
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
 
@@ -39,7 +39,7 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` holds what a ring sends for the gradients, computed rather than
     counted: 2(n-1)/n of their bytes a step and rank, and as much received; of a
-    codec whose payloads are gathered (`workers.ring_mean`), n-1 payloads.
+    codec whose payloads are gathered (`hubring.workers.communicators.ring_mean`), n-1 payloads.
 
     Args:
         rank: This worker's.
@@ -49,7 +49,7 @@ class AllreduceCommunicator(Communicator):
         device: Where the model lives.
         host: This worker's address as the others reach it; None finds it by the store.
         timeout: Seconds that one exchange may take.
-        compress: What gradients are compressed with, as `ps.codecs` spells it; empty: nothing.
+        compress: What gradients are compressed with, as `hubring.ps.core.codecs` spells it; empty: nothing.
 
     Raises:
         ConfigError: The backend does not exist here, or does not fit the device.

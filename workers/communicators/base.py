@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
-from ps.collective import layout_of
-from ps.errors import UsageError
-from ps.messages import Call
-from ps.traffic import Traffic
-from ps.types import DTYPE_BYTES, Hyper
-from ps.work import Work
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import Call
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import DTYPE_BYTES, Hyper
+from hubring.ps.core.work import Work
+from hubring.ps.store.collective import layout_of
 
 if TYPE_CHECKING:
-    from workers.bucketing import Bucket
+    from hubring.workers.buckets.bucketing import Bucket
 
 
 @dataclass(slots=True)

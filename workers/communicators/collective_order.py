@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from ps.collective import absent
-from ps.messages import Call, Collective
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.store.collective import absent
 
 Step = dict[int, Call]
 """One operation: each member's call for it."""

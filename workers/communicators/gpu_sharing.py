@@ -18,19 +18,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ps import placement
-from ps.client import KVClient
-from ps.errors import ConfigError
-from ps.messages import Coded
-from ps.placement import MAX_BYTES, Reached, SharedMemory
-from ps.transport.ipc import CudaMemory, gpu_name
-from ps.transport.registry import Line
-from ps.types import Hyper, Slice
-from ps.work import Work
-from workers.accelerator import Device
-from workers.bucketing import Bucket
-from workers.pinning import Allocate
-from workers.staging import Lands, ThroughHost
+from hubring.ps.client.client import KVClient
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
+from hubring.ps.core.types import Hyper, Slice
+from hubring.ps.core.work import Work
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
+from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
+from hubring.ps.transport.registry import Line
+from hubring.workers.buckets.accelerator import Device
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.pinning import Allocate
+from hubring.workers.buckets.staging import Lands, ThroughHost
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class PlacedBucket:
         self._slices = []
         for piece in slices:
             part = slice(piece.offset, piece.offset + piece.numel)
-            code = placement.encode(whole.part(piece.offset * bucket.gradients.element_size()))
+            code = gpu_tensor.encode(whole.part(piece.offset * bucket.gradients.element_size()))
             payload = allocate(code.numel(), torch.uint8).copy_(code)
-            gradient = placement.placed(payload, bucket.gradients[part])
+            gradient = gpu_tensor.placed(payload, bucket.gradients[part])
             landing = allocate(MAX_BYTES, torch.uint8)
             own = _PlacedSlice(piece, gradient, target[part], landing, bucket.stage.device, reached)
             self._slices.append(own)
@@ -123,7 +123,9 @@ def shared_memory(lines: Sequence[Line], buckets: Sequence[Bucket], mode: str) -
         buckets: All of the model's.
         mode: The hub's.
     """
-    invitations = [line.addresses[placement.ADDRESS] for line in lines if placement.ADDRESS in line.addresses]
+    invitations = [
+        line.addresses[gpu_tensor.ADDRESS] for line in lines if gpu_tensor.ADDRESS in line.addresses
+    ]
     if not invitations:
         return None  # the usual hub, on the CPU: nothing worth a line
     try:
@@ -145,5 +147,5 @@ def _accepted(invitations: list[str], shards: int, buckets: Sequence[Bucket], mo
         raise ConfigError(f"in mode {mode} values may change while they are read")
     name, memory = own_gpu(devices.pop())
     for invitation in invitations:
-        placement.accept(invitation, name, memory)
+        gpu_tensor.accept(invitation, name, memory)
     return memory

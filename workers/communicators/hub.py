@@ -16,25 +16,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ps.client import Decode, KVClient
-from ps.codecs import CodecSpec, parse
-from ps.compression import codec_for
-from ps.errors import ConfigError, DeadlineExceeded
-from ps.messages import Call, Collective, Contribute, ReduceOp
-from ps.placement import Reached
-from ps.session import Assignment, Session
-from ps.sharding import SLICE_BYTES
-from ps.transport.base import Transport
-from ps.types import BucketSpec, Hyper, Slice, Slicing
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.coder import SliceCoder
-from workers.communicator import CollectiveWork, Communicator, Start
-from workers.placing import PlacedBucket, shared_memory
-from workers.powersgd import LowRankMean
-from workers.roll import Roll
-from workers.slicing import SliceTrial
-from workers.staging import Lands
+from hubring.ps.client.client import Decode, KVClient
+from hubring.ps.client.session import Assignment, Session
+from hubring.ps.compression.compressor import codec_for
+from hubring.ps.core.codecs import CodecSpec, parse
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded
+from hubring.ps.core.messages import Call, Collective, Contribute, ReduceOp
+from hubring.ps.core.types import BucketSpec, Hyper, Slice, Slicing
+from hubring.ps.core.work import Work
+from hubring.ps.job.sharding import SLICE_BYTES
+from hubring.ps.store.gpu_tensor import Reached
+from hubring.ps.transport.base import Transport
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.staging import Lands
+from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.communicators.call_ids import Roll
+from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
+from hubring.workers.communicators.powersgd import LowRankMean
+from hubring.workers.communicators.slice_coder import SliceCoder
+from hubring.workers.communicators.slicing import SliceTrial
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class PSCommunicator(Communicator):
         wired: Some shard is reached over a wire, and not in shared memory.
         aggregate: The hub only averages; the worker's own optimizer steps.
         timeout: Seconds that one exchange may take.
-        compress: What gradients are compressed with, as `ps.codecs` spells it; empty: nothing.
+        compress: What gradients are compressed with, as `hubring.ps.core.codecs` spells it; empty: nothing.
     """
 
     topology = "hub"
@@ -284,7 +284,7 @@ class PSCommunicator(Communicator):
         if self._slices and self.steps_on == "server":  # the plan is one optimizer's
             raise ConfigError(
                 "the hub steps for one DistributedOptimizer, and this is the second: let the workers' own"
-                " step, with workers.init(aggregate=True) or --aggregate; or give all parameters to one"
+                " step, with hubring.init(aggregate=True) or --aggregate; or give all parameters to one"
                 " optimizer, in groups, with named_parameters=... to tell them apart"
             )
         if self.late and self.steps_on == "worker":

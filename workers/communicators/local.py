@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from ps.collective import Part, outcome
-from ps.errors import ConfigError
-from ps.messages import Call, Collective, Refusal
-from ps.traffic import Traffic
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.communicator import CollectiveWork, Communicator, Start
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Call, Collective, Refusal
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.ps.store.collective import Part, outcome
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 
 
 class LocalCommunicator(Communicator):

@@ -27,9 +27,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ps.types import BucketSpec, TensorSpec
-from ps.work import Work
-from workers.pinning import Allocate
+from hubring.ps.core.types import BucketSpec, TensorSpec
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.pinning import Allocate
 
 _CACHED = 1 << 16
 """Elements of a product that are made together."""

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from ps.errors import HubringError, RingBroken
-from ps.work import Work
-from workers.ring_group import open_group
-from workers.ring_work import Operations, RingWork
+from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.ring_group import open_group
+from hubring.workers.communicators.ring_work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
 """Starts one operation on a process group and returns torch's handle of it."""

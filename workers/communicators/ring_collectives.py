@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ps.collective import dealt_rows, rows_for
-from ps.messages import Call, Collective, ReduceOp
-from ps.reduction import WIDER, averaged, reduced
-from ps.types import Layout
-from workers.ring import Ring
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.types import Layout
+from hubring.ps.store.collective import dealt_rows, rows_for
+from hubring.ps.store.reduction import WIDER, averaged, reduced
+from hubring.workers.communicators.ring import Ring
 
 REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,

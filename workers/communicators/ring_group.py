@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from ps.errors import ConfigError, RingBroken
-from ps.transport.host import towards
+from hubring.ps.core.errors import ConfigError, RingBroken
+from hubring.ps.transport.host import towards
 
 
 def ring_store(

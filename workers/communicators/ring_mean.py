@@ -24,14 +24,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ps import compression
-from ps.compression import Compressor
-from ps.feedback import ErrorFeedback
-from ps.messages import Coded
-from ps.quantization import Half
-from ps.work import Work
-from workers.ring import Ring
-from workers.ring_work import RingWork
+from hubring.ps.compression import compressor
+from hubring.ps.compression.compressor import Compressor
+from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.quantization import Half
+from hubring.ps.core.messages import Coded
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_work import RingWork
 
 PIECE = 1 << 20
 """Elements encoded together: with their residual they stay in the cache, as the hub's slices do."""
@@ -116,7 +116,7 @@ class Gathered:
                 Coded(self._codec.name, payload[place], piece.numel(), piece.dtype)
                 for payload in self._payloads
             ]
-            compression.mean_into(piece, self._codec, coded, self._scratch)
+            compressor.mean_into(piece, self._codec, coded, self._scratch)
 
 
 def ring_mean(ring: Ring, gradients: Tensor, codec: Compressor | None) -> RingMean:

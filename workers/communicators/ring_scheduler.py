@@ -2,7 +2,7 @@
 
 Operations on a process group must begin in one order on all members, and a
 script's need not. So each member's thread gathers from all what they have
-pending, and does what all of them have (`workers.agenda`). That costs a round
+pending, and does what all of them have (`hubring.workers.communicators.collective_order`). That costs a round
 of small messages; it spares what process groups do with members that
 disagree: hang, crash, or mix up bytes. Who has nothing pending takes no part
 in a gathering, so that an idle ring costs nothing, and the others wait in it.
@@ -19,13 +19,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ps.collective import objection, zeros
-from ps.errors import ConfigError, HubringError, RingBroken
-from ps.messages import Call, Collective
-from workers.agenda import Step, agenda
-from workers.communicator import CollectiveWork
-from workers.ring import Ring
-from workers.ring_collectives import Doing, perform
+from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.store.collective import objection, zeros
+from hubring.workers.communicators.base import CollectiveWork
+from hubring.workers.communicators.collective_order import Step, agenda
+from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_collectives import Doing, perform
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from ps.errors import HubringError, RingBroken
-from ps.work import Work
-from workers.ring_group import gist
+from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.ring_group import gist
 
 
 class RingWork(Work):

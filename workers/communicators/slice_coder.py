@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ps.compression import Compressor
-from ps.errors import ConfigError
-from ps.feedback import ErrorFeedback
-from ps.messages import Coded
+from hubring.ps.compression.compressor import Compressor
+from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
 
 
 class SliceCoder:

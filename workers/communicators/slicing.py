@@ -22,14 +22,14 @@ from statistics import median
 
 import torch
 
-from ps.client import KVClient
-from ps.messages import Call, Collective, ReduceOp
-from ps.session import Session
-from ps.sharding import SLICE_BYTES, plan
-from ps.types import DTYPE_BYTES, BucketSpec, Slice, Slicing, TensorSpec
-from ps.work import Work
-from workers.communicator import Communicator
-from workers.tuning import choose
+from hubring.ps.client.client import KVClient
+from hubring.ps.client.session import Session
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.timing import fastest
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice, Slicing, TensorSpec
+from hubring.ps.core.work import Work
+from hubring.ps.job.sharding import SLICE_BYTES, plan
+from hubring.workers.communicators.base import Communicator
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class SliceTrial:
                 taken[size] += self._turn(size)
         seconds = self._agree([median(taken[size]) for size in sizes])
         medians = dict(zip(sizes, seconds, strict=True))
-        best = choose(medians)
+        best = fastest(medians)
         self._tell(_report(best, medians))
         return Slicing(best)
 

@@ -16,11 +16,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ps.errors import HubringError, UsageError
-from ps.messages import Call
-from ps.types import Layout
-from workers.communicator import CollectiveWork
-from workers.ring import Ring
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.ps.core.messages import Call
+from hubring.ps.core.types import Layout
+from hubring.workers.communicators.base import CollectiveWork
+from hubring.workers.communicators.ring import Ring
 
 HEAD_BYTES = 2048
 """What goes before each tensor: its layout and its name, padded with spaces."""

@@ -2,11 +2,12 @@
 
 - size, count, type: of the model that was trained; a step exchanges all of it once.
 - redop: `avg` where a step takes the mean gradient, `none` where every gradient is applied by itself.
-- time: exposed_ms + hidden_ms (`workers.compare.measure`), which is how long a step had something on its
+- time: exposed_ms + hidden_ms (`hubring.workers.compare.measure`), which is how long a step had something on
+its
   way: handed over, and not back. Both are of the same steady steps; mean over these and workers, median
   over seeds. It holds the wait for slower workers, and where the server steps its step; where workers
   step, theirs is not in it.
-- algbw, busbw: `workers.compare.nccl_tests`, which says what busbw means for a hub.
+- algbw, busbw: `hubring.workers.compare.nccl_tests`, which says what busbw means for a hub.
 - wrong: elements of the parameters that the gate found farther from the first synchronous row's than it
   allows, over all seeds; None where it held nothing against that row. nccl-tests checks each result by
   itself; here the parameters show what all exchanges before them have left.
@@ -25,12 +26,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from workers.compare.experiment import Experiment
-from workers.compare.gate import Gate
-from workers.compare.nccl_tests import algbw, busbw
-from workers.compare.outcome import Outcome
-from workers.compare.plan import counted
-from workers.compare.summary import Summary
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.gate import Gate
+from hubring.workers.compare.nccl_tests import algbw, busbw
+from hubring.workers.compare.outcome import Outcome
+from hubring.workers.compare.plan import counted
+from hubring.workers.compare.summary import Summary
 
 _TYPES = {
     torch.float32: "float",
@@ -51,7 +52,7 @@ class _Model:
 def bandwidth(
     experiment: Experiment, outcomes: Mapping[str, Outcome], gate: Gate, summaries: Iterable[Summary]
 ) -> list[dict[str, Any]]:
-    """One line for every row of every setting that has one, as `workers.compare.findings.Bandwidth`.
+    """One line for every row of every setting that has one, as `hubring.workers.compare.findings.Bandwidth`.
 
     Args:
         experiment: What was run.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 _Row = TypeVar("_Row")
 

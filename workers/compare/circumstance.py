@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.compare.findings import Entry, Findings
+from hubring.workers.compare.findings import Entry, Findings
 
 
 def without_servers(setting: str) -> str:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import typer
 
-from ps import terminal
-from workers.compare.commands.list import show_list
-from workers.compare.commands.report import report
-from workers.compare.commands.run import run
-from workers.compare.commands.timeline import timeline
-from workers.compare.cost import cli as cost
+from hubring.ps.config import terminal
+from hubring.workers.compare.commands.list import show_list
+from hubring.workers.compare.commands.report import report
+from hubring.workers.compare.commands.run import run
+from hubring.workers.compare.commands.timeline import timeline
+from hubring.workers.compare.cost import cli as cost
 
 app = typer.Typer(
     help="One job on several topologies: do they agree, and which is best?",

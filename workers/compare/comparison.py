@@ -3,7 +3,7 @@
     experiment.json    what was asked for, and on what machine
     calibration.json   what the machine can do, measured before the first run
     runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
-    results.json       all that was found (`workers.compare.results`)
+    results.json       all that was found (`hubring.workers.compare.results`)
     report.html        the same as a page
     mllog.txt          as MLPerf's `:::MLLOG` lines
     tensorboard/       as TensorBoard's scalars
@@ -25,16 +25,16 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ps.errors import UsageError
-from workers.compare import machine, mllog, noise, outcome, scalars
-from workers.compare.command import going_on
-from workers.compare.cost.constants import Constants, read
-from workers.compare.experiment import Experiment
-from workers.compare.measure import measure
-from workers.compare.outcome import Line, Outcome, write_whole
-from workers.compare.page import page
-from workers.compare.plan import Run, runs
-from workers.compare.results import results
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare import machine, mllog, noise, outcome, scalars
+from hubring.workers.compare.command import going_on
+from hubring.workers.compare.cost.constants import Constants, read
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.measure import measure
+from hubring.workers.compare.outcome import Line, Outcome, write_whole
+from hubring.workers.compare.page import page
+from hubring.workers.compare.plan import Run, runs
+from hubring.workers.compare.results import results
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
@@ -60,7 +60,7 @@ class Watcher(Protocol):
 
 
 class Trainer(Protocol):
-    """What runs one training: `workers.compare.runner.Runner`."""
+    """What runs one training: `hubring.workers.compare.runner.Runner`."""
 
     def busy(self) -> list[str]:
         """The names of the machines that are not at rest before the first run."""

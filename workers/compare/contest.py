@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from workers.compare.statistics import ratio_interval
+from hubring.workers.compare.statistics import ratio_interval
 
 EVEN = 1.03
 """Two numbers closer than this ratio are not told apart whatever their interval."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from workers.compare.measure import began, seen, steps_of
-from workers.compare.outcome import Outcome
+from hubring.workers.compare.measure import began, seen, steps_of
+from hubring.workers.compare.outcome import Outcome
 
 Point = dict[str, float]
 """`seconds`, `samples` and `value`."""
@@ -19,7 +19,7 @@ def curves(outcome: Outcome, metric: str) -> dict[str, list[Point]]:
 
     `loss` is the mean over ranks of each step's training loss, neighbours averaged where there are more
     than `MOST`; `metric` is rank 0's measure. Samples are those of all workers by then
-    (`workers.compare.measure`); what comes before the zero of all seconds is drawn there.
+    (`hubring.workers.compare.measure`); what comes before the zero of all seconds is drawn there.
     """
     zero, first = began(outcome), outcome.records[0]
     points = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workers.compare.figures import NOTHING, digits
-from workers.compare.findings import Bandwidth, Findings
-from workers.compare.nccl_tests import COLUMNS
+from hubring.workers.compare.figures import NOTHING, digits
+from hubring.workers.compare.findings import Bandwidth, Findings
+from hubring.workers.compare.nccl_tests import COLUMNS
 
 HEADS = ("row", *COLUMNS)
 """Of the terminal's table."""

@@ -1,7 +1,7 @@
 """Experiments: what is to be compared, under which circumstances, and how often.
 
 An experiment that exists is consistent: contradictions are refused where it is made.
-`workers.compare.experiment_file` reads one from a file and from flags.
+`hubring.workers.compare.experiment_file` reads one from a file and from flags.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from ps.config.kinds import Bytes, Count, Seconds, Whole
-from ps.errors import UsageError
-from ps.settings import flag
-from workers.compare.job import Job, find
-from workers.compare.row import ROWS, Row, select
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.ps.config.kinds import Bytes, Count, Seconds, Whole
+from hubring.ps.config.settings import flag
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.job import Job, find
+from hubring.workers.compare.row import ROWS, Row, select
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
 
 Positive = Annotated[float, Meta(gt=0, description="a number above 0")]
 NotNegative = Annotated[float, Meta(ge=0, description="a number, at least 0")]
@@ -41,7 +41,7 @@ class LinkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[straggler]`: who is slow; see `workers.compare.setting.Straggler`."""
+    """`[straggler]`: who is slow; see `hubring.workers.compare.setting.Straggler`."""
 
     kind: Literal["constant", "pareto", "host"] = "constant"
     seconds: tuple[NotNegative, ...]
@@ -133,7 +133,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     warmup: Whole | None = None
     """Steps that count for no speed; none: a tenth, at least five."""
     tolerance: Positive | None = None
-    """How far synchronous rows may be apart; none: `workers.compare.gate.TOLERANCE`."""
+    """How far synchronous rows may be apart; none: `hubring.workers.compare.gate.TOLERANCE`."""
     timeout: Seconds = 600.0
     """Seconds that one run may take."""
     threads: Count | None = None
@@ -188,7 +188,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             return
         if self.metric is None:
             raise UsageError(
-                f"script = {self.script} needs metric: which of the keys that it gives to workers.report(...)"
+                f"script = {self.script} needs metric: which of the keys that it gives to hubring.report(...)"
                 " tells how good the model is"
             )
         named = PLACEHOLDER.findall(" ".join(self.arguments))

@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from ps.errors import ConfigError, UsageError
-from ps.settings import allowed, flag, read_toml, refuse_unknown
-from workers.compare import quantity
-from workers.compare.experiment import ComputeTable, Experiment, FaultTable, LinkTable, StragglerTable
+from hubring.ps.config.settings import allowed, flag, read_toml, refuse_unknown
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.workers.compare import quantity
+from hubring.workers.compare.experiment import ComputeTable, Experiment, FaultTable, LinkTable, StragglerTable
 
 _TABLES: Mapping[str, type[Struct]] = {
     "link": LinkTable,
@@ -44,7 +44,7 @@ _WITH_TABLE = {
 }
 """Flags that set a table's key."""
 
-SHIPPED = files("workers.compare").joinpath("experiments")
+SHIPPED = files("hubring.workers.compare").joinpath("experiments")
 
 
 def load(source: str | None, flags: Mapping[str, object]) -> Experiment:

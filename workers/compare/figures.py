@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.compare.findings import Number
+from hubring.workers.compare.findings import Number
 
 NOTHING = "–"
 """Stands where nothing was measured."""

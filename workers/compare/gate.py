@@ -4,7 +4,7 @@ All synchronous rows compute the same thing: every step, the mean gradient of
 the same batch, applied once. Only the order of the additions differs, so their
 parameters may differ by rounding and by nothing else. Training amplifies what
 differs, some seeds by 10,000 times in a few hundred steps, so rows are held
-against each other after their first steps (`workers.compare.outcome.EARLY`),
+against each other after their first steps (`hubring.workers.compare.outcome.EARLY`),
 and what that has become by the end is only told. The hub reduces in rank order,
 so a second run of it must not differ at all, to the end.
 """
@@ -21,10 +21,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from workers.compare import plan
-from workers.compare.experiment import Experiment
-from workers.compare.outcome import EARLY, Outcome
-from workers.compare.plan import Run
+from hubring.workers.compare import plan
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.outcome import EARLY, Outcome
+from hubring.workers.compare.plan import Run
 
 Parameters = Mapping[str, Tensor]
 """A model's parameters by name, on the CPU."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.compare.findings import Findings
+from hubring.workers.compare.findings import Findings
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.compare.contest import Ratio, ratio
-from workers.compare.scope import Scope, listed, scopes, straggler
+from hubring.workers.compare.contest import Ratio, ratio
+from hubring.workers.compare.scope import Scope, listed, scopes, straggler
 
 Results = Mapping[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,9 +39,9 @@ from itertools import accumulate, pairwise, product
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from ps.errors import HubringError, UsageError
-from workers.compare.job import Job
-from workers.compare.outcome import EARLY, NOT_FINITE, Line, Outcome
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.workers.compare.job import Job
+from hubring.workers.compare.outcome import EARLY, NOT_FINITE, Line, Outcome
 
 Numbers = dict[str, float | None]
 
@@ -148,7 +148,7 @@ def _check_numbers(outcome: Outcome, job: Job) -> None:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(
                     f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']},"
-                    f" expected a number: mend workers.report({name}=...), delete {outcome.folder} and run"
+                    f" expected a number: mend hubring.report({name}=...), delete {outcome.folder} and run"
                     " again"
                 )
 
@@ -164,12 +164,12 @@ def _check(outcome: Outcome, job: Job) -> None:
     if outcome.failed is None and not any(_reported(line, job.metric) for line in outcome.records[0]):
         raise HubringError(
             f"{label}: rank 0 reported no {job.metric!r}: nothing to compare;"
-            f" call workers.report({job.metric}=...) there"
+            f" call hubring.report({job.metric}=...) there"
         )
     if any(len(steps_of(record)) < 2 for record in outcome.records):
         raise HubringError(
             f"{label}: a worker recorded fewer than two steps: nothing to measure;"
-            " call workers.report(loss=..., samples=...) after every step"
+            " call hubring.report(loss=..., samples=...) after every step"
         )
     if any("hidden_seconds" not in line for record in outcome.records for line in record):
         raise HubringError(

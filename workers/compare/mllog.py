@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from workers.compare.experiment import Experiment
-from workers.compare.job import Job
-from workers.compare.measure import Numbers
-from workers.compare.outcome import Outcome
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.job import Job
+from hubring.workers.compare.measure import Numbers
+from hubring.workers.compare.outcome import Outcome
 
 Event = dict[str, object]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.compare import machine
+from hubring.workers.compare import machine
 
 IDLE_LOAD = 0.5
 """Of the cores: with more of a load before the first run, the machine is called busy."""

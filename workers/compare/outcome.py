@@ -14,9 +14,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ps.errors import HubringError, NonFinite
-from workers.compare.noise import Noise
-from workers.compare.plan import Run
+from hubring.ps.core.errors import HubringError, NonFinite
+from hubring.workers.compare.noise import Noise
+from hubring.workers.compare.plan import Run
 
 Line = Mapping[str, Any]
 """One report of a job: `step`, `seconds` since training began, and those of its metrics that are finite."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from workers.compare.cost.constants import Constants
-from workers.compare.cost.measured import setting_of, told_bytes
-from workers.compare.cost.prediction import Job
-from workers.compare.cost.score import Score
-from workers.compare.scaling import crossovers, scaling
+from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.measured import setting_of, told_bytes
+from hubring.workers.compare.cost.prediction import Job
+from hubring.workers.compare.cost.score import Score
+from hubring.workers.compare.scaling import crossovers, scaling
 
 OPTIMIZERS = {"char-lm": "adam"}
 """What a shipped job steps with, where that is not SGD."""

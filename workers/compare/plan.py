@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from workers.compare.experiment import Experiment
-from workers.compare.row import Row
-from workers.compare.setting import Setting
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.row import Row
+from hubring.workers.compare.setting import Setting
 
 AGAIN = "hub-bsp"
 """The row that is run a second time with the first seed: its bits must come out the same."""

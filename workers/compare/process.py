@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from ps.errors import DeadlineExceeded, HubringError
-from workers.compare.lifeline import Lifeline
+from hubring.ps.core.errors import DeadlineExceeded, HubringError
+from hubring.workers.compare.lifeline import Lifeline
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ps.config.address import is_loopback
-from workers.compare.experiment import PLACEHOLDER, Experiment
-from workers.compare.hardship.delays import Slowness
-from workers.compare.outcome import EARLY
-from workers.compare.peers.rows import Hosts, PeerPrograms
-from workers.compare.plan import Run
+from hubring.ps.config.address import is_loopback
+from hubring.workers.compare.experiment import PLACEHOLDER, Experiment
+from hubring.workers.compare.hardship.delays import Slowness
+from hubring.workers.compare.outcome import EARLY
+from hubring.workers.compare.peers.rows import Hosts, PeerPrograms
+from hubring.workers.compare.plan import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Programs:
         argv = [
             sys.executable,
             "-m",
-            "ps.cli",
+            "hubring.ps.cli",
             "start",
             "--once",
             "--no-page",
@@ -86,12 +86,12 @@ class Programs:
         """A shard that is apart."""
         role = f"shard {number}"
         flags = _spell({"shards": 1, "trace": self.traces})
-        argv = [sys.executable, "-m", "ps.cli", "start", "--join", server, *flags]
+        argv = [sys.executable, "-m", "hubring.ps.cli", "start", "--join", server, *flags]
         return self.hosts.command(role, [*argv, *self._listening(role)])
 
     def status(self, server: str) -> list[str]:
         """Asks the server how it goes."""
-        return self.hosts.command("server", [sys.executable, "-m", "ps.cli", "status", server])
+        return self.hosts.command("server", [sys.executable, "-m", "hubring.ps.cli", "status", server])
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """The worker of this rank."""
@@ -104,7 +104,14 @@ class Programs:
                 flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
-        argv = [sys.executable, "-m", "workers.cli", *_spell(flags), *self.run.row.worker, *self._job()]
+        argv = [
+            sys.executable,
+            "-m",
+            "hubring.workers.programs.cli",
+            *_spell(flags),
+            *self.run.row.worker,
+            *self._job(),
+        ]
         return self.hosts.command(f"worker {rank}", argv)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 _NUMBER = re.compile(r"([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?)\s*([a-z]*)")
 _RATES = {"": 1.0, "bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}

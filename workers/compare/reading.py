@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from ps.errors import ConfigError
-from workers.compare.findings import Bandwidth, Curve, Entry, Findings, Prediction, Scaling
-from workers.compare.measure import SPEEDS
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.compare.findings import Bandwidth, Curve, Entry, Findings, Prediction, Scaling
+from hubring.workers.compare.measure import SPEEDS
 
 VERSION = 3
 

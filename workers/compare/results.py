@@ -24,19 +24,19 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
-from workers.compare import gate, noise
-from workers.compare.bandwidth import bandwidth
-from workers.compare.cost.constants import Constants
-from workers.compare.curve import curves
-from workers.compare.experiment import Experiment
-from workers.compare.gate import Gate
-from workers.compare.job import Job
-from workers.compare.measure import Numbers, staleness, steps_of
-from workers.compare.outcome import Outcome
-from workers.compare.outlook import outlook
-from workers.compare.reading import VERSION
-from workers.compare.summary import Summary, summarise
-from workers.compare.verdict import verdict
+from hubring.workers.compare import gate, noise
+from hubring.workers.compare.bandwidth import bandwidth
+from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.curve import curves
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.gate import Gate
+from hubring.workers.compare.job import Job
+from hubring.workers.compare.measure import Numbers, staleness, steps_of
+from hubring.workers.compare.outcome import Outcome
+from hubring.workers.compare.outlook import outlook
+from hubring.workers.compare.reading import VERSION
+from hubring.workers.compare.summary import Summary, summarise
+from hubring.workers.compare.verdict import verdict
 
 
 def results(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from workers.compare.cost.crossing import FORMULA, servers_needed
-from workers.compare.cost.way import goodput
-from workers.compare.scope import Scope, listed
-from workers.compare.setting import Link
+from hubring.workers.compare.cost.crossing import FORMULA, servers_needed
+from hubring.workers.compare.cost.way import goodput
+from hubring.workers.compare.scope import Scope, listed
+from hubring.workers.compare.setting import Link
 
 Results = Mapping[str, Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ps.errors import UsageError
-from workers.compare.choice import chosen
-from workers.compare.peers.rows import PEERS, PeerRow
-from workers.compare.setting import Setting
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.choice import chosen
+from hubring.workers.compare.peers.rows import PEERS, PeerRow
+from hubring.workers.compare.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)

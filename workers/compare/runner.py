@@ -14,17 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ps.config.environment import environment
-from ps.errors import HubringError
-from workers.compare import timeline
-from workers.compare.experiment import Experiment
-from workers.compare.hardship.loss import Loss, outlived
-from workers.compare.lifeline import Lifeline
-from workers.compare.outcome import Line, Outcome, divergence, latest
-from workers.compare.plan import Run
-from workers.compare.process import Child, Processes, ProcessFailed
-from workers.compare.programs import Programs
-from workers.compare.site import Site, ThisMachine
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare import timeline
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.hardship.loss import Loss, outlived
+from hubring.workers.compare.lifeline import Lifeline
+from hubring.workers.compare.outcome import Line, Outcome, divergence, latest
+from hubring.workers.compare.plan import Run
+from hubring.workers.compare.process import Child, Processes, ProcessFailed
+from hubring.workers.compare.programs import Programs
+from hubring.workers.compare.site import Site, ThisMachine
 
 _OF_LAUNCHERS = (
     "PS_",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tensorboardX import SummaryWriter
 
-from workers.compare.outcome import Outcome
+from hubring.workers.compare.outcome import Outcome
 
 
 def write(folder: Path, outcomes: Iterable[Outcome], metric: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from workers.compare.circumstance import without_servers
-from workers.compare.contest import ratio
-from workers.compare.cost.crossing import FORMULA, servers_needed
+from hubring.workers.compare.circumstance import without_servers
+from hubring.workers.compare.contest import ratio
+from hubring.workers.compare.cost.crossing import FORMULA, servers_needed
 
 Entry = Mapping[str, Any]
 """A setting or a row, as in `results.json`."""

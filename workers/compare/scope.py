@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from workers.compare.contest import Number, Ratio, ratio
+from hubring.workers.compare.contest import Number, Ratio, ratio
 
 Entry = Mapping[str, Any]
 

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from workers.compare.circumstance import words
-from workers.compare.exchange_table import HEADS, SENTENCES, exchanges
-from workers.compare.outcome import Line
-from workers.compare.reading import read
-from workers.compare.table import columns, lines, notes
+from hubring.workers.compare.circumstance import words
+from hubring.workers.compare.exchange_table import HEADS, SENTENCES, exchanges
+from hubring.workers.compare.outcome import Line
+from hubring.workers.compare.reading import read
+from hubring.workers.compare.table import columns, lines, notes
 
 FILE_WIDTH = 200
 """Columns of a log, where nobody's window says how many there are; enough for every table."""

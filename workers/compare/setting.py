@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 Kind = Literal["constant", "pareto", "host"]
 

@@ -1,4 +1,4 @@
-"""Where runs take place: all on this machine, or over the tasks of a cluster (`workers.compare.cluster`)."""
+"""Where runs take place: all on this machine, or over the tasks of a cluster (`compare.cluster`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from workers.compare import machine
-from workers.compare.hardship.hosts import hosts
-from workers.compare.noise import Listener, Noise, is_idle
-from workers.compare.peers.rows import Hosts
-from workers.compare.process import Process, Start
-from workers.compare.setting import Setting
+from hubring.workers.compare import machine
+from hubring.workers.compare.hardship.hosts import hosts
+from hubring.workers.compare.noise import Listener, Noise, is_idle
+from hubring.workers.compare.peers.rows import Hosts
+from hubring.workers.compare.process import Process, Start
+from hubring.workers.compare.setting import Setting
 
 
 class Site(Protocol):

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from workers.compare.experiment import Experiment
-from workers.compare.gate import Gate
-from workers.compare.measure import NAMES, SPEEDS, WORST, Numbers
-from workers.compare.plan import Run, counted
-from workers.compare.row import Row
-from workers.compare.setting import Setting
-from workers.compare.statistics import median_interval
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.gate import Gate
+from hubring.workers.compare.measure import NAMES, SPEEDS, WORST, Numbers
+from hubring.workers.compare.plan import Run, counted
+from hubring.workers.compare.row import Row
+from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.statistics import median_interval
 
 Values = list[float | None]
 """One a seed; None where that seed has none."""

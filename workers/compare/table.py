@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from workers.compare.figures import NOTHING, size
-from workers.compare.findings import Entry, Findings, Number
-from workers.compare.goal import Goal
-from workers.compare.statistics import interval_words
-from workers.compare.unevenness import uneven
+from hubring.workers.compare.figures import NOTHING, size
+from hubring.workers.compare.findings import Entry, Findings, Number
+from hubring.workers.compare.goal import Goal
+from hubring.workers.compare.statistics import interval_words
+from hubring.workers.compare.unevenness import uneven
 
 
 def columns(findings: Findings) -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.compare.figures import digits
-from workers.compare.findings import Findings
-from workers.compare.scope import listed
+from hubring.workers.compare.figures import digits
+from hubring.workers.compare.findings import Findings
+from hubring.workers.compare.scope import listed
 
 APART = 0.15
 """How far the mean may lie from the median, relative to that, before it is worth a sentence."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.compare import rivals
-from workers.compare.contest import Ratio
-from workers.compare.hardships import hardships
-from workers.compare.scope import Scope, listed, scopes
-from workers.compare.statistics import by_chance
+from hubring.workers.compare import rivals
+from hubring.workers.compare.contest import Ratio
+from hubring.workers.compare.hardships import hardships
+from hubring.workers.compare.scope import Scope, listed, scopes
+from hubring.workers.compare.statistics import by_chance
 
 Results = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-import workers
+import hubring
 
 LENGTH = 64
 """Characters that the network reads in one go."""
@@ -31,15 +31,15 @@ def main(argv: list[str] | None = None) -> None:
     options, share = _start(argv)
     train, test, characters = split()
     torch.manual_seed(options.seed)
-    model = Writer(characters).to(workers.device())
-    optimizer = workers.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr), model)
-    sampler = workers.ShardedSampler(train, shuffle=True, seed=options.seed)
+    model = Writer(characters).to(hubring.device())
+    optimizer = hubring.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr), model)
+    sampler = hubring.ShardedSampler(train, shuffle=True, seed=options.seed)
     # The uneven last batch is left out: cut into shares, its lines would weigh more than the others'.
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
     done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
     if done == 0:
-        workers.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
+        hubring.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
@@ -49,12 +49,12 @@ def main(argv: list[str] | None = None) -> None:
             if step <= done:
                 continue
             optimizer.zero_grad()
-            loss = _loss(model, lines.to(workers.device()))
+            loss = _loss(model, lines.to(hubring.device()))
             loss.backward()
             optimizer.step()
-            workers.report(loss=loss.item(), samples=len(lines))
+            hubring.report(loss=loss.item(), samples=len(lines))
 
-    workers.barrier("end")  # everyone's last gradient is in ...
+    hubring.barrier("end")  # everyone's last gradient is in ...
     optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
 
@@ -94,23 +94,23 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
     parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
     options = parser.parse_args(argv)
-    workers.init()
+    hubring.init()
     if options.threads:  # after init(), which gives every worker its share of the host's cores
         torch.set_num_threads(options.threads)
-    share, rest = divmod(options.batch_size, workers.size())
+    share, rest = divmod(options.batch_size, hubring.size())
     if rest or not share:
-        parser.error(f"--batch-size {options.batch_size} is not divisible by {workers.size()} workers")
+        parser.error(f"--batch-size {options.batch_size} is not divisible by {hubring.size()} workers")
     return options, share
 
 
 def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:
     """Rank 0 measures the model on the test lines and says how it goes."""
-    if workers.rank() != 0:
+    if hubring.rank() != 0:
         return
     with torch.no_grad():
-        loss = _loss(model, test.tensors[0].to(workers.device())).item()
+        loss = _loss(model, test.tensors[0].to(hubring.device())).item()
     bits = loss / math.log(2)
-    workers.report(epoch=epoch, test_loss=loss, bits_per_char=bits)
+    hubring.report(epoch=epoch, test_loss=loss, bits_per_char=bits)
     print(f"epoch {epoch}/{epochs}  test loss {loss:.4f}  bits per character {bits:.3f}", file=sys.stderr)
 
 

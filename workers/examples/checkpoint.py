@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-import workers
+import hubring
 
 _AROUND = "around"
 
@@ -38,7 +38,7 @@ def save(path: Path | None, parts: Parts, epoch: int) -> None:
 
     Whoever looks finds the file of before or the new one, never a part of it.
     """
-    if path is None or workers.rank() != 0:
+    if path is None or hubring.rank() != 0:
         return
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("wb") as file:
@@ -60,12 +60,12 @@ def load(path: Path | None, parts: Parts) -> int:
     """
     if path is None:
         return 1
-    data = path.read_bytes() if workers.rank() == 0 and path.exists() else b""
-    size = int(workers.broadcast(torch.tensor(len(data)), name="checkpoint.size"))
+    data = path.read_bytes() if hubring.rank() == 0 and path.exists() else b""
+    size = int(hubring.broadcast(torch.tensor(len(data)), name="checkpoint.size"))
     if size == 0:
         return 1
     whole = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
-    state = unpacked(workers.broadcast(whole, name="checkpoint").numpy().tobytes())
+    state = unpacked(hubring.broadcast(whole, name="checkpoint").numpy().tobytes())
     for name, part in parts.items():
         part.load_state_dict(state[name])
     return int(state["epoch"]) + 1

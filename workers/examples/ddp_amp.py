@@ -22,10 +22,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-import workers
-from workers.examples import checkpoint
-from workers.examples.images import images
-from workers.examples.mnist import Network
+import hubring
+from hubring.workers.examples import checkpoint
+from hubring.workers.examples.images import images
+from hubring.workers.examples.mnist import Network
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -44,21 +44,21 @@ def main(argv: list[str] | None = None) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Trains as one process of all; reports `loss` by epoch."""
-    workers.init(aggregate=True)
-    device = torch.device("cuda", workers.local_rank()) if options.device == "cuda" else workers.device()
+    hubring.init(aggregate=True)
+    device = torch.device("cuda", hubring.local_rank()) if options.device == "cuda" else hubring.device()
     dtype = DTYPES[options.precision]
     dataset, _ = images(options.data_dir)
     torch.manual_seed(options.seed)
     model = Network().to(device)
     adam = torch.optim.Adam(model.parameters(), lr=options.lr)
-    optimizer = workers.DistributedOptimizer(adam, model)
+    optimizer = hubring.DistributedOptimizer(adam, model)
     scaler = torch.amp.GradScaler(device.type, growth_interval=50, enabled=dtype is torch.float16)
-    sampler = workers.ShardedSampler(dataset, seed=options.seed)
+    sampler = hubring.ShardedSampler(dataset, seed=options.seed)
     loader = DataLoader(dataset, batch_size=options.batch_size, sampler=sampler)
 
     parts: checkpoint.Parts = {"model": model, "optimizer": optimizer, "scaler": scaler}
     first = checkpoint.load(options.checkpoint, parts)
-    if first > options.epochs and workers.rank() == 0:
+    if first > options.epochs and hubring.rank() == 0:
         print(
             f"{options.checkpoint} holds {first - 1} epoch(s) already: --epochs {first} goes on", flush=True
         )
@@ -80,14 +80,14 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> None:
     """Becomes the ps-worker that starts one process for each of this node's GPUs."""
     place = [f"--nodes={options.nodes}", f"--gpus={options.gpus}", f"--nr={options.nr}"]
     script = [__file__, *arguments, "--nodes=1", "--gpus=1", "--nr=0"]  # the last one counts
-    os.execv(sys.executable, [sys.executable, "-m", "workers.cli", *place, *script])  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, [sys.executable, "-m", "hubring.workers.programs.cli", *place, *script])  # noqa: S606 - no shell is wanted
 
 
 def _tell(epoch: int, epochs: int, loss: Tensor) -> None:
     """Reports the mean of the workers' last losses, which are of equally many images."""
-    mean = workers.allreduce(loss.float().cpu(), name="loss").item()
-    workers.report(epoch=epoch, loss=mean)
-    if workers.rank() == 0:
+    mean = hubring.allreduce(loss.float().cpu(), name="loss").item()
+    hubring.report(epoch=epoch, loss=mean)
+    if hubring.rank() == 0:
         print(f"Epoch [{epoch}/{epochs}], Loss: {mean:.4f}", flush=True)
 
 

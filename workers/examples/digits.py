@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-import workers
+import hubring
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -27,16 +27,16 @@ def main(argv: list[str] | None = None) -> None:
     """
     options, share = _start(argv)
     train, test = split(options.seed)
-    model = network(options.seed, options.hidden).to(workers.device())
+    model = network(options.seed, options.hidden).to(hubring.device())
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
-    optimizer = workers.DistributedOptimizer(sgd, model)
-    sampler = workers.ShardedSampler(train, shuffle=True, seed=options.seed)
+    optimizer = hubring.DistributedOptimizer(sgd, model)
+    sampler = hubring.ShardedSampler(train, shuffle=True, seed=options.seed)
     # The uneven last batch is left out: cut into shares, its images would weigh more than the others'.
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
     done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
     if done == 0:
-        workers.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
+        hubring.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
@@ -46,12 +46,12 @@ def main(argv: list[str] | None = None) -> None:
             if step <= done:
                 continue
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images.to(workers.device())), labels.to(workers.device()))
+            loss = functional.cross_entropy(model(images.to(hubring.device())), labels.to(hubring.device()))
             loss.backward()
             optimizer.step()
-            workers.report(loss=loss.item(), samples=len(labels))
+            hubring.report(loss=loss.item(), samples=len(labels))
 
-    workers.barrier("end")  # everyone's last gradient is in ...
+    hubring.barrier("end")  # everyone's last gradient is in ...
     optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
 
@@ -97,22 +97,22 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
     parser.add_argument("--seed", type=int, default=0, help="of split, parameters and order [0]")
     parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
     options = parser.parse_args(argv)
-    workers.init()
+    hubring.init()
     if options.threads:  # after init(), which gives every worker its share of the host's cores
         torch.set_num_threads(options.threads)
-    share, rest = divmod(options.batch_size, workers.size())
+    share, rest = divmod(options.batch_size, hubring.size())
     if rest or not share:
-        parser.error(f"--batch-size {options.batch_size} is not divisible by {workers.size()} workers")
+        parser.error(f"--batch-size {options.batch_size} is not divisible by {hubring.size()} workers")
     return options, share
 
 
 def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:
     """Rank 0 measures the model on the test images and says how it goes."""
-    if workers.rank() != 0:
+    if hubring.rank() != 0:
         return
-    images, labels = (tensor.to(workers.device()) for tensor in test.tensors)
+    images, labels = (tensor.to(hubring.device()) for tensor in test.tensors)
     loss, accuracy = _evaluate(model, images, labels)
-    workers.report(epoch=epoch, test_loss=loss, test_accuracy=accuracy)
+    hubring.report(epoch=epoch, test_loss=loss, test_accuracy=accuracy)
     print(f"epoch {epoch}/{epochs}  test loss {loss:.4f}  accuracy {accuracy:.3f}", file=sys.stderr)
 
 

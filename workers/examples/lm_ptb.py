@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import workers
-from workers.examples.ptb_corpus import NOTHING, PARTS, Rows, read, rows
+import hubring
+from hubring.workers.examples.ptb_corpus import NOTHING, PARTS, Rows, read, rows
 
 LAYERS = 2
 State = list[tuple[Tensor, Tensor]]
@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> None:
         few = f"ptb.train.txt has {len(corpus.train)} words"
         raise SystemExit(f"{few}: too few for --batch_size {batch} rows of {config.steps}")
     torch.manual_seed(options.seed)
-    model = Model(corpus.words, config, mine, batch).to(workers.device())
+    model = Model(corpus.words, config, mine, batch).to(hubring.device())
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    optimizer = workers.DistributedOptimizer(sgd, model)
+    optimizer = hubring.DistributedOptimizer(sgd, model)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda done: config.decay ** max(done + 1 - config.decay_after, 0)
     )
@@ -143,7 +143,7 @@ def windows(text: Rows, steps: int, *, whole: bool) -> Iterator[tuple[Tensor, Te
     length = text.read.shape[1]
     for start in range(0, length if whole else length - steps + 1, steps):
         columns = slice(start, start + steps)
-        yield text.read[:, columns].to(workers.device()), text.guess[:, columns].to(workers.device())
+        yield text.read[:, columns].to(hubring.device()), text.guess[:, columns].to(hubring.device())
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def _counted(loss: Tensor, guess: Tensor) -> Tensor:
 
 def _perplexity(sums: Tensor) -> float:
     """Of everybody's loss over everybody's words; a mean of the workers' means would weigh them wrong."""
-    loss, words = workers.allreduce(sums, workers.ReduceOp.SUM, "perplexity").tolist()
+    loss, words = hubring.allreduce(sums, hubring.ReduceOp.SUM, "perplexity").tolist()
     return math.exp(loss / words)
 
 
@@ -202,24 +202,24 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
     parser.add_argument("--epochs", type=int, help="times through the text [as the model's]")
     parser.add_argument("--seed", type=int, default=0, help="of parameters and dropout [0]")
     options = parser.parse_args(argv)
-    workers.init(aggregate=True)  # the norm that is clipped is the mean gradient's
-    share, rest = divmod(options.batch_size, workers.size())
+    hubring.init(aggregate=True)  # the norm that is clipped is the mean gradient's
+    share, rest = divmod(options.batch_size, hubring.size())
     if rest or share < 1:
-        parser.error(f"--batch_size {options.batch_size} is not divisible by {workers.size()} workers")
+        parser.error(f"--batch_size {options.batch_size} is not divisible by {hubring.size()} workers")
     missing = [name for name in map("ptb.{}.txt".format, PARTS) if not (options.data_path / name).is_file()]
     if missing:
         parser.error(f"--data_path {options.data_path} has no {', '.join(missing)}")
-    first = workers.rank() * share
+    first = hubring.rank() * share
     return options, slice(first, first + share)
 
 
 def _tell(part: str, perplexity: float, epoch: int | None = None) -> None:
-    workers.report(**{f"{part}_perplexity": perplexity})
+    hubring.report(**{f"{part}_perplexity": perplexity})
     _say(f"{'' if epoch is None else f'Epoch: {epoch} '}{part.capitalize()} Perplexity: {perplexity:.3f}")
 
 
 def _say(line: str) -> None:
-    if workers.rank() == 0:
+    if hubring.rank() == 0:
         print(line, flush=True)
 
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-import workers
-from workers.examples import checkpoint
-from workers.examples.images import images
+import hubring
+from hubring.workers.examples import checkpoint
+from hubring.workers.examples.images import images
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -31,14 +31,14 @@ def main(argv: list[str] | None = None) -> None:
         argv: The command line; None: the process's own.
     """
     options = _options(argv)
-    workers.init(aggregate=True)
+    hubring.init(aggregate=True)
     train, test = images(options.data_dir)
     torch.manual_seed(options.seed)
-    model = Network().to(workers.device())
-    factor = workers.size() if options.lr_scaling == "linear" else 1
+    model = Network().to(hubring.device())
+    factor = hubring.size() if options.lr_scaling == "linear" else 1
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr * factor, momentum=0.9)
-    optimizer = workers.DistributedOptimizer(sgd, model)
-    sampler = workers.ShardedSampler(train, seed=options.seed)
+    optimizer = hubring.DistributedOptimizer(sgd, model)
+    sampler = hubring.ShardedSampler(train, seed=options.seed)
     loader = DataLoader(train, batch_size=options.batch_size, sampler=sampler)
     warm_up = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: warmth(step, factor, options.warmup_epochs * len(loader))
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         sampler.set_epoch(epoch)
         loss = _train(model, optimizer, warm_up, loader)
         test_loss, accuracy = evaluate(model, test)
-        workers.report(epoch=epoch, loss=loss, test_loss=test_loss, test_accuracy=accuracy)
+        hubring.report(epoch=epoch, loss=loss, test_loss=test_loss, test_accuracy=accuracy)
         _say(f"epoch {epoch}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}")
         checkpoint.save(options.checkpoint, parts, epoch)
 
@@ -80,16 +80,16 @@ def warmth(step: int, factor: int, warm_up: float) -> float:
 @torch.no_grad()
 def evaluate(model: nn.Module, test: TensorDataset) -> tuple[float, float]:
     """Loss and accuracy over all test images, each of which one worker looks at."""
-    mine = Subset(test, range(workers.rank(), len(test), workers.size()))
+    mine = Subset(test, range(hubring.rank(), len(test), hubring.size()))
     sums = torch.zeros(3, dtype=torch.float64)
     model.eval()
     for inputs, labels in DataLoader(mine, batch_size=256):
-        scores = model(inputs.to(workers.device())).cpu()
+        scores = model(inputs.to(hubring.device())).cpu()
         right = (scores.argmax(dim=1) == labels).sum().item()
         loss = functional.cross_entropy(scores, labels, reduction="sum").item()
         sums += torch.tensor([loss, right, len(labels)], dtype=torch.float64)
     model.train()
-    loss, right, count = workers.allreduce(sums, workers.ReduceOp.SUM, "test").tolist()
+    loss, right, count = hubring.allreduce(sums, hubring.ReduceOp.SUM, "test").tolist()
     return loss / count, right / count
 
 
@@ -103,12 +103,12 @@ def _train(
     sums = torch.zeros(2, dtype=torch.float64)
     for inputs, labels in loader:
         optimizer.zero_grad()
-        loss = functional.cross_entropy(model(inputs.to(workers.device())), labels.to(workers.device()))
+        loss = functional.cross_entropy(model(inputs.to(hubring.device())), labels.to(hubring.device()))
         loss.backward()
         optimizer.step()
         warm_up.step()
         sums += torch.tensor([loss.item() * len(labels), len(labels)], dtype=torch.float64)
-    total, count = workers.allreduce(sums, workers.ReduceOp.SUM, "train").tolist()
+    total, count = hubring.allreduce(sums, hubring.ReduceOp.SUM, "train").tolist()
     return float(total / count)
 
 
@@ -128,7 +128,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _say(line: str) -> None:
-    if workers.rank() == 0:
+    if hubring.rank() == 0:
         print(line, flush=True)
 
 

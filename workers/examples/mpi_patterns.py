@@ -13,30 +13,30 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-import workers
+import hubring
 
 
 def point_to_point() -> None:
     """Rank 0 sends a 1 to rank 1."""
     tensor = torch.zeros(1)
-    if workers.size() > 1 and workers.rank() == 0:
+    if hubring.size() > 1 and hubring.rank() == 0:
         tensor += 1
-        workers.send(tensor, to=1)
-    elif workers.rank() == 1:
-        tensor = workers.recv(source=0)
+        hubring.send(tensor, to=1)
+    elif hubring.rank() == 1:
+        tensor = hubring.recv(source=0)
     _has(tensor)
 
 
 def non_blocking() -> None:
     """The same, with something else to do meanwhile."""
     tensor = torch.zeros(1)
-    if workers.size() > 1 and workers.rank() == 0:
+    if hubring.size() > 1 and hubring.rank() == 0:
         tensor += 1
-        sending = workers.send_async(tensor, to=1)
+        sending = hubring.send_async(tensor, to=1)
         _say("started sending")
         sending.wait()
-    elif workers.rank() == 1:
-        receiving = workers.recv_async(source=0)
+    elif hubring.rank() == 1:
+        receiving = hubring.recv_async(source=0)
         _say("started receiving")
         tensor = receiving.get()
     _has(tensor)
@@ -44,37 +44,37 @@ def non_blocking() -> None:
 
 def broadcast() -> None:
     """All get what rank 0 has."""
-    _has(workers.broadcast(torch.full((1,), 1.0 if workers.rank() == 0 else 0.0), root=0))
+    _has(hubring.broadcast(torch.full((1,), 1.0 if hubring.rank() == 0 else 0.0), root=0))
 
 
 def scatter() -> None:
     """Rank 0 has a number for each."""
-    numbers = [torch.tensor([rank + 1.0]) for rank in range(workers.size())]
-    _has(workers.scatter(numbers if workers.rank() == 0 else None, root=0))
+    numbers = [torch.tensor([rank + 1.0]) for rank in range(hubring.size())]
+    _has(hubring.scatter(numbers if hubring.rank() == 0 else None, root=0))
 
 
 def gather() -> None:
     """Rank 0 gets one from each."""
-    gathered = workers.gather(torch.tensor([workers.rank() + 1.0]), root=0)
+    gathered = hubring.gather(torch.tensor([hubring.rank() + 1.0]), root=0)
     if gathered is not None:
         _has(torch.cat(gathered))
 
 
 def reduce() -> None:
     """Rank 0 gets the sum of ones."""
-    total = workers.reduce(torch.ones(1), root=0, op=workers.ReduceOp.SUM)
+    total = hubring.reduce(torch.ones(1), root=0, op=hubring.ReduceOp.SUM)
     if total is not None:
         _has(total)
 
 
 def allreduce() -> None:
     """All get the sum of ones."""
-    _has(workers.allreduce(torch.ones(1), workers.ReduceOp.SUM))
+    _has(hubring.allreduce(torch.ones(1), hubring.ReduceOp.SUM))
 
 
 def horovod() -> None:
     """Allreduce, broadcast and allgather as scripts written to Horovod call them."""
-    import workers.horovod as hvd
+    import hubring.workers.horovod as hvd
 
     hvd.init()
     rank = torch.tensor([float(hvd.rank())])
@@ -107,12 +107,12 @@ def main(argv: list[str] | None = None) -> None:
     unknown = [name for name in chosen if name not in PATTERNS]
     if unknown:
         parser.error(f"there is no pattern {unknown[0]!r}; there are {', '.join(PATTERNS)}")
-    workers.init()
+    hubring.init()
     for name in chosen:
-        if workers.rank() == 0:
+        if hubring.rank() == 0:
             print(f"{name}:", flush=True)
         PATTERNS[name]()
-        workers.barrier(name)
+        hubring.barrier(name)
 
 
 def _has(tensor: Tensor) -> None:
@@ -120,7 +120,7 @@ def _has(tensor: Tensor) -> None:
 
 
 def _say(what: str) -> None:
-    print(f"Rank {workers.rank()} {what}", flush=True)
+    print(f"Rank {hubring.rank()} {what}", flush=True)
 
 
 def _numbers(tensor: Tensor) -> str:

@@ -5,18 +5,18 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import workers  # 1
+import hubring  # 1
 
-workers.init()  # 2: finds this worker its place
+hubring.init()  # 2: finds this worker its place
 torch.manual_seed(0)
 digits = load_digits()
 dataset = TensorDataset(torch.tensor(digits.data).float() / 16, torch.tensor(digits.target))
-sampler = workers.ShardedSampler(dataset)  # 3: each worker reads its own share
+sampler = hubring.ShardedSampler(dataset)  # 3: each worker reads its own share
 loader = DataLoader(dataset, batch_size=32, sampler=sampler, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-optimizer = workers.DistributedOptimizer(optimizer, model)  # 4: steps with everyone's gradients
+optimizer = hubring.DistributedOptimizer(optimizer, model)  # 4: steps with everyone's gradients
 
 for epoch in range(10):
     sampler.set_epoch(epoch)  # 5: another order, the same for all
@@ -25,5 +25,5 @@ for epoch in range(10):
         loss = nn.functional.cross_entropy(model(inputs), labels)
         loss.backward()
         optimizer.step()
-    if workers.rank() == 0:
+    if hubring.rank() == 0:
         print(f"epoch {epoch + 1}  loss {loss.item():.4f}")

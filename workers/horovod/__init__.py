@@ -1,7 +1,7 @@
-"""`horovod.torch`'s names on this project's topologies: `import workers.horovod as hvd`.
+"""`horovod.torch`'s names on this project's topologies: `import hubring.workers.horovod as hvd`.
 
 A script that says `import horovod.torch as hvd` runs unedited under
-`ps-worker --as-horovod SCRIPT` (`workers.horovod.alias`). What differs from
+`ps-worker --as-horovod SCRIPT` (`hubring.workers.horovod.alias`). What differs from
 Horovod 0.28.1, all of it harmless to scripts that run there:
 
     MPI               there is none, and the functions that tell say so
@@ -20,79 +20,83 @@ Horovod 0.28.1, all of it harmless to scripts that run there:
                       until the script ends
     errors            what Horovod's Python part refuses is a ValueError, what its core does is both that
                       and a HorovodInternalError
-    elastic training  see `workers.horovod.elastic`
+    elastic training  see `hubring.workers.horovod.elastic`
 """
 
 from __future__ import annotations
 
-from workers.horovod import elastic as elastic
-from workers.horovod.allgather import allgather as allgather
-from workers.horovod.allgather import allgather_async as allgather_async
-from workers.horovod.allgather import grouped_allgather as grouped_allgather
-from workers.horovod.allgather import grouped_allgather_async as grouped_allgather_async
-from workers.horovod.allreduce import allreduce as allreduce
-from workers.horovod.allreduce import allreduce_ as allreduce_
-from workers.horovod.allreduce import allreduce_async as allreduce_async
-from workers.horovod.allreduce import allreduce_async_ as allreduce_async_
-from workers.horovod.allreduce import grouped_allreduce as grouped_allreduce
-from workers.horovod.allreduce import grouped_allreduce_ as grouped_allreduce_
-from workers.horovod.allreduce import grouped_allreduce_async as grouped_allreduce_async
-from workers.horovod.allreduce import grouped_allreduce_async_ as grouped_allreduce_async_
-from workers.horovod.alltoall import alltoall as alltoall
-from workers.horovod.alltoall import alltoall_async as alltoall_async
-from workers.horovod.broadcast import broadcast as broadcast
-from workers.horovod.broadcast import broadcast_ as broadcast_
-from workers.horovod.broadcast import broadcast_async as broadcast_async
-from workers.horovod.broadcast import broadcast_async_ as broadcast_async_
-from workers.horovod.capability import ccl_built as ccl_built
-from workers.horovod.capability import cuda_built as cuda_built
-from workers.horovod.capability import ddl_built as ddl_built
-from workers.horovod.capability import gloo_built as gloo_built
-from workers.horovod.capability import gloo_enabled as gloo_enabled
-from workers.horovod.capability import mpi_built as mpi_built
-from workers.horovod.capability import mpi_enabled as mpi_enabled
-from workers.horovod.capability import mpi_threads_supported as mpi_threads_supported
-from workers.horovod.capability import nccl_built as nccl_built
-from workers.horovod.capability import rocm_built as rocm_built
-from workers.horovod.compression import Compression as Compression
-from workers.horovod.errors import HorovodInternalError as HorovodInternalError
-from workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
-from workers.horovod.lifecycle import init as init
-from workers.horovod.lifecycle import is_initialized as is_initialized
-from workers.horovod.lifecycle import shutdown as shutdown
-from workers.horovod.lifecycle import start_timeline as start_timeline
-from workers.horovod.lifecycle import stop_timeline as stop_timeline
-from workers.horovod.meeting import barrier as barrier
-from workers.horovod.meeting import join as join
-from workers.horovod.objects import allgather_object as allgather_object
-from workers.horovod.objects import broadcast_object as broadcast_object
-from workers.horovod.ops import Adasum as Adasum
-from workers.horovod.ops import Average as Average
-from workers.horovod.ops import Max as Max
-from workers.horovod.ops import Min as Min
-from workers.horovod.ops import Product as Product
-from workers.horovod.ops import Sum as Sum
-from workers.horovod.optimizer import DistributedOptimizer as DistributedOptimizer
-from workers.horovod.parameters import broadcast_optimizer_state as broadcast_optimizer_state
-from workers.horovod.parameters import broadcast_parameters as broadcast_parameters
-from workers.horovod.process_set import ProcessSet as ProcessSet
-from workers.horovod.process_set import add_process_set as add_process_set
-from workers.horovod.process_set import global_process_set as global_process_set
-from workers.horovod.process_set import remove_process_set as remove_process_set
-from workers.horovod.reducescatter import grouped_reducescatter as grouped_reducescatter
-from workers.horovod.reducescatter import grouped_reducescatter_async as grouped_reducescatter_async
-from workers.horovod.reducescatter import reducescatter as reducescatter
-from workers.horovod.reducescatter import reducescatter_async as reducescatter_async
-from workers.horovod.sparse import sparse_allreduce_async as sparse_allreduce_async
-from workers.horovod.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
-from workers.horovod.topology import cross_rank as cross_rank
-from workers.horovod.topology import cross_size as cross_size
-from workers.horovod.topology import is_homogeneous as is_homogeneous
-from workers.horovod.topology import local_rank as local_rank
-from workers.horovod.topology import local_size as local_size
-from workers.horovod.topology import rank as rank
-from workers.horovod.topology import size as size
-from workers.horovod.waiting import poll as poll
-from workers.horovod.waiting import synchronize as synchronize
+from hubring.workers.horovod import elastic as elastic
+from hubring.workers.horovod.collectives.allgather import allgather as allgather
+from hubring.workers.horovod.collectives.allgather import allgather_async as allgather_async
+from hubring.workers.horovod.collectives.allgather import grouped_allgather as grouped_allgather
+from hubring.workers.horovod.collectives.allgather import grouped_allgather_async as grouped_allgather_async
+from hubring.workers.horovod.collectives.allreduce import allreduce as allreduce
+from hubring.workers.horovod.collectives.allreduce import allreduce_ as allreduce_
+from hubring.workers.horovod.collectives.allreduce import allreduce_async as allreduce_async
+from hubring.workers.horovod.collectives.allreduce import allreduce_async_ as allreduce_async_
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce as grouped_allreduce
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_ as grouped_allreduce_
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async as grouped_allreduce_async
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async_ as grouped_allreduce_async_
+from hubring.workers.horovod.collectives.alltoall import alltoall as alltoall
+from hubring.workers.horovod.collectives.alltoall import alltoall_async as alltoall_async
+from hubring.workers.horovod.collectives.barrier import barrier as barrier
+from hubring.workers.horovod.collectives.barrier import join as join
+from hubring.workers.horovod.collectives.broadcast import broadcast as broadcast
+from hubring.workers.horovod.collectives.broadcast import broadcast_ as broadcast_
+from hubring.workers.horovod.collectives.broadcast import broadcast_async as broadcast_async
+from hubring.workers.horovod.collectives.broadcast import broadcast_async_ as broadcast_async_
+from hubring.workers.horovod.collectives.objects import allgather_object as allgather_object
+from hubring.workers.horovod.collectives.objects import broadcast_object as broadcast_object
+from hubring.workers.horovod.collectives.reducescatter import grouped_reducescatter as grouped_reducescatter
+from hubring.workers.horovod.collectives.reducescatter import (
+    grouped_reducescatter_async as grouped_reducescatter_async,
+)
+from hubring.workers.horovod.collectives.reducescatter import reducescatter as reducescatter
+from hubring.workers.horovod.collectives.reducescatter import reducescatter_async as reducescatter_async
+from hubring.workers.horovod.collectives.sparse import sparse_allreduce_async as sparse_allreduce_async
+from hubring.workers.horovod.collectives.waiting import poll as poll
+from hubring.workers.horovod.collectives.waiting import synchronize as synchronize
+from hubring.workers.horovod.errors import HorovodInternalError as HorovodInternalError
+from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
+from hubring.workers.horovod.ops import Adasum as Adasum
+from hubring.workers.horovod.ops import Average as Average
+from hubring.workers.horovod.ops import Max as Max
+from hubring.workers.horovod.ops import Min as Min
+from hubring.workers.horovod.ops import Product as Product
+from hubring.workers.horovod.ops import Sum as Sum
+from hubring.workers.horovod.optimizer.compression import Compression as Compression
+from hubring.workers.horovod.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
+from hubring.workers.horovod.optimizer.parameters import (
+    broadcast_optimizer_state as broadcast_optimizer_state,
+)
+from hubring.workers.horovod.optimizer.parameters import broadcast_parameters as broadcast_parameters
+from hubring.workers.horovod.optimizer.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from hubring.workers.horovod.world.capability import ccl_built as ccl_built
+from hubring.workers.horovod.world.capability import cuda_built as cuda_built
+from hubring.workers.horovod.world.capability import ddl_built as ddl_built
+from hubring.workers.horovod.world.capability import gloo_built as gloo_built
+from hubring.workers.horovod.world.capability import gloo_enabled as gloo_enabled
+from hubring.workers.horovod.world.capability import mpi_built as mpi_built
+from hubring.workers.horovod.world.capability import mpi_enabled as mpi_enabled
+from hubring.workers.horovod.world.capability import mpi_threads_supported as mpi_threads_supported
+from hubring.workers.horovod.world.capability import nccl_built as nccl_built
+from hubring.workers.horovod.world.capability import rocm_built as rocm_built
+from hubring.workers.horovod.world.lifecycle import init as init
+from hubring.workers.horovod.world.lifecycle import is_initialized as is_initialized
+from hubring.workers.horovod.world.lifecycle import shutdown as shutdown
+from hubring.workers.horovod.world.lifecycle import start_timeline as start_timeline
+from hubring.workers.horovod.world.lifecycle import stop_timeline as stop_timeline
+from hubring.workers.horovod.world.process_set import ProcessSet as ProcessSet
+from hubring.workers.horovod.world.process_set import add_process_set as add_process_set
+from hubring.workers.horovod.world.process_set import global_process_set as global_process_set
+from hubring.workers.horovod.world.process_set import remove_process_set as remove_process_set
+from hubring.workers.horovod.world.topology import cross_rank as cross_rank
+from hubring.workers.horovod.world.topology import cross_size as cross_size
+from hubring.workers.horovod.world.topology import is_homogeneous as is_homogeneous
+from hubring.workers.horovod.world.topology import local_rank as local_rank
+from hubring.workers.horovod.world.topology import local_size as local_size
+from hubring.workers.horovod.world.topology import rank as rank
+from hubring.workers.horovod.world.topology import size as size
 
 __version__ = "0.28.1"

@@ -1,4 +1,4 @@
-"""Makes `import horovod.torch as hvd` mean `workers.horovod`, in this process alone.
+"""Makes `import horovod.torch as hvd` mean `hubring.workers.horovod`, in this process alone.
 
 A finder in front of `sys.meta_path` answers for `horovod` and what is below it.
 Each of its modules is a view of files here: the same objects under the names
@@ -14,28 +14,31 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from ps.config.environment import export
-from workers.horovod.hosts import Neighbourhood
-from workers.horovod.variables import variables
-from workers.launch import Placement
+from hubring.ps.config.environment import export
+from hubring.workers.horovod.world.hosts import Neighbourhood
+from hubring.workers.horovod.world.variables import variables
+from hubring.workers.launchers.placement import Placement
 
 VIEWS: dict[str, tuple[str, ...]] = {
-    "horovod": ("workers.horovod.several",),
-    "horovod.torch": ("workers.horovod",),
-    "horovod.torch.compression": ("workers.horovod.compression",),
-    "horovod.torch.elastic": ("workers.horovod.elastic",),
-    "horovod.torch.elastic.sampler": ("workers.horovod.elastic.sampler",),
-    "horovod.torch.elastic.state": ("workers.horovod.elastic.torch_state",),
-    "horovod.torch.functions": ("workers.horovod.objects", "workers.horovod.parameters"),
-    "horovod.torch.mpi_ops": ("workers.horovod", "workers.horovod.ops"),
-    "horovod.torch.optimizer": ("workers.horovod.optimizer",),
-    "horovod.torch.sync_batch_norm": ("workers.horovod.sync_batch_norm",),
+    "horovod": ("hubring.workers.horovod.runner.run",),
+    "horovod.torch": ("hubring.workers.horovod",),
+    "horovod.torch.compression": ("hubring.workers.horovod.optimizer.compression",),
+    "horovod.torch.elastic": ("hubring.workers.horovod.elastic",),
+    "horovod.torch.elastic.sampler": ("hubring.workers.horovod.elastic.sampler",),
+    "horovod.torch.elastic.state": ("hubring.workers.horovod.elastic.torch_state",),
+    "horovod.torch.functions": (
+        "hubring.workers.horovod.collectives.objects",
+        "hubring.workers.horovod.optimizer.parameters",
+    ),
+    "horovod.torch.mpi_ops": ("hubring.workers.horovod", "hubring.workers.horovod.ops"),
+    "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer.distributed",),
+    "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.optimizer.sync_batch_norm",),
     "horovod.common": (),
-    "horovod.common.elastic": ("workers.horovod.elastic.state",),
-    "horovod.common.exceptions": ("workers.horovod.errors",),
-    "horovod.common.process_sets": ("workers.horovod.process_set",),
-    "horovod.common.util": ("workers.horovod.build",),
-    "horovod.runner": ("workers.horovod.several",),
+    "horovod.common.elastic": ("hubring.workers.horovod.elastic.state",),
+    "horovod.common.exceptions": ("hubring.workers.horovod.errors",),
+    "horovod.common.process_sets": ("hubring.workers.horovod.world.process_set",),
+    "horovod.common.util": ("hubring.workers.horovod.world.build",),
+    "horovod.runner": ("hubring.workers.horovod.runner.run",),
     "horovod.version": (),
 }
 """What each module shows, by the files whose names it has."""

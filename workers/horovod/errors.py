@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ps.errors import HubringError, UsageError
+from hubring.ps.core.errors import HubringError, UsageError
 
 
 class HorovodInternalError(RuntimeError):

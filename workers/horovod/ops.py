@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 
-from ps.messages import ReduceOp
+from hubring.ps.core.messages import ReduceOp
 
 Average = 0
 Sum = 1

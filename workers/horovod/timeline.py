@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ps.work import Work
+from hubring.ps.core.work import Work
 
 
 class Timeline:

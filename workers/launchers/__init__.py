@@ -1,1 +1,1 @@
-"""What each family of launchers tells a process it started; `workers.launch` decides between them."""
+"""What each family of launchers tells a process it started; `placement` decides between them."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from ps.errors import ConfigError
-from workers.launch import Placement
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.placement import Placement
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 

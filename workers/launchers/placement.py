@@ -1,6 +1,6 @@
 """Which rank am I? Read from the flags and from whatever started this process.
 
-What each launcher says is for its own file to know (`workers.launchers`). The
+What each launcher says is for its own file to know (`hubring.workers.launchers`). The
 law: sources agree or the worker does not start. One exception: a launcher that
 runs inside another, which its own variables betray, counts alone: torchrun
 under srun or mpirun, and mpirun in a SLURM job, whose daemons are srun's tasks.
@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from ps.errors import ConfigError
-from workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
-from workers.launchers.mpi import MPICH, OPEN_MPI, PMIX
-from workers.launchers.reading import Environment, Family, Reading
-from workers.launchers.slurm import SLURM
-from workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
+from hubring.workers.launchers.mpi import MPICH, OPEN_MPI, PMIX
+from hubring.workers.launchers.reading import Environment, Family, Reading
+from hubring.workers.launchers.slurm import SLURM
+from hubring.workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
 
 FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
 """The innermost first."""

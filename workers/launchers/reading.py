@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 Environment = Mapping[str, str]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from ps.errors import ConfigError
-from workers.launchers import mpi
-from workers.launchers.reading import Environment, Family, Reading, read
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers import mpi
+from hubring.workers.launchers.reading import Environment, Family, Reading, read
 
 _TASK = {
     "rank": "SLURM_PROCID",

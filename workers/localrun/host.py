@@ -7,7 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 ELSEWHERE = (
     "ps-run starts workers on this machine alone. On several, start ps-server on one of them and let the"

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ps.config.environment import environment
-from ps.errors import UsageError
-from workers.launcher import host
-from workers.launcher.server import Server
-from workers.launcher.team import Patience, Team, Verdict
-from workers.launchers.torchrun import OURS, told
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import UsageError
+from hubring.workers.launchers.torchrun import OURS, told
+from hubring.workers.localrun import host
+from hubring.workers.localrun.server import Server
+from hubring.workers.localrun.team import Patience, Team, Verdict
 
 RESTARTS = 3
 """How many workers are started anew under elastic training, unless --reset-limit says otherwise."""
@@ -106,7 +106,7 @@ class LocalJob:
         return Patience(least, restarts, pause=1.5 * LEASE_SECONDS)
 
     def _command(self, server: str) -> list[str]:
-        command = [sys.executable, "-m", "workers.cli", "--server", server, "--as-horovod"]
+        command = [sys.executable, "-m", "hubring.workers.programs.cli", "--server", server, "--as-horovod"]
         command += ["--topology", self.topology]
         if self.backend:
             command += ["--backend", self.backend]

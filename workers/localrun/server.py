@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from ps.errors import DeadlineExceeded, ServerUnreachable
+from hubring.ps.core.errors import DeadlineExceeded, ServerUnreachable
 
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 20.0
@@ -48,7 +48,7 @@ class Server:
         self._folder = TemporaryDirectory(prefix="ps-run-")
         self._log = Path(self._folder.name) / "server.err"
         where = Path(self._folder.name) / "address"
-        command = [sys.executable, "-m", "ps.cli", "start", "--port", "0", "--once"]
+        command = [sys.executable, "-m", "hubring.ps.cli", "start", "--port", "0", "--once"]
         command += ["--workers", str(workers), "--address-file", str(where), *flags]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from queue import SimpleQueue
 
-from workers.launcher.stream import OUTPUTS, Stream, folder_of
+from hubring.workers.localrun.stream import OUTPUTS, Stream, folder_of
 
 GRACE_SECONDS = 15.0
 """How long workers get to end by themselves once another has failed."""

@@ -15,10 +15,10 @@ from collections.abc import Callable
 import torch
 from torch.autograd import Variable
 
-from ps.errors import ConfigError
-from workers.bucketing import Bucket
-from workers.exchange import Exchange
-from workers.watch import ChangeWatch
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.optimizer.watch import ChangeWatch
 
 
 class BackwardPasses:

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from workers.bucketing import Bucket, join
-from workers.layout import Kind, kind_of
+from hubring.workers.buckets.bucketing import Bucket, join
+from hubring.workers.buckets.layout import Kind, kind_of
 
 
 class Convoy(NamedTuple):

@@ -18,8 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.manifest import unwritten
+from hubring.ps.checkpoint.manifest import unwritten
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 
 
 class Trained(Protocol):

@@ -1,7 +1,8 @@
 """What rank 0 keeps of a job whose workers step themselves: around a ring, under --aggregate, or alone.
 
 A hub keeps its own. Here every rank holds the same parameters and optimizer state, so rank 0 writes its
-own, in the folders and with the digests of `ps.manifest`, into DIR/workers. At the start rank 0 alone
+own, in the folders and with the digests of `hubring.ps.checkpoint.manifest`, into DIR/workers. At the start
+rank 0 alone
 reads, and the others get all from it: the folder need not be shared, but rank 0 must find it again.
 
 The law: what is saved is a whole step, the same on all ranks, and nobody leaves a job that is stopped
@@ -19,13 +20,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ps import manifest
-from ps.claim import claim
-from ps.errors import ConfigError
-from ps.manifest import FileEntry, Manifest
-from workers import collectives, finite, kept
-from workers.communicator import Communicator
-from workers.kept import Saved, Trained, kind
+from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint.lock import claim
+from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.core.errors import ConfigError
+from hubring.workers import collectives
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer import checkpoint_file
+from hubring.workers.optimizer.checkpoint_file import Saved, Trained, kind
+from hubring.workers.runtime import finite
 
 log = logging.getLogger(__name__)
 
@@ -83,17 +87,17 @@ class Checkpoints:
     def share(self, trained: Trained) -> int:
         """Gives all ranks rank 0's optimizer state; all take part. Returns the steps completed before."""
         saved = self._saved_of(trained)
-        description = kept.described(saved) if saved is not None else b""
+        description = checkpoint_file.described(saved) if saved is not None else b""
         given = torch.tensor(list(description), dtype=torch.uint8)
         # Of any length on rank 0, of none elsewhere.
         told = collectives.allgather(given, "checkpoint", communicator=self._communicator)
         if not told.numel():
             return 0
-        saved = saved or kept.prepared(bytes(told.tolist()))
+        saved = saved or checkpoint_file.prepared(bytes(told.tolist()))
         for index, values in saved.state.items():
             tensors = [value for value in values.values() if isinstance(value, Tensor)]
             name = f"checkpoint.{index}"
-            collectives.broadcast_into(tensors, self._communicator, name, self._communicator.timeout)
+            broadcast_into(tensors, self._communicator, name, self._communicator.timeout)
         trained.wrapped.load_state_dict({**trained.wrapped.state_dict(), "state": saved.state})
         return saved.step
 
@@ -124,7 +128,7 @@ class Checkpoints:
         folder = manifest.begin(self._directory)
         try:
             path = folder / _FILE
-            kept.write(path, self._trained)
+            checkpoint_file.write(path, self._trained)
             manifest.sync(path)
             entry = FileEntry(_FILE, manifest.digest(path), path.stat().st_size, ())
             final = manifest.publish(folder, Manifest(self._job, MODE, steps[0], 0, (), (), (entry,)))
@@ -156,4 +160,4 @@ class Checkpoints:
             return []
         folder, said = newest
         log.info("going on from step %d: %s", said.step, folder)
-        return kept.read(folder / _FILE)
+        return checkpoint_file.read(folder / _FILE)

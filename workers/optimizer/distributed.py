@@ -9,7 +9,7 @@ changes gradients after backward has them exchanged in `step()`, any other
 during backward.
 
 With `cross_barrier`, from the second step on, `step()` leaves the exchange under
-way: every module's forward waits for its own parameters (`workers.forward`), and
+way: every module's forward waits for its own parameters (`hubring.workers.optimizer.forward`), and
 where workers step, that is when their part of the step is taken. A step counts
 as completed when its gradients are handed over: nothing can take it back then.
 """
@@ -25,24 +25,26 @@ from typing import Any, NamedTuple
 import torch
 from torch.optim import Optimizer
 
-from ps.errors import ConfigError
-from ps.hyper import hyper_of
-from ps.types import Hyper
-from workers import context, scaling
-from workers.backward import BackwardPasses
-from workers.bucketing import Bucket, make_buckets
-from workers.checkpoints import Checkpoints
-from workers.collectives import allreduce, broadcast_into
-from workers.communicator import Communicator
-from workers.exchange import Exchange
-from workers.flight import FlightRecorder
-from workers.forward import ForwardGuard
-from workers.layout import NamedParameters
-from workers.stepper import Stepper
-from workers.tuning import Tuner
-from workers.turnout import Turnout
-from workers.watch import CHANGED, ChangeWatch
-from workers.wrapping import OptimizerWrapper
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.hyper import hyper_of
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.layout import NamedParameters
+from hubring.workers.collectives import allreduce
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer import scaling
+from hubring.workers.optimizer.backward import BackwardPasses
+from hubring.workers.optimizer.checkpoints import Checkpoints
+from hubring.workers.optimizer.exchange import Exchange
+from hubring.workers.optimizer.forward import ForwardGuard
+from hubring.workers.optimizer.stepper import Stepper
+from hubring.workers.optimizer.tuning import Tuner
+from hubring.workers.optimizer.uneven import Turnout
+from hubring.workers.optimizer.watch import CHANGED, ChangeWatch
+from hubring.workers.optimizer.wrapping import OptimizerWrapper
+from hubring.workers.runtime import context
+from hubring.workers.runtime.flight import FlightRecorder
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +100,10 @@ class DistributedOptimizer(OptimizerWrapper):
             named_parameters: Names the parameters where there is no one model.
             backward_passes_per_step: How many backward passes one step sums up before the exchange.
             bucket_bytes: Where a bucket is full; None takes the worker's setting. If that is None too,
-                the first steps try how many bytes are best handed over together (`workers.tuning`).
-            communicator: None takes that of `workers.init()`.
-            after_step: Called with `completed_steps` after each step; None takes `workers.init()`'s.
+                the first steps try how many bytes are best handed over together
+                (`hubring.workers.optimizer.tuning`).
+            communicator: None takes that of `hubring.init()`.
+            after_step: Called with `completed_steps` after each step; None takes `hubring.init()`'s.
             overlap: False never exchanges during backward: for scripts that begin to change gradients
                 after the first step, or whose backward reads a detached view of a parameter. Where a hub
                 steps a model on the CPU there is then one bucket a group and dtype, and no size to try,
@@ -503,7 +506,7 @@ def _check_model(model: object) -> None:
 def _place(
     communicator: Communicator | None, bucket_bytes: int | None, after_step: Callable[[int], None] | None
 ) -> _Place:
-    """Fills in what the caller left to `workers.init()`."""
+    """Fills in what the caller left to `hubring.init()`."""
     if communicator is not None:
         return _Place(communicator, bucket_bytes, after_step or _ignore, _ignore)
     here = context.current()

@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
-from ps.errors import ConfigError
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.communicator import Communicator
-from workers.convoy import Convoy, convoys
-from workers.flight import FlightRecorder
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.bucket_group import Convoy, convoys
+from hubring.workers.runtime.flight import FlightRecorder
 
 
 class Handed(NamedTuple):

@@ -21,9 +21,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from ps.errors import ConfigError
-from workers.bucketing import Bucket
-from workers.exchange import Exchange
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.optimizer.exchange import Exchange
 
 
 class Hook:

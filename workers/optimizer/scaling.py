@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ps.messages import Call, Collective, ReduceOp
-from workers.bucketing import Bucket
-from workers.communicator import Communicator
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator
 
 
 def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: float | None) -> bool:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ps.errors import ConfigError
-from workers.bucketing import Bucket
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.buckets.bucketing import Bucket
 
 _MEND = "leave out cross_barrier=True, or let the hub step (without --aggregate)"
 

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import torch
 
-from ps.messages import Call, Collective, ReduceOp
-from workers.communicator import Communicator
-from workers.exchange import Exchange
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.ps.core.timing import fastest
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.exchange import Exchange
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +28,6 @@ STEPS = 4
 
 SIZES = (25 << 20, 4 << 20, 10 << 20, 64 << 20)
 """Bytes to try. 25 MiB, DDP's, comes first: a job too short to choose stays near it."""
-
-
-NOISE = 0.05
-"""A gain of less than this part is none."""
-
-
-def choose(seconds: Mapping[int, float]) -> int:
-    """The size that took the least time; the first, if that is hardly longer."""
-    default = next(iter(seconds))
-    best = min(seconds, key=lambda size: seconds[size])
-    return best if seconds[best] < (1 - NOISE) * seconds[default] else default
 
 
 class Tuning:
@@ -75,7 +65,7 @@ class Tuning:
     def _choose(self) -> None:
         own = [median(self._seconds[size]) for size in self._sizes]
         self.medians = dict(zip(self._sizes, self._agree(own), strict=True))
-        self.chosen = choose(self.medians)
+        self.chosen = fastest(self.medians)
 
     def __str__(self) -> str:
         tried = ", ".join(f"{_mib(size)} {1e3 * each:.2f} ms" for size, each in sorted(self.medians.items()))

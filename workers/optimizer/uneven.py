@@ -12,9 +12,9 @@ import math
 import torch
 from torch.optim import Optimizer
 
-from ps.messages import ReduceOp
-from workers.collectives import allreduce
-from workers.communicator import Communicator
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers.collectives import allreduce
+from hubring.workers.communicators.base import Communicator
 
 
 class Turnout:

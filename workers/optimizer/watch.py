@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ps.types import Hyper
-from workers.bucketing import Bucket
+from hubring.ps.core.types import Hyper
+from hubring.workers.buckets.bucketing import Bucket
 
 CHANGED = "changes gradients between backward and step, as clipping does"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
 
 
 def _of_wrapped(name: str) -> Any:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
-    from ps.config.worker import WorkerConfig
-    from ps.logs import Place
+    from hubring.ps.config.worker import WorkerConfig
+    from hubring.ps.observe.logs import Place
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-JOBS = {"digits": "workers.examples.digits", "char-lm": "workers.examples.char_lm"}
+JOBS = {"digits": "hubring.workers.examples.digits", "char-lm": "hubring.workers.examples.char_lm"}
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -100,11 +100,11 @@ def run(
 def main() -> None:
     """Console entry of `ps-worker`."""
     if sys.argv[1:2] == ["bench"]:  # a word of its own, where any other would name a script
-        from workers.bench import cli
+        from hubring.workers.bench import cli
 
         cli.main(sys.argv[2:])
     if sys.argv[1:2] == ["env"]:
-        from workers import explain
+        from hubring.workers.programs import explain
 
         explain.main(sys.argv[2:])
     elsewhere = "a job's own arguments stand behind --, as in ps-worker --job digits -- --epochs 3"
@@ -112,25 +112,25 @@ def main() -> None:
 
 
 def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -> int:
-    from ps import logs
-    from ps.config.sources import load_worker
-    from ps.errors import HubringError
-    from workers import crew
+    from hubring.ps.config.sources import load_worker
+    from hubring.ps.core.errors import HubringError
+    from hubring.ps.observe import logs
+    from hubring.workers.programs import node_launcher
 
     try:
         config = load_worker(flags, config_file)
         place = logs.configure(config.log_format)
-        if crew.wanted(config):  # which trains nothing itself, and does without torch
-            return crew.run(config, flags, config_file, words)
+        if node_launcher.wanted(config):  # which trains nothing itself, and does without torch
+            return node_launcher.run(config, flags, config_file, words)
     except HubringError as error:
         return _end(error.exit_code, {}, str(error))
-    crew.follow()
+    node_launcher.follow()
     return _train(config, place, words)
 
 
 def _train(config: WorkerConfig, place: Place, words: list[str]) -> int:
-    from ps.errors import HubringError
-    from workers.run import Outcome, train
+    from hubring.ps.core.errors import HubringError
+    from hubring.workers.run import Outcome, train
 
     try:
         outcome = train(config, place, JOBS[config.job], config.job, words)

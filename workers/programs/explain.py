@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
 def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, as_json: bool) -> int:
     import sys
 
-    from ps.errors import HubringError
+    from hubring.ps.core.errors import HubringError
 
     try:
         report = gather(flags, config_file)
@@ -78,10 +78,10 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
     Raises:
         ConfigError: Sources disagree, or a value cannot be.
     """
-    from ps.config.environment import environment
-    from ps.config.sources import load_worker, worker_origins
-    from workers.launch import FAMILIES, absent, detect, set_aside
-    from workers.own_device import choose
+    from hubring.ps.config.environment import environment
+    from hubring.ps.config.sources import load_worker, worker_origins
+    from hubring.workers.launchers.own_device import choose
+    from hubring.workers.launchers.placement import FAMILIES, absent, detect, set_aside
 
     config, origins = load_worker(flags, config_file), worker_origins(flags, config_file)
     variables = environment()
@@ -126,7 +126,7 @@ _SETTINGS = {"rank": "rank", "size": "world_size", "local_rank": "local_rank"}
 
 
 def _betrayed(variables: Mapping[str, str], launcher: str) -> str:
-    from workers.launch import FAMILIES
+    from hubring.workers.launchers.placement import FAMILIES
 
     for family in FAMILIES:
         if family.started(variables):
@@ -137,7 +137,7 @@ def _betrayed(variables: Mapping[str, str], launcher: str) -> str:
 
 
 def _threads(variables: Mapping[str, str], local_size: int) -> tuple[int, str]:
-    """As `workers.context` will share the cores; the server counts the workers on a host, which we cannot."""
+    """As `runtime.context` will share the cores; the server counts the workers on a host, which we cannot."""
     if "OMP_NUM_THREADS" in variables:
         import torch
 

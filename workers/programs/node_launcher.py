@@ -20,13 +20,13 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from ps import terminal
-from ps.config.environment import environment
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError, Preempted
-from ps.settings import flag
-from workers.launch import Placement, detect
-from workers.launchers.torchrun import OURS, told
+from hubring.ps.config import terminal
+from hubring.ps.config.environment import environment
+from hubring.ps.config.settings import flag
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError, Preempted
+from hubring.workers.launchers.placement import Placement, detect
+from hubring.workers.launchers.torchrun import OURS, told
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,14 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
         log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
-    command = [sys.executable, "-m", "workers.cli", *_again(flags, config_file), "--", *words]
+    command = [
+        sys.executable,
+        "-m",
+        "hubring.workers.programs.cli",
+        *_again(flags, config_file),
+        "--",
+        *words,
+    ]
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
     given[PARENT] = str(os.getpid())

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from ps.config.environment import environment
-from ps.errors import UsageError
-from workers.crew import PARENT
-from workers.launcher.server import Server
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import UsageError
+from hubring.workers.localrun.server import Server
+from hubring.workers.programs.node_launcher import PARENT
 
 
 def train(
@@ -109,7 +109,7 @@ class Hub:
 
 def work(words: Sequence[str]) -> dict[str, Any]:
     """Runs one worker on this node; returns its last line."""
-    command = [sys.executable, "-m", "workers.cli", *words]
+    command = [sys.executable, "-m", "hubring.workers.programs.cli", *words]
     variables = {**environment(), PARENT: str(os.getpid())}
     ran = subprocess.run(command, stdout=subprocess.PIPE, env=variables, text=True, check=False)
     if ran.returncode < 0:

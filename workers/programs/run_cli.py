@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 Switch = Annotated[bool | None, typer.Option(hidden=True)]
 Value = Annotated[str | None, typer.Option(hidden=True)]
@@ -127,17 +127,17 @@ def main() -> None:
 
 
 def _check_build() -> int:
-    from workers.horovod.build import check_build
+    from hubring.workers.horovod.world.build import check_build
 
     print(check_build())
     return 0
 
 
 def _run(flags: dict[str, object]) -> int:
-    from ps.errors import HubringError, UsageError
-    from workers.launcher.host import ELSEWHERE
-    from workers.launcher.idle import IDLE, told
-    from workers.launcher.job import LocalJob
+    from hubring.ps.core.errors import HubringError, UsageError
+    from hubring.workers.localrun.host import ELSEWHERE
+    from hubring.workers.localrun.idle import IDLE, told
+    from hubring.workers.localrun.job import LocalJob
 
     try:
         words = script(flags.pop("command"))
@@ -158,7 +158,7 @@ def script(words: object) -> list[str]:
     Raises:
         UsageError: There is no script, or no such file.
     """
-    from ps.errors import UsageError
+    from hubring.ps.core.errors import UsageError
 
     left = list(words) if isinstance(words, list | tuple) else []
     if left and re.fullmatch(r"python(3(\.\d+)?)?", Path(left[0]).name):

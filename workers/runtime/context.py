@@ -21,32 +21,33 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from ps import logs
-from ps.client import KVClient
-from ps.config.address import address, is_loopback
-from ps.config.environment import environment
-from ps.config.sources import load_worker
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError, HubringError, NonFinite, Preempted, UsageError
-from ps.job import Reason
-from ps.session import Session
-from ps.trace import Trace
-from ps.transport import registry
-from ps.transport.host import towards
-from ps.usage import usage
-from workers import finite, hardship
-from workers.allreduce_communicator import AllreduceCommunicator
-from workers.communicator import Communicator
-from workers.compare.hardship.delays import Slowness
-from workers.flight import FlightRecorder
-from workers.hardship import Hardship
-from workers.launch import Placement, detect
-from workers.local_communicator import LocalCommunicator
-from workers.own_device import choose
-from workers.ps_communicator import PSCommunicator
-from workers.record import Record
-from workers.ring_group import ring_store
-from workers.trainer import Saves, Trainer
+from hubring.ps.client.client import KVClient
+from hubring.ps.client.session import Session
+from hubring.ps.config.address import address, is_loopback
+from hubring.ps.config.environment import environment
+from hubring.ps.config.sources import load_worker
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError, HubringError, NonFinite, Preempted, UsageError
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.usage import usage
+from hubring.ps.job.job import Reason
+from hubring.ps.observe import logs
+from hubring.ps.transport import registry
+from hubring.ps.transport.host import towards
+from hubring.workers.communicators.allreduce import AllreduceCommunicator
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.hub import PSCommunicator
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.communicators.ring_group import ring_store
+from hubring.workers.compare.hardship.delays import Slowness
+from hubring.workers.launchers.own_device import choose
+from hubring.workers.launchers.placement import Placement, detect
+from hubring.workers.runtime import finite
+from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.record import Record
+from hubring.workers.runtime.trainer import Saves, Trainer
+from hubring.workers.slowdown import hardship
+from hubring.workers.slowdown.hardship import Hardship
 
 log = logging.getLogger(__name__)
 
@@ -263,7 +264,7 @@ def current() -> Context:
         UsageError: There is none.
     """
     if _current is None:
-        raise UsageError("call workers.init() first: it finds this worker its place")
+        raise UsageError("call hubring.init() first: it finds this worker its place")
     return _current
 
 

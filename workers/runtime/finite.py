@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from ps.errors import NonFinite
-from ps.finite import all_finite
+from hubring.ps.core.errors import NonFinite
+from hubring.ps.optim.finite import all_finite
 
 
 def check(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:

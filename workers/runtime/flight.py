@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
-from ps.trace import Trace
-from ps.work import Work
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.work import Work
 
 
 class FlightRecorder:

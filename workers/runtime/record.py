@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 
 class Record:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sized
 import torch
 from torch.utils.data import Sampler
 
-from ps.errors import UsageError
-from workers import context
+from hubring.ps.core.errors import UsageError
+from hubring.workers.runtime import context
 
 
 class ShardedSampler(Sampler[int]):
@@ -26,7 +26,7 @@ class ShardedSampler(Sampler[int]):
         dataset: Only its length matters, and it must be the same on all ranks.
         shuffle: A new order each epoch, drawn from seed and epoch alone.
         seed: The same on all ranks.
-        rank: None takes that of `workers.init()`.
+        rank: None takes that of `hubring.init()`.
         size: Likewise.
 
     Raises:

@@ -30,7 +30,7 @@ class Trainer(Protocol):
 
 
 class Saves(Protocol):
-    """Keeps what no hub keeps: `workers.checkpoints`."""
+    """Keeps what no hub keeps: `hubring.workers.optimizer.checkpoints`."""
 
     @property
     def due(self) -> bool:

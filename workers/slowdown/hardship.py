@@ -24,8 +24,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ps.errors import ConfigError, UsageError
-from workers.compare.hardship.delays import Delays, Slowness
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.workers.compare.hardship.delays import Delays, Slowness
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,7 @@ def read(path: Path) -> Slowness:
     """What a file for `--hardship` says.
 
     It holds a JSON object with `straggler` (null, or `kind`, `seconds`, `ranks`, `shape` as in
-    `workers.compare.setting.Straggler`), `compute` (null, or seconds) and `seed`.
+    `hubring.workers.compare.setting.Straggler`), `compute` (null, or seconds) and `seed`.
 
     Raises:
         ConfigError: There is no such file, or it says something else.

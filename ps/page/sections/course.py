@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ps.markup import Html, element
-from ps.page.chart import curve
-from ps.page.figures import duration, loss, number
-from ps.page.history import Sample
-from ps.page.memo import Memo
-from ps.page.moment import Moment
-from ps.page.section import Section
-from ps.page.table import headed, row, table
+from hubring.ps.markup import Html, element
+from hubring.ps.page.chart import curve
+from hubring.ps.page.figures import duration, loss, number
+from hubring.ps.page.history import Sample
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.section import Section
+from hubring.ps.page.table import headed, row, table
 
 HEADS = ("Time", "Step", "Loss", "Steps/s in all")
 CAPTION = "The job's course, the newest first; time since the server began"
@@ -45,7 +45,7 @@ def _made(samples: tuple[Sample, ...]) -> Html:
 
 def _figure(name: str, title: str, points: list[tuple[float, float]], write: Callable[[float], str]) -> Html:
     if not points:
-        words = "No worker has reported one; workers.report(loss=...) in the script does."
+        words = "No worker has reported one; hubring.report(loss=...) in the script does."
         return element("figure", element("figcaption", title), element("p", words, class_="soft"))
     said = f"{title}: {write(points[-1][1])}"
     return element("figure", element("figcaption", said), curve(name, title, points, write))

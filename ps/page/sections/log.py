@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from ps.journal import Entry
-from ps.markup import Html, element
-from ps.page.memo import Memo
-from ps.page.moment import Moment
-from ps.page.section import ROWS, Section
-from ps.page.table import headed
+from hubring.ps.markup import Html, element
+from hubring.ps.observe.journal import Entry
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.section import ROWS, Section
+from hubring.ps.page.table import headed
 
 SHOWN = 60
 """The newest of what is kept."""

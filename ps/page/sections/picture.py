@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from ps.markup import Html, element, together
-from ps.page.figures import size
-from ps.page.memo import Memo
-from ps.page.moment import Moment, Shard, State
-from ps.page.place import MIDDLE, RIM, SIDE, Box, Point, on_circle, shard_box, worker_radius
-from ps.page.section import ROWS, Section
-from ps.page.sections.workers import kind
-from ps.page.table import headed
+from hubring.ps.markup import Html, element, together
+from hubring.ps.page.figures import size
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment, Shard, State
+from hubring.ps.page.place import MIDDLE, RIM, SIDE, Box, Point, on_circle, shard_box, worker_radius
+from hubring.ps.page.section import ROWS, Section
+from hubring.ps.page.sections.workers import kind
+from hubring.ps.page.table import headed
 
 SIGNS: Mapping[State, str] = {
     "training": "",

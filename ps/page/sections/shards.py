@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element, together
-from ps.page.chart import bar
-from ps.page.figures import size
-from ps.page.memo import Memo
-from ps.page.moment import Moment, Shard
-from ps.page.section import Section
-from ps.page.table import headed, row, table
+from hubring.ps.markup import Html, element, together
+from hubring.ps.page.chart import bar
+from hubring.ps.page.figures import size
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment, Shard
+from hubring.ps.page.section import Section
+from hubring.ps.page.table import headed, row, table
 
 HEADS = ("Shard", "In", "Out", "A second", "Share of all bytes", "Pushes", "Too late", "Versions", "Process")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ps.markup import Html, element
-from ps.page.chart import bar
-from ps.page.memo import Memo
-from ps.page.moment import Moment
-from ps.page.section import Section
-from ps.page.table import headed, row, table
+from hubring.ps.markup import Html, element
+from hubring.ps.page.chart import bar
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.section import Section
+from hubring.ps.page.table import headed, row, table
 
 MOST = 16
 """Bins."""

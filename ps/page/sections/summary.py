@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ps.markup import element
-from ps.page.figures import NOTHING, duration, loss, number
-from ps.page.history import sample
-from ps.page.memo import Memo
-from ps.page.moment import Moment
-from ps.page.section import Section
+from hubring.ps.markup import element
+from hubring.ps.page.figures import NOTHING, duration, loss, number
+from hubring.ps.page.history import sample
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.section import Section
 
 MOST_TOLD = 3
 """Workers that are silent, each in a sentence of its own; a whole network that is cut takes one more."""

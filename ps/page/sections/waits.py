@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element
-from ps.page.chart import bar
-from ps.page.figures import NOTHING
-from ps.page.memo import Memo
-from ps.page.moment import Moment, Worker
-from ps.page.section import Section
-from ps.page.table import headed, row, table
+from hubring.ps.markup import Html, element
+from hubring.ps.page.chart import bar
+from hubring.ps.page.figures import NOTHING
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment, Worker
+from hubring.ps.page.section import Section
+from hubring.ps.page.table import headed, row, table
 
 HEADS = ("Rank", "Held up now", "Answers held back, lately", "Seconds a second")
 HEADS_ON_RING = HEADS[:2]

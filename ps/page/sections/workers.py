@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from ps.markup import Html, element
-from ps.page.figures import NOTHING, loss, number
-from ps.page.memo import Memo
-from ps.page.moment import Moment, State, Worker
-from ps.page.section import Section
-from ps.page.table import headed, row, table
+from hubring.ps.markup import Html, element
+from hubring.ps.page.figures import NOTHING, loss, number
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment, State, Worker
+from hubring.ps.page.section import Section
+from hubring.ps.page.table import headed, row, table
 
 HEADS = ("Rank", "State", "Step", "Steps/s", "Loss", "Host and process")
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from protos import data_pb2 as pb
-from ps.transport.base import MAX_PAYLOAD, Message
-from ps.transport.memory import copy
+from hubring.protos import data_pb2 as pb
+from hubring.ps.transport.base import MAX_PAYLOAD, Message
+from hubring.ps.transport.memory import copy
 
 CHUNK_BYTES = 1 << 20
 """Payload bytes of one frame, at most."""

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 
-from ps.errors import ConfigError
-from ps.transport.backlog import Backlog, weigh
-from ps.transport.base import Envelope, Message, ReturnPath
-from ps.transport.bell import Bell
-from ps.transport.frame import Assembly, MalformedFrame, to_frames
-from ps.transport.host import bracketed, numeric, reachable
-from ps.transport.outbox import Outbox
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.transport.backlog import Backlog, weigh
+from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.host import bracketed, numeric, reachable
+from hubring.ps.transport.outbox import Outbox
 
 log = logging.getLogger(__name__)
 

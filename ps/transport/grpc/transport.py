@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
-from ps.errors import ConnectionLost, ServerUnreachable
-from ps.transport.backlog import Backlog, weigh
-from ps.transport.base import Message
-from ps.transport.bell import Bell
-from ps.transport.channel import open_channel
-from ps.transport.frame import Assembly, MalformedFrame, read_header, to_frames
-from ps.transport.grpc_listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
-from ps.transport.memory import plain_memory
-from ps.transport.outbox import Outbox
+from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.transport.backlog import Backlog, weigh
+from hubring.ps.transport.base import Message
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.grpc.channel import open_channel
+from hubring.ps.transport.grpc.frame import Assembly, MalformedFrame, read_header, to_frames
+from hubring.ps.transport.grpc.listener import BOTH_ENDS, GREETING, METHOD, SERVICE, GrpcListener
+from hubring.ps.transport.memory import plain_memory
+from hubring.ps.transport.outbox import Outbox
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
 """Streams of one connection, each on a TCP connection of its own.

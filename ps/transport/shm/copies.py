@@ -18,8 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ps.transport.memory import address
-from ps.transport.pages import PAGE, show
+from hubring.ps.transport.memory import address
+from hubring.ps.transport.shm.pages import PAGE, show
 
 _SCAN = 0xC0606610
 _PROTECT_FOUND, _ONLY_WATCHED = 1 << 0, 1 << 1

@@ -15,7 +15,7 @@ import struct
 from collections import deque
 from typing import NamedTuple
 
-from ps.transport.base import MAX_HEADER
+from hubring.ps.transport.base import MAX_HEADER
 
 MAX_PACKET = MAX_HEADER + 1024
 _MAX_TRAIN = MAX_PACKET + 4

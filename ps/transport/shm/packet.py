@@ -11,8 +11,8 @@ import os
 import struct
 from typing import NamedTuple
 
-from ps.transport.doorbell import Doorbell, Packet
-from ps.transport.segment import Arena, Place
+from hubring.ps.transport.shm.doorbell import Doorbell, Packet
+from hubring.ps.transport.shm.segment import Arena, Place
 
 VERSION = 2
 

@@ -14,9 +14,9 @@ import threading
 import weakref
 from typing import NamedTuple
 
-from ps import huge
-from ps.transport.memory import address
-from ps.transport.pages import rounded, show, write
+from hubring.ps.core import huge_pages
+from hubring.ps.transport.memory import address
+from hubring.ps.transport.shm.pages import rounded, show, write
 
 SEGMENT_BYTES = 256 << 20
 """Address space of one segment; its pages come into being when they are first touched."""
@@ -81,8 +81,8 @@ class Arena:
         if self._guarded or room > SEGMENT_BYTES // 2:
             return self._new_segment(room, window)
         rest = self._rest[window]
-        if room >= huge.HUGE_BYTES:
-            rest = rest[-address(rest) % huge.HUGE_BYTES :]
+        if room >= huge_pages.HUGE_BYTES:
+            rest = rest[-address(rest) % huge_pages.HUGE_BYTES :]
         if room > rest.nbytes:
             rest = self._new_segment(SEGMENT_BYTES, window)
         self._rest[window] = rest[room:]
@@ -147,7 +147,7 @@ def attach(descriptor: int) -> memoryview:
 
 def _map(descriptor: int, nbytes: int) -> memoryview:
     """A file's memory, where its huge pages are mapped as such; it lives as long as a view of it does."""
-    memory = huge.room(nbytes)
+    memory = huge_pages.room(nbytes)
     show(address(memory), rounded(nbytes), descriptor, 0, private=False)
     return memory
 

@@ -25,15 +25,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ps import huge
-from ps.errors import ConnectionLost, ServerUnreachable, UsageError
-from ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
-from ps.transport.doorbell import Doorbell, Packet, peer_user
-from ps.transport.memory import copy, land
-from ps.transport.packet import Descriptor, Introductions, Kind, unpack
-from ps.transport.pages import PAGE
-from ps.transport.segment import Arena, Place, attach, enclose, sealed_size
-from ps.transport.window import Windows
+from hubring.ps.core import huge_pages
+from hubring.ps.core.errors import ConnectionLost, ServerUnreachable, UsageError
+from hubring.ps.transport.base import MAX_HEADER, Envelope, Message, ReturnPath
+from hubring.ps.transport.memory import copy, land
+from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
+from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
+from hubring.ps.transport.shm.pages import PAGE
+from hubring.ps.transport.shm.segment import Arena, Place, attach, enclose, sealed_size
+from hubring.ps.transport.shm.window import Windows
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,11 @@ class ShmTransport:
     def allocate(self, nbytes: int) -> memoryview:
         memory = self._arena.allocate(nbytes)
         if self._serves:  # a shard has others to answer meanwhile, and they may write there already
-            threading.Thread(target=huge.populate, args=(memory,), name="huge pages", daemon=True).start()
+            threading.Thread(
+                target=huge_pages.populate, args=(memory,), name="huge pages", daemon=True
+            ).start()
         else:
-            huge.populate(memory)
+            huge_pages.populate(memory)
         return memory
 
     def window(self, nbytes: int) -> memoryview:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 from functools import cached_property
 
-from ps.transport import pages
-from ps.transport.copies import Copies, own_copies
-from ps.transport.segment import Arena, Place
+from hubring.ps.transport.shm import pages
+from hubring.ps.transport.shm.copies import Copies, own_copies
+from hubring.ps.transport.shm.segment import Arena, Place
 
 log = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import zmq
 
-from ps.errors import ConfigError
-from ps.transport.base import Envelope, Message, ReturnPath
-from ps.transport.bell import Bell
-from ps.transport.host import bracketed, numeric, reachable
-from ps.transport.outbox import WINDOW, Outbox
-from ps.transport.poller import poller
-from ps.transport.zmq_socket import (
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.transport.base import Envelope, Message, ReturnPath
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.host import bracketed, numeric, reachable
+from hubring.ps.transport.outbox import WINDOW, Outbox
+from hubring.ps.transport.poller import poller
+from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LAST_WORDS_MS,
     SCHEME,

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import zmq
 
-from ps.config.address import is_loopback
-from ps.transport.base import MAX_PAYLOAD, Message
-from ps.transport.heap import keep_freed_memory
-from ps.transport.outbox import Outbox
+from hubring.ps.config.address import is_loopback
+from hubring.ps.transport.base import MAX_PAYLOAD, Message
+from hubring.ps.transport.outbox import Outbox
+from hubring.ps.transport.zmq.heap import keep_freed_memory
 
 SCHEME = "tcp://"
 
@@ -55,7 +55,8 @@ A thread that sends and receives does so in turn: replies fell behind requests, 
 a step. So where a process dials one shard, replies have a line of their own, and by that a thread at either
 end. Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run:
 that brings one worker from 1.34 to 1.21. With more shards there are lines for all threads: with two shards,
-two threads, not one, bring two workers from 1.20 to 1.14, and reusing frames' pages (`ps.transport.heap`)
+two threads, not one, bring two workers from 1.20 to 1.14, and reusing frames' pages
+(`hubring.ps.transport.zmq.heap`)
 one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP buffers change nothing.
 """
 

@@ -15,14 +15,14 @@ import time
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from ps.errors import ConnectionLost, ServerUnreachable
-from ps.transport.base import Message
-from ps.transport.bell import Bell
-from ps.transport.memory import plain_memory
-from ps.transport.outbox import WINDOW, Outbox
-from ps.transport.poller import poller
-from ps.transport.zmq_listener import ZmqListener
-from ps.transport.zmq_socket import (
+from hubring.ps.core.errors import ConnectionLost, ServerUnreachable
+from hubring.ps.transport.base import Message
+from hubring.ps.transport.bell import Bell
+from hubring.ps.transport.memory import plain_memory
+from hubring.ps.transport.outbox import WINDOW, Outbox
+from hubring.ps.transport.poller import poller
+from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
     LAST_WORDS_MS,
     NOW,

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from ps import manifest
-from ps.claim import claim
-from ps.errors import ConfigError
+from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint.lock import claim
+from hubring.ps.core.errors import ConfigError
 
 
 def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends(tmp_path: Path) -> None:
-    program = "import pathlib, sys; from ps.claim import claim; claim(pathlib.Path(sys.argv[1]))"
+    program = (
+        "import pathlib, sys; from hubring.ps.checkpoint.lock import claim; claim(pathlib.Path(sys.argv[1]))"
+    )
 
     def another() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, str(tmp_path)]

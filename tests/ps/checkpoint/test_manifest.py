@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ps import manifest
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.manifest import FileEntry, Manifest
-from ps.types import BucketSpec, Slice, TensorSpec
+from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
+from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 
 BUCKETS = (BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (2, 2)),)),)
 SLICES = (Slice(0, 0, 0, 4, 0),)

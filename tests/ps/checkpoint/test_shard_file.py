@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from ps import checkpoint, manifest
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.manifest import FileEntry, Manifest
-from ps.snapshot import KeyState, Snapshot
-from ps.types import BucketSpec, Slice, TensorSpec
+from hubring.ps.checkpoint import manifest, shard_file
+from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
+from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
+from hubring.ps.store.snapshot import KeyState, Snapshot
 
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("bias", (2,)), TensorSpec("weight", (2, 2))))
 SLICES = (Slice(0, 0, 0, 3, 0), Slice(1, 0, 3, 3, 1))
@@ -27,7 +27,7 @@ def write(directory: Path) -> Path:
     files = []
     for key in (0, 1):
         path = folder / f"shard-{key}.safetensors"
-        written = checkpoint.save(path, {key: state(key)})
+        written = shard_file.save(path, {key: state(key)})
         files.append(FileEntry(path.name, written.sha256, written.bytes, (key,)))
     return manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, tuple(files)))
 
@@ -45,19 +45,19 @@ def same(one: Snapshot, other: Snapshot) -> bool:
 
 
 def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
-    assert same(checkpoint.load(write(tmp_path), [0, 1]), {0: state(0), 1: state(1)})
+    assert same(shard_file.load(write(tmp_path), [0, 1]), {0: state(0), 1: state(1)})
 
 
 def test_one_shard_can_take_keys_that_several_wrote(tmp_path: Path) -> None:
-    assert same(checkpoint.load(write(tmp_path), [1]), {1: state(1)})
+    assert same(shard_file.load(write(tmp_path), [1]), {1: state(1)})
 
 
 def test_a_shard_reads_the_files_that_hold_its_keys_and_no_others(tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "shard-0.safetensors").write_bytes(b"torn")
-    assert same(checkpoint.load(folder, [1]), {1: state(1)})
+    assert same(shard_file.load(folder, [1]), {1: state(1)})
     with pytest.raises(CheckpointCorrupt, match="has 4 bytes where"):
-        checkpoint.load(folder, [0, 1])
+        shard_file.load(folder, [0, 1])
 
 
 def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(
@@ -66,23 +66,23 @@ def test_a_full_disk_is_told_with_what_is_needed_and_what_is_free(
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "sync", full)
+    monkeypatch.setattr(shard_file, "sync", full)
     path = tmp_path / "shard-0.safetensors"
     needs = sum(tensor.nbytes for tensor in [state(0).values, *state(0).optimizer.values()])
     with pytest.raises(
         ConfigError, match=rf"{path} .*No space left.*needs {needs} bytes, and \d+ bytes are free"
     ):
-        checkpoint.save(path, {0: state(0)})
+        shard_file.save(path, {0: state(0)})
     assert not path.exists()
 
 
 def test_a_key_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointCorrupt, match=r"lacks keys \[7\]"):
-        checkpoint.load(write(tmp_path), [0, 7])
+        shard_file.load(write(tmp_path), [0, 7])
 
 
 def test_parameters_come_back_by_name_and_shape(tmp_path: Path) -> None:
-    parameters = checkpoint.load_parameters(write(tmp_path))
+    parameters = shard_file.load_parameters(write(tmp_path))
     assert torch.equal(parameters["bias"], torch.tensor([0.0, 1.0]))
     assert torch.equal(parameters["weight"], torch.tensor([[2.0, 3.0], [4.0, 5.0]]))
 
@@ -94,4 +94,4 @@ def test_a_file_that_is_no_safetensors_is_found_out(tmp_path: Path) -> None:
     entry = FileEntry(path.name, manifest.digest(path), 8, (0,))
     published = manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, (entry,)))
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):
-        checkpoint.load(published, [0])
+        shard_file.load(published, [0])

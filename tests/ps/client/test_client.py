@@ -8,15 +8,15 @@ from typing import TypeVar
 import pytest
 import torch
 
-from ps.client import KVClient
-from ps.consistency import ASP, BSP, Consistency
-from ps.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
-from ps.messages import Call, Collective, Contribute, ReduceOp
-from ps.shard import ShardLoop
-from ps.transport.base import Connection, Message
-from ps.transport.inproc import InprocTransport
-from ps.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
-from ps.work import Work
+from hubring.ps.client.client import KVClient
+from hubring.ps.core.errors import ConnectionLost, Fenced, HubringError, JobFailed, ServerUnreachable
+from hubring.ps.core.messages import Call, Collective, Contribute, ReduceOp
+from hubring.ps.core.types import BucketSpec, Layout, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.work import Work
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import ASP, BSP, Consistency
+from hubring.ps.transport.base import Connection, Message
+from tests.support.inproc import InprocTransport
 
 T = TypeVar("T")
 
@@ -183,7 +183,7 @@ def test_a_push_counts_once_though_its_connection_breaks(hubs: list[Hub], at: in
 def test_a_shard_that_is_gone_fails_everything_that_waits(
     hubs: list[Hub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ps.lines.REDIAL_SECONDS", 0.3)
+    monkeypatch.setattr("hubring.ps.client.connections.REDIAL_SECONDS", 0.3)
     hub = Hub(BSP(), 2)
     client = hub.client(0)
     values = begin(client)

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from ps import lead
-from ps.errors import ConnectionLost, DeadlineExceeded, HubringError
-from ps.lines import Inflight, Lines
-from ps.lookout import Lookout
-from ps.messages import Pull, Push, Values
-from ps.traffic import Traffic
-from ps.transport import wire
-from ps.transport.base import Message
-from ps.types import Sender
-from ps.work import Work
+from hubring.ps.client import send_window
+from hubring.ps.client.connections import Inflight, Lines
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, HubringError
+from hubring.ps.core.messages import Pull, Push, Values
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import Sender
+from hubring.ps.core.work import Work
+from hubring.ps.transport import wire
+from hubring.ps.transport.base import Message
+from hubring.ps.transport.spin_wait import Lookout
 
 SOON = 10.0
 
@@ -120,7 +120,7 @@ class Desk:
 
 @pytest.fixture
 def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr("ps.lines.Lookout", Told)
+    monkeypatch.setattr("hubring.ps.client.connections.Lookout", Told)
     desk = Desk()
     yield desk
     desk.lines.close()
@@ -202,10 +202,10 @@ def numbers_of(messages: list[Message]) -> list[int]:
 
 
 def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lead, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(send_window, "PATIENCE_SECONDS", 60.0)
     follows = threading.Event()
     desk.wire.on_send = lambda: follows.set() if len(desk.wire.sent) == 4 else None
-    works = [desk.push(number, lead.BYTES // 2) for number in range(5)]
+    works = [desk.push(number, send_window.BYTES // 2) for number in range(5)]
     assert numbers_of(desk.wire.sent) == [0, 1, 2]
     desk.wire.answer(0)
     works[0].wait(SOON)
@@ -218,12 +218,12 @@ def test_what_is_held_back_leaves_in_time_though_no_answer_comes(desk: Desk, att
     """The others may send in another order, and wait for what is held back."""
     count, all_out = 12, threading.Event()
     desk.wire.on_send = lambda: all_out.set() if len(desk.wire.sent) == count else None
-    first = desk.push(0, lead.BYTES)
+    first = desk.push(0, send_window.BYTES)
     waiting = threading.Thread(target=first.wait, args=(SOON,))
     if attended:
         waiting.start()
         assert desk.attended.wait(SOON)
-    work = [desk.push(number, lead.BYTES) for number in range(1, count)][-1]
+    work = [desk.push(number, send_window.BYTES) for number in range(1, count)][-1]
     assert all_out.wait(SOON)
     desk.wire.answer(*range(count))
     if attended:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ps.lead import BYTES, PATIENCE_SECONDS, SLICES, Lead
+from hubring.ps.client.send_window import BYTES, PATIENCE_SECONDS, SLICES, Lead
 
 SMALL, LARGE = BYTES // 4, BYTES
 

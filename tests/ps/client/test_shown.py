@@ -11,17 +11,17 @@ from contextlib import closing
 import pytest
 import torch
 
-from ps.client import KVClient
-from ps.consistency import BSP
-from ps.errors import ConnectionLost
-from ps.home import HostHome
-from ps.lines import MAX_LOSSES
-from ps.shard import ShardLoop
-from ps.transport import pages
-from ps.transport.base import Connection
-from ps.transport.shm import ShmTransport
-from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from ps.work import Work
+from hubring.ps.client.client import KVClient
+from hubring.ps.client.connections import MAX_LOSSES
+from hubring.ps.core.errors import ConnectionLost
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.work import Work
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.parameter_memory import HostHome
+from hubring.ps.transport.base import Connection
+from hubring.ps.transport.shm import pages
+from hubring.ps.transport.shm.transport import ShmTransport
 
 PATIENCE = 10.0
 NUMEL = 1 << 16
@@ -184,7 +184,7 @@ def test_a_line_that_breaks_each_time_is_given_up(shard: Shard, monkeypatch: pyt
         def broken(self: object) -> list[object]:
             raise ConnectionLost("it said something odd")
 
-        monkeypatch.setattr("ps.transport.shm.ShmConnection.receive", broken)
+        monkeypatch.setattr("hubring.ps.transport.shm.transport.ShmConnection.receive", broken)
         work = Work("init")
         worker.client.init(0, 0, torch.zeros(NUMEL), work)
         with pytest.raises(ConnectionLost, match=rf"broke {MAX_LOSSES} times.*it said something odd"):

@@ -10,10 +10,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.compression import Compressor, by_name, codec_for, mean_into
-from ps.errors import ConfigError
-from ps.messages import Coded
-from ps.quantization import BLOCK
+from hubring.ps.compression.compressor import Compressor, by_name, codec_for, mean_into
+from hubring.ps.compression.quantization import BLOCK
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded
 
 untimed = settings(deadline=None)
 

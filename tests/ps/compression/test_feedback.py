@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.compression import Compressor, by_name
-from ps.feedback import ErrorFeedback
+from hubring.ps.compression.compressor import Compressor, by_name
+from hubring.ps.compression.feedback import ErrorFeedback
 
 untimed = settings(deadline=None)
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from ps.config.address import address
-from ps.config.environment import environment
-from ps.config.server import ServerConfig
-from ps.config.sources import load_server, load_worker
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError
+from hubring.ps.config.address import address
+from hubring.ps.config.environment import environment
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.sources import load_server, load_worker
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -76,7 +76,7 @@ def test_an_option_of_another_program_is_told_where_it_belongs(
 def test_a_stop_after_the_result_changes_nothing(number: str) -> None:
     late = (
         "import atexit, signal, typer\n"
-        "from ps import terminal\n"
+        "from hubring.ps.config import terminal\n"
         f"atexit.register(signal.raise_signal, signal.{number})\n"
         "app = typer.Typer()\n"
         "@app.command()\n"

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ps import keeper
-from ps.errors import ConfigError
-from ps.fleet import Fleet
-from ps.keeper import Keeper
-from ps.saver import Held
-from ps.timing import FakeTime
+from hubring.ps.coordinator import checkpoint_schedule
+from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.checkpoint_writer import Held
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.core.errors import ConfigError
+from tests.support.fake_time import FakeTime
 
 
 class NeverReached:
@@ -30,7 +30,7 @@ class NeverReached:
 def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_passing: bool
 ) -> None:
-    monkeypatch.setattr(keeper, "Saver", NeverReached)
+    monkeypatch.setattr(checkpoint_schedule, "Saver", NeverReached)
 
     async def story() -> None:
         kept = Keeper(Fleet(5.0), tmp_path, 60.0, FakeTime(), lambda: None, None)  # type: ignore[arg-type, return-value]

@@ -11,17 +11,17 @@ from typing import Any, TypeVar
 import grpc
 import pytest
 
-from protos import control_pb2 as pb
-from ps import manifest
-from ps.config.server import ServerConfig
-from ps.consistency import by_name
-from ps.control import Control
-from ps.coordinator import Coordinator
-from ps.errors import HubringError, JobFailed
-from ps.fleet import Fleet, Shard
-from ps.manifest import Manifest
-from ps.timing import FakeTime
-from ps.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
+from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.coordinator.control import Control
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.fleet import Fleet, Shard
+from hubring.ps.core.errors import HubringError, JobFailed
+from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
+from hubring.ps.store.consistency import by_name
+from tests.support.fake_time import FakeTime
 
 LIMIT = 20.0
 """Seconds after which a call that waits has found a bug."""
@@ -115,7 +115,7 @@ class Hub:
     """A coordinator, the clock that it looks at, and the fleet that it leads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
-        monkeypatch.setattr("ps.coordinator.Fleet", FakeFleet)
+        monkeypatch.setattr("hubring.ps.coordinator.coordinator.Fleet", FakeFleet)
         self.time = FakeTime()
         config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
         restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
@@ -176,7 +176,7 @@ def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9)
 
 
 def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.changes.PATIENCE", 10 * LIMIT)
+    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 10 * LIMIT)
 
     async def story() -> None:
         hub = Hub(monkeypatch, lease=100 * LIMIT)
@@ -444,7 +444,7 @@ def test_who_comes_and_waits_in_vain_for_the_choice_asks_again_and_does_not_coun
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def story() -> None:
-        monkeypatch.setattr("ps.changes.PATIENCE", 0.0)
+        monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.0)
         hub = Hub(monkeypatch, slice_bytes=None)
         first, second = await hub.started()
         await hub.plan(first)

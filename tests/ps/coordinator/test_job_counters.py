@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from ps.job import Outcome
-from ps.tally import Tally
+from hubring.ps.coordinator.job_counters import Tally
+from hubring.ps.job.job import Outcome
 
 NOBODY = {"finished": 0, "preempted": 0, "failed": 0, "lost": 0}
 

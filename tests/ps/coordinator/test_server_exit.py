@@ -4,11 +4,11 @@ import signal
 
 import pytest
 
-from ps.config.server import ServerConfig
-from ps.errors import ConfigError, HubringError, JobFailed, NonFinite
-from ps.job import Outcome
-from ps.server import Server
-from tests.test_coordinator import Hub, run
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
+from hubring.ps.job.job import Outcome
+from hubring.ps.server import Server
+from tests.ps.coordinator.test_coordinator import Hub, run
 
 
 @pytest.mark.parametrize(

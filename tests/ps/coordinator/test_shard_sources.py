@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from protos import control_pb2 as pb
-from ps.errors import ConfigError
-from ps.job import Job, Joiner
-from ps.supply import OwnShards, WorkersShards
-from tests.test_coordinator import CONTEXT, LIMIT, Hub, run
+from hubring.protos import control_pb2 as pb
+from hubring.ps.coordinator.shard_sources import OwnShards, WorkersShards
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.job.job import Job, Joiner
+from tests.ps.coordinator.test_coordinator import CONTEXT, LIMIT, Hub, run
 
 
 def job(workers: int = 2) -> Job:

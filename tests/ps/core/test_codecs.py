@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from ps.codecs import CodecSpec, parse
-from ps.config.sources import load_worker
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError
+from hubring.ps.config.sources import load_worker
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.codecs import CodecSpec, parse
+from hubring.ps.core.errors import ConfigError
 
 
 @pytest.mark.parametrize(

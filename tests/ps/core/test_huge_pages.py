@@ -16,14 +16,14 @@ from typing import cast
 import pytest
 import torch
 
-from ps import huge
-from ps.blocks import BLOCK_BYTES, BlockSteps
-from ps.huge import HUGE_BYTES, ROOM_BYTES
-from ps.optim import FusedStep
-from ps.transport.memory import address
-from ps.transport.segment import Arena, attach
-from ps.transport.shm import ShmTransport
-from ps.zeros import zeros, zeros_like
+from hubring.ps.core import huge_pages
+from hubring.ps.core.huge_pages import HUGE_BYTES, ROOM_BYTES
+from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
+from hubring.ps.optim.server_optimizer import FusedStep
+from hubring.ps.optim.zeros import zeros, zeros_like
+from hubring.ps.transport.memory import address
+from hubring.ps.transport.shm.segment import Arena, attach
+from hubring.ps.transport.shm.transport import ShmTransport
 
 WHOLE = 3 * HUGE_BYTES
 LARGE = WHOLE + 5 * mmap.PAGESIZE
@@ -79,7 +79,7 @@ def test_large_ones_begin_where_a_huge_page_can() -> None:
 
 @pytest.mark.parametrize("nbytes", [HUGE_BYTES, ROOM_BYTES])
 def test_memory_lives_as_long_as_a_view_of_it(nbytes: int) -> None:
-    whole = huge.memory(nbytes)
+    whole = huge_pages.memory(nbytes)
     mapping = weakref.ref(cast(mmap.mmap, whole.obj))
     part = torch.frombuffer(whole, dtype=torch.uint8)[nbytes // 2 :]
     del whole
@@ -144,7 +144,7 @@ def test_shared_memory_lies_in_huge_pages_in_all_who_map_it() -> None:
     assert segment is not None
     assert huge_at(address(memory)) == 0, "until somebody wants them"
     memory[5] = 9
-    huge.populate(memory)
+    huge_pages.populate(memory)
     assert memory[5] == 9
     assert huge_at(address(memory)) == WHOLE, "the rest is its neighbours' too"
     other = attach(os.dup(segment.descriptor))
@@ -172,10 +172,10 @@ def test_where_the_kernel_refuses_all_is_as_it_was(monkeypatch: pytest.MonkeyPat
         asked.append(nbytes)
         return -1
 
-    monkeypatch.setattr(huge, "_libc", SimpleNamespace(madvise=refuse))
+    monkeypatch.setattr(huge_pages, "_libc", SimpleNamespace(madvise=refuse))
     assert not zeros(LARGE, torch.uint8).any()
     memory = Arena().allocate(LARGE)
-    huge.populate(memory)
+    huge_pages.populate(memory)
     memory[-1] = 1
     assert bytes(memory) == bytes(LARGE - 1) + b"\1"
     assert asked == [WHOLE, HUGE_BYTES, WHOLE]

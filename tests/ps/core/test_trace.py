@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ps import trace
-from ps.offset import Offset
-from ps.trace import Trace
-from ps.work import Work
-from workers.flight import FlightRecorder
+from hubring.ps.core import trace
+from hubring.ps.core.offset import Offset
+from hubring.ps.core.trace import Trace
+from hubring.ps.core.work import Work
+from hubring.workers.runtime.flight import FlightRecorder
 
 
 def spans(path: Path) -> list[dict[str, Any]]:

@@ -4,16 +4,16 @@ from typing import TypeVar
 
 import torch
 
-from ps.messages import Call
-from ps.timing import FakeTime
-from ps.types import Hyper
-from ps.waiting import Waiting, sentence
-from ps.work import Work
-from tests.fake_hub import FakeHub, FakeRank
-from workers.bucketing import Bucket, make_buckets
-from workers.collectives import barrier
-from workers.communicator import CollectiveWork, Then
-from workers.exchange import Exchange
+from hubring.ps.core.messages import Call
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.waiting import Waiting, sentence
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.collectives import barrier
+from hubring.workers.communicators.base import CollectiveWork, Then
+from hubring.workers.optimizer.exchange import Exchange
+from tests.support.fake_hub import FakeHub, FakeRank
+from tests.support.fake_time import FakeTime
 
 
 def test_a_long_wait_is_told_every_ten_seconds() -> None:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ps.doctor import (
+from hubring.ps.core.offset import Offset
+from hubring.ps.doctor import (
     clock,
     cuda,
     disk,
@@ -30,19 +31,18 @@ from ps.doctor import (
     torch_build,
     verdict,
 )
-from ps.doctor.cgroup import Memory
-from ps.doctor.cuda import Cuda, Gpu
-from ps.doctor.disk import Disk
-from ps.doctor.finding import Finding, State, failure, ok, skipped, warning
-from ps.doctor.listeners import Listener
-from ps.doctor.names import Answer
-from ps.doctor.nccl import Nccl
-from ps.doctor.packages import Requirement
-from ps.doctor.peer import End
-from ps.doctor.ports import Port
-from ps.doctor.sizes import GIB, MIB
-from ps.doctor.torch_build import Build
-from ps.offset import Offset
+from hubring.ps.doctor.cgroup import Memory
+from hubring.ps.doctor.cuda import Cuda, Gpu
+from hubring.ps.doctor.disk import Disk
+from hubring.ps.doctor.finding import Finding, State, failure, ok, skipped, warning
+from hubring.ps.doctor.listeners import Listener
+from hubring.ps.doctor.names import Answer
+from hubring.ps.doctor.nccl import Nccl
+from hubring.ps.doctor.packages import Requirement
+from hubring.ps.doctor.peer import End
+from hubring.ps.doctor.ports import Port
+from hubring.ps.doctor.sizes import GIB, MIB
+from hubring.ps.doctor.torch_build import Build
 
 ADDR = "hub1:5555"
 HERE = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": ""}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ps.doctor.cgroup import Cgroup, Memory
+from hubring.ps.doctor.cgroup import Cgroup, Memory
 
 MIB = 1 << 20
 UNLIMITED = 0x7FFFFFFFFFFFF000

@@ -13,9 +13,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ps import cli
-from ps.config.server import ServerConfig
-from ps.doctor import (
+from hubring.ps import cli
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.doctor import (
     cuda,
     disk,
     environment,
@@ -31,11 +32,10 @@ from ps.doctor import (
     subject,
     torch_build,
 )
-from ps.doctor.finding import Finding, failure, ok, skipped, warning
-from ps.doctor.listeners import Listener
-from ps.doctor.packages import Requirement
-from ps.doctor.sizes import GIB, MIB, spelt
-from ps.errors import ConfigError
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
+from hubring.ps.doctor.listeners import Listener
+from hubring.ps.doctor.packages import Requirement
+from hubring.ps.doctor.sizes import GIB, MIB, spelt
 from tests.conftest import command
 
 HERE = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": ""}

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps.errors import ConfigError, Fenced, JobFailed, NonFinite
-from ps.job import Job, Joiner, Reason
-from ps.types import Member, Sender
+from hubring.ps.core.errors import ConfigError, Fenced, JobFailed, NonFinite
+from hubring.ps.core.types import Member, Sender
+from hubring.ps.job.job import Job, Joiner, Reason
 
 
 def joiner(token: str, **changes: object) -> Joiner:

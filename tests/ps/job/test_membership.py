@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps.errors import ConfigError, Fenced
-from ps.membership import Membership
-from ps.types import Member, Sender
+from hubring.ps.core.errors import ConfigError, Fenced
+from hubring.ps.core.types import Member, Sender
+from hubring.ps.job.membership import Membership
 
 
 def join(members: Membership, token: str, rank: int | None = None, now: float = 0.0) -> Member:

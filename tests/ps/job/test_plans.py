@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from ps.blueprint import Blueprint
-from ps.consistency import BSP
-from ps.errors import ConfigError
-from ps.manifest import Manifest
-from ps.plans import bucket_from_proto, bucket_to_proto, difference
-from ps.sharding import plan
-from ps.types import BucketSpec, TensorSpec
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.coordinator.blueprint import Blueprint
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import BucketSpec, TensorSpec
+from hubring.ps.job.plans import bucket_from_proto, bucket_to_proto, difference
+from hubring.ps.job.sharding import plan
+from hubring.ps.store.consistency import BSP
 
 BUCKET = BucketSpec(3, "float32", 1, "SGD", (TensorSpec("w", (4, 5)), TensorSpec("b", ())), "topk:0.01")
 

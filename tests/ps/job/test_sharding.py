@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.errors import ConfigError
-from ps.sharding import deal, plan
-from ps.types import DTYPE_BYTES, BucketSpec, TensorSpec
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, TensorSpec
+from hubring.ps.job.sharding import deal, plan
 
 
 def bucket(index: int, numel: int, dtype: str = "float32") -> BucketSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ps.pace import LATELY, Pace
+from hubring.ps.job.step_rate import LATELY, Pace
 
 
 def test_it_is_steps_a_second_lately() -> None:

@@ -11,16 +11,16 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ShardControlStub
-from ps.consistency import BSP
-from ps.errors import ConfigError, ServerUnreachable, UsageError
-from ps.health import CONTROL, DATA, PROCESS, READY, SHARD_CONTROL, HubHealth
-from ps.probe import probe
-from ps.shard import ShardLoop
-from ps.shard_control import ShardControl
-from ps.transport.channel import open_async_channel, open_channel
-from tests.test_coordinator import Hub, run
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ShardControlStub
+from hubring.ps.core.errors import ConfigError, ServerUnreachable, UsageError
+from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY, SHARD_CONTROL, HubHealth
+from hubring.ps.observe.health_check import probe
+from hubring.ps.shard.control import ShardControl
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import BSP
+from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
+from tests.ps.coordinator.test_coordinator import Hub, run
 
 SOON = 10.0
 SERVING = health_pb2.HealthCheckResponse.SERVING

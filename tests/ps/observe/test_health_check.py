@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from ps.transport.probe import probe
+from hubring.ps.transport.port_probe import probe
 
 Answer = Callable[[socket.socket], None]
 
@@ -73,7 +73,7 @@ def test_a_port_without_anybody_is_told() -> None:
 
 
 def test_who_says_nothing_is_told_from_who_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.transport.probe.SECONDS", 0.02)
+    monkeypatch.setattr("hubring.ps.transport.port_probe.SECONDS", 0.02)
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
         mute.listen()

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps import logs
+from hubring.ps.observe import logs
 
-LOG = logging.getLogger("ps.shard")
+LOG = logging.getLogger("hubring.ps.shard.loop")
 
 
 class Stream(io.StringIO):
@@ -103,7 +103,7 @@ def test_json_line_is_one_object(stream: Stream) -> None:
         "host": "host",
         "role": "w3",
         "step": 7,
-        "logger": "ps.shard",
+        "logger": "hubring.ps.shard.loop",
         "message": "two\nlines",
     }
 

@@ -9,12 +9,12 @@ from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from protos import control_pb2 as pb
-from ps import metrics
-from ps.metrics import METRICS, STALENESS_BUCKETS
-from tests.test_coordinator import Hub, run
+from hubring.protos import control_pb2 as pb
+from hubring.ps.observe import metrics
+from hubring.ps.observe.metrics import METRICS, STALENESS_BUCKETS
+from tests.ps.coordinator.test_coordinator import Hub, run
 
-PAGE = Path(__file__).parent.parent / "deploy" / "METRICS.md"
+PAGE = Path(__file__).parents[3] / "deploy" / "METRICS.md"
 
 Series = dict[tuple[str, ...], float]
 """A metric's values by those of its labels, in the order of their names."""
@@ -80,7 +80,7 @@ def test_a_name_stands_for_one_metric() -> None:
 
 
 def test_the_page_is_made_from_the_table() -> None:
-    assert PAGE.read_text() == metrics.document(), "python -m ps.metrics > deploy/METRICS.md"
+    assert PAGE.read_text() == metrics.document(), "python -m hubring.ps.observe.metrics > deploy/METRICS.md"
 
 
 def test_a_hub_without_a_job_tells_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps import onepass
-from ps.blocks import BLOCK_BYTES, BlockSteps
-from ps.errors import NonFinite
-from ps.fused import KERNELS, State
-from ps.hyper import hyper_of, kwargs_of
-from ps.onepass import OnePass, one_pass
-from ps.optim import optimizer_for
-from ps.sums import MOST, WORTH, finite_sum, summed
-from ps.vectors import LANES, Loop, work
+from hubring.ps.core.errors import NonFinite
+from hubring.ps.optim import fused_mean_step
+from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
+from hubring.ps.optim.fused import KERNELS, State
+from hubring.ps.optim.fused_mean_step import OnePass, one_pass
+from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.llvm_loops import LANES, Loop, work
+from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
 SGD: list[dict[str, Any]] = [
     {"lr": 0.1, "momentum": momentum, "dampening": dampening, "weight_decay": decay, "nesterov": nesterov}
@@ -39,7 +39,7 @@ CASES = [
     for number, options in enumerate(many)
     for maximize in (False, True)
 ]
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 ODD = 3 * LANES + 5
 """Elements: whole vectors, and a rest that torch steps."""
 
@@ -134,7 +134,7 @@ def test_what_is_not_finite_is_found_in_the_pass_itself(
         looked.append(gradients[0].numel())
         return finite_sum(gradients, scratch)
 
-    monkeypatch.setattr("ps.optim.finite_sum", note)
+    monkeypatch.setattr("hubring.ps.optim.server_optimizer.finite_sum", note)
     steps = BlockSteps("AdamW", values)
     given = gradients(count, numel)
     for _ in range(2):
@@ -250,12 +250,12 @@ def test_a_loop_that_rounds_otherwise_than_torch_is_not_used(
         at, one, two, three = given
         return at.add(at.mul(one, two), three)
 
-    monkeypatch.setattr("ps.vectors.Arithmetic.fma", round_twice)
-    onepass._sgd.cache_clear()
+    monkeypatch.setattr("hubring.ps.optim.llvm_loops.Arithmetic.fma", round_twice)
+    fused_mean_step._sgd.cache_clear()
     with caplog.at_level(logging.INFO):
         assert one_pass("SGD", 2, options_of("SGD", {"momentum": 0.9}), finite=True) is None
     assert "SGD steps by torch's kernels" in caplog.text
-    onepass._sgd.cache_clear()
+    fused_mean_step._sgd.cache_clear()
 
 
 def test_an_optimizers_first_step_is_torchs() -> None:
@@ -295,9 +295,9 @@ import ctypes, torch
 PR_SET_MDWE = 65
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, 1, 0, 0, 0):
     raise SystemExit(77)
-from ps.optim import optimizer_for
-from ps.sums import WORTH
-from ps.vectors import work
+from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.optim.sums import WORTH
+from hubring.ps.optim.llvm_loops import work
 optimizer = optimizer_for("SGD", torch.float32, finite=True)
 values, scratch = torch.ones(WORTH), torch.empty(WORTH)
 hyper = dict(lr=0.5, momentum=0.5, dampening=0.0, weight_decay=0.0, nesterov=0.0, maximize=0.0)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ps import blocks
-from ps.consistency import ASP, BSP
-from ps.errors import NonFinite
-from ps.finite import all_finite
-from ps.messages import Code, Delivery, Pull, Push, Refusal
-from ps.store import KVStore
-from tests.test_store import answered, coded_push, hub, parameters, push, sender, values_of
-from workers import finite
+from hubring.ps.core.errors import NonFinite
+from hubring.ps.core.messages import Code, Delivery, Pull, Push, Refusal
+from hubring.ps.optim import blocks
+from hubring.ps.optim.finite import all_finite
+from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.store.store import KVStore
+from hubring.workers.runtime import finite
+from tests.ps.store.test_store import answered, coded_push, hub, parameters, push, sender, values_of
 
 NAN = torch.tensor([1.0, math.nan, 1.0, math.nan])
 LARGEST = torch.finfo(torch.float32).max

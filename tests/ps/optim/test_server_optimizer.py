@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError
-from ps.hyper import hyper_of, kwargs_of
-from ps.optim import Assign, optimizer_for
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.server_optimizer import Assign, optimizer_for
 
 STEPS = 20
-CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as ps.sharding cuts
+CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as hubring.ps.job.sharding cuts
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("SGD", {}),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps.errors import NonFinite
-from ps.sums import MOST, WORTH, finite_sum, summed
+from hubring.ps.core.errors import NonFinite
+from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from ps.journal import Entry
-from ps.page.chart import curve, ticks
-from ps.page.document import answer, page
-from ps.page.figures import duration, loss, number, size
-from ps.page.history import Sample
-from ps.page.memo import Memo
-from ps.page.moment import Moment
-from ps.page.painter import SECTIONS, Painting
-from ps.page.rates import Rates
-from ps.page.section import Section, changes
-from ps.page.sections.picture import SIGNS
-from ps.page.sections.staleness import bins
-from ps.page.sections.summary import alarms, headline
-from tests.outline import Node, outline
-from tests.paged import moment, report, shard, worker
+from hubring.ps.observe.journal import Entry
+from hubring.ps.page.chart import curve, ticks
+from hubring.ps.page.document import answer, page
+from hubring.ps.page.figures import duration, loss, number, size
+from hubring.ps.page.history import Sample
+from hubring.ps.page.memo import Memo
+from hubring.ps.page.moment import Moment
+from hubring.ps.page.painter import SECTIONS, Painting
+from hubring.ps.page.rates import Rates
+from hubring.ps.page.section import Section, changes
+from hubring.ps.page.sections.picture import SIGNS
+from hubring.ps.page.sections.staleness import bins
+from hubring.ps.page.sections.summary import alarms, headline
+from tests.support.outline import Node, outline
+from tests.support.paged import moment, report, shard, worker
 
 LOG = (Entry(1, 1.7e9, "info", "rank 0 joined"), Entry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {

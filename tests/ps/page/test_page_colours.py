@@ -7,14 +7,17 @@ from importlib.resources import files
 
 import pytest
 
-from tests.test_compare_colours import TO_XYZ, linear
+from tests.workers.compare.test_colours import TO_XYZ, linear
 
 WORDS = ("ink", "soft", "good", "held", "bad", "calm", "gone", "accent")
 
 
 def colours(theme: str) -> dict[str, str]:
     light, _, night = (
-        files("ps.page").joinpath("page.css").read_text().partition("@media (prefers-color-scheme: dark)")
+        files("hubring.ps.page")
+        .joinpath("page.css")
+        .read_text()
+        .partition("@media (prefers-color-scheme: dark)")
     )
     part = light if theme == "light" else night.partition("\n}\n")[0]
     return dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", part))

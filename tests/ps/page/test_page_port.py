@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ps.config.server import ServerConfig
-from ps.config.sources import load_server
-from ps.errors import ConfigError
-from ps.page import token as tokens
-from ps.page.port import choose, take
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.config.sources import load_server
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.page import token as tokens
+from hubring.ps.page.port import choose, take
 
 
 @pytest.mark.parametrize(

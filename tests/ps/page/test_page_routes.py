@@ -11,18 +11,18 @@ from urllib.parse import urlencode
 import pytest
 from starlette.types import ASGIApp
 
-from ps import metrics
-from ps.errors import ConfigError, JobFailed
-from ps.journal import Journal
-from ps.page.broadcast import Broadcast
-from ps.page.history import History
-from ps.page.painter import Painter
-from ps.page.reader import Reader
-from ps.page.routes import HEADERS, app
-from ps.timing import FakeTime
-from tests.asgi import Answer, ask
-from tests.outline import outline
-from tests.paged import TOKEN, PagedHub
+from hubring.ps.core.errors import ConfigError, JobFailed
+from hubring.ps.observe import metrics
+from hubring.ps.observe.journal import Journal
+from hubring.ps.page.broadcast import Broadcast
+from hubring.ps.page.history import History
+from hubring.ps.page.painter import Painter
+from hubring.ps.page.reader import Reader
+from hubring.ps.page.routes import HEADERS, app
+from tests.support.asgi import Answer, ask
+from tests.support.fake_time import FakeTime
+from tests.support.outline import outline
+from tests.support.paged import TOKEN, PagedHub
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 ACTIONS = ("/checkpoint", "/drain", "/end")
@@ -162,7 +162,7 @@ def test_a_view_of_tables_is_the_same_page() -> None:
 
 
 def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.page.reader.SHARD_SECONDS", 0.01)
+    monkeypatch.setattr("hubring.ps.page.reader.SHARD_SECONDS", 0.01)
 
     async def story() -> None:
         hub = PagedHub()

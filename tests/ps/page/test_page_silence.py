@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from ps.job import Joiner
-from ps.page.moment import LATE_SECONDS, Moment
-from ps.page.painter import TICK_SECONDS
-from ps.page.rates import Rates
-from tests.test_coordinator import Hub, run
+from hubring.ps.job.job import Joiner
+from hubring.ps.page.moment import LATE_SECONDS, Moment
+from hubring.ps.page.painter import TICK_SECONDS
+from hubring.ps.page.rates import Rates
+from tests.ps.coordinator.test_coordinator import Hub, run
 
 
 def states(hub: Hub) -> list[str]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ps.config.server import ServerConfig
-from ps.page import listener, routes
-from ps.page.site import Site
-from tests.paged import TOKEN, PagedHub
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.page import listener, routes
+from hubring.ps.page.site import Site
+from tests.support.paged import TOKEN, PagedHub
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +83,7 @@ def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -
 
 def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
     async def story(site: Site, hub: PagedHub) -> None:
-        logging.getLogger("ps.job").warning("rank 3 is <gone>")
+        logging.getLogger("hubring.ps.job.job").warning("rank 3 is <gone>")
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert b"rank 3 is &lt;gone&gt;" in answer
 

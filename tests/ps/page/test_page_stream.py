@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message
 
-from ps.journal import Journal
-from ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
-from ps.page.history import History
-from ps.page.painter import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
-from ps.page.reader import Reader
-from ps.page.routes import app
-from ps.timing import FakeTime
-from tests.asgi import ask, watching
-from tests.paged import TOKEN, PagedHub, journal
+from hubring.ps.observe.journal import Journal
+from hubring.ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
+from hubring.ps.page.history import History
+from hubring.ps.page.painter import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
+from hubring.ps.page.reader import Reader
+from hubring.ps.page.routes import app
+from tests.support.asgi import ask, watching
+from tests.support.fake_time import FakeTime
+from tests.support.paged import TOKEN, PagedHub, journal
 
 
 class Stage:
@@ -40,7 +40,7 @@ class Stage:
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.page.broadcast.TICK_SECONDS", 0.0)
+    monkeypatch.setattr("hubring.ps.page.broadcast.TICK_SECONDS", 0.0)
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:
@@ -206,7 +206,7 @@ def test_who_reads_slowly_gets_what_is_newest_of_each_element_in_their_order() -
 
 
 def test_a_quiet_hub_still_shows_that_the_line_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.page.broadcast.HEARTBEAT_SECONDS", 0.0)
+    monkeypatch.setattr("hubring.ps.page.broadcast.HEARTBEAT_SECONDS", 0.0)
 
     async def story() -> None:
         assert await Watcher().frame() == b": nothing has changed\n\n"

@@ -9,11 +9,11 @@ from typing import Any, Literal, TypeVar
 import grpc
 import pytest
 
-from protos import control_pb2 as pb
-from protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
-from ps.fleet import Fleet
-from ps.types import PROTOCOL
-from tests.test_coordinator import CONTEXT, Hub, checkpointed, run
+from hubring.protos import control_pb2 as pb
+from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.core.types import PROTOCOL
+from tests.ps.coordinator.test_coordinator import CONTEXT, Hub, checkpointed, run
 
 T = TypeVar("T")
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_done_keeps_its_shard_until_all_are(monkeypatch: pytest
 
 
 def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ps.changes.PATIENCE", 1000.0)
+    monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 1000.0)
 
     async def story() -> None:
         hub = Colocated(monkeypatch, workers=1, lease=1000.0)
@@ -268,7 +268,7 @@ def test_who_has_lost_a_shard_neither_saves_nor_counts(
 def test_a_last_checkpoint_is_given_up_when_a_shard_vanishes_meanwhile(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("ps.coordinator.TURN_SECONDS", 0.01)
+    monkeypatch.setattr("hubring.ps.coordinator.coordinator.TURN_SECONDS", 0.01)
 
     async def story() -> None:
         hub = Colocated(monkeypatch, lease=5.0, checkpoint_dir=tmp_path, once=True)
@@ -326,8 +326,10 @@ class Mute(ShardControlServicer):
 def test_nobody_waits_for_a_shard_whose_host_has_vanished(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
 ) -> None:
-    monkeypatch.setattr("tests.test_coordinator.FakeFleet", Fleet)
-    monkeypatch.setattr("ps.fleet.CALL_SECONDS", 0.05)  # how long the others may wait until they are told
+    monkeypatch.setattr("tests.ps.coordinator.test_coordinator.FakeFleet", Fleet)
+    monkeypatch.setattr(
+        "hubring.ps.coordinator.fleet.CALL_SECONDS", 0.05
+    )  # how long the others may wait until they are told
 
     async def story() -> None:
         shard = Mute()

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from ps import companion
-from ps.companion import Companion, place
-from ps.errors import ConfigError
-from ps.transport.host import towards
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.shard import colocated
+from hubring.ps.shard.colocated import Companion, place
+from hubring.ps.transport.host import towards
 from tests.conftest import GRACE, descendants, ends_by
 
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """This host is 10.0.0.7 for the network, and itself by loopback."""
-    monkeypatch.setattr(companion, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
+    monkeypatch.setattr(colocated, "towards", lambda host: host if host == "127.0.0.1" else "10.0.0.7")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_way_to_a_host_is_known_by_its_family() -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shard process that only does what its parent's end of the pipe says."""
     program = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
-    monkeypatch.setattr(companion, "command", lambda settings: program)
+    monkeypatch.setattr(colocated, "command", lambda settings: program)
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -77,7 +77,7 @@ def test_a_companion_that_was_killed_says_so_and_ends_in_peace() -> None:
 
 PARENT = """
 import os, subprocess, sys, time
-from ps.shard_command import Settings, command
+from hubring.ps.shard.spawn import Settings, command
 shard = subprocess.Popen(command(Settings("127.0.0.1:9")), stdin=subprocess.PIPE)
 if os.fork() == 0:  # as a DataLoader's worker would, it holds the pipe too
     while not os.path.exists(sys.argv[1]): time.sleep(0.05)

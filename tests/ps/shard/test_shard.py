@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from protos import control_pb2 as pb
-from ps import checkpoint
-from ps.consistency import BSP
-from ps.messages import Code, Init, Pull, Push, Refusal
-from ps.plans import bucket_to_proto, slice_to_proto
-from ps.shard import ShardLoop
-from ps.shard_control import ShardControl
-from ps.transport.inproc import InprocTransport
-from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint import shard_file
+from hubring.ps.core.messages import Code, Init, Pull, Push, Refusal
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.job.plans import bucket_to_proto, slice_to_proto
+from hubring.ps.shard.control import ShardControl
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import BSP
+from tests.support.inproc import InprocTransport
 
 SOON = 10.0
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
@@ -69,7 +69,7 @@ def save(loop: ShardLoop, folder: Path, step: int, caller: Any, control: ShardCo
 def test_a_shard_saves_what_it_holds(loop: ShardLoop, tmp_path: Path) -> None:
     reply = save(loop, tmp_path, -1, Caller())
     assert (list(reply.keys), reply.file) == ([0], "shard-0.safetensors")
-    snapshot = checkpoint._read(tmp_path / reply.file, [0])
+    snapshot = shard_file._read(tmp_path / reply.file, [0])
     assert torch.equal(snapshot[0].values, torch.ones(4))
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps.collective import Part, absent, dealt, layout_of, objection, outcome, spell, zeros
-from ps.messages import Call, Code, Collective, ReduceOp, Refusal
-from ps.types import Layout
+from hubring.ps.core.messages import Call, Code, Collective, ReduceOp, Refusal
+from hubring.ps.core.types import Layout
+from hubring.ps.store.collective import Part, absent, dealt, layout_of, objection, outcome, spell, zeros
 
 
 def call(collective: Collective, *tensors: Tensor, **said: object) -> Call:

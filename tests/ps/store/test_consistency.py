@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ps.consistency import ASP, BSP, SSP, BackupWorkers, by_name
-from ps.errors import ConfigError
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, by_name
 
 
 def test_bsp_waits_for_every_live_worker() -> None:

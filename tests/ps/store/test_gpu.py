@@ -8,23 +8,24 @@ import pytest
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from ps import gpu, placement
-from ps.consistency import BSP
-from ps.errors import ConfigError
-from ps.home import GpuHome
-from ps.hyper import hyper_of
-from ps.messages import Coded, Init, Push, Values
-from ps.placement import Reached
-from ps.store import KVStore
-from ps.transport.base import Transport
-from ps.transport.ipc import CudaMemory, gpu_name
-from ps.transport.shm import ShmTransport
-from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from tests.contract.ranks import LIMIT, HubRanks
-from workers.bucketing import Bucket, make_buckets
-from workers.communicator import Communicator
-from workers.optimizer import DistributedOptimizer
-from workers.pinning import pinned
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Coded, Init, Push, Values
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.shard import gpu
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.gpu_tensor import Reached
+from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.store.store import KVStore
+from hubring.ps.transport.base import Transport
+from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
+from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.pinning import pinned
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.ranks import LIMIT, HubRanks
 
 pytestmark = [
     pytest.mark.gpu,
@@ -240,15 +241,15 @@ def worker_beside(invitation: str, board: Any, told: Any) -> None:
     """Places three gradients, each when the last answer is read, and tells what it read."""
     device = torch.device("cuda", 0)
     memory = CudaMemory(device)
-    placement.accept(invitation, gpu_name(device), memory)
+    gpu_tensor.accept(invitation, gpu_name(device), memory)
     reached, gradient = Reached(memory), torch.zeros(1000, device=device)
-    code = placement.encode(memory.share(gradient))
+    code = gpu_tensor.encode(memory.share(gradient))
     for step in range(1, 4):
         gradient.fill_(step)
         torch.cuda.synchronize()
         told.put(bytes(code.tolist()))
         answer = torch.tensor(list(board.get(timeout=60)), dtype=torch.uint8)
-        values, place = reached.tensor(Coded(placement.CODEC, answer, 1000, torch.float32))
+        values, place = reached.tensor(Coded(gpu_tensor.CODEC, answer, 1000, torch.float32))
         memory.mark(place.ready).synchronize()
         told.put(values.cpu().numpy().tobytes())
     del values, reached
@@ -261,14 +262,14 @@ def test_two_processes_read_each_others_memory_on_one_gpu() -> None:
     board, told = context.Queue(), context.Queue()
     store, memory = store_on_gpu("", workers=1)
     token = torch.arange(16, dtype=torch.uint8).cuda()
-    invitation = placement.invitation(gpu_name(torch.device("cuda", 0)), memory, token)
+    invitation = gpu_tensor.invitation(gpu_name(torch.device("cuda", 0)), memory, token)
     process = context.Process(target=worker_beside, args=(invitation, board, told))
     process.start()
     try:
         for step in range(1, 4):
             code = torch.tensor(list(told.get(timeout=60)), dtype=torch.uint8)
             torch.cuda._sleep(LONG // 20)  # so that the answer leaves before the step
-            gradient = Coded(placement.CODEC, code, 1000, torch.float32)
+            gradient = Coded(gpu_tensor.CODEC, code, 1000, torch.float32)
             ((_, reply),) = store.handle(Push(Sender(0, 1), 0, step - 1, gradient, {}), "push")
             assert isinstance(reply, Values)
             assert isinstance(reply.values, Coded)

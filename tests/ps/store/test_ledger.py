@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.ledger import Ledger, Standing
-from ps.types import Sender
+from hubring.ps.core.types import Sender
+from hubring.ps.store.ledger import Ledger, Standing
 
 RANK0 = Sender(0, incarnation=1)
 REBORN = Sender(0, incarnation=2)

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps import placement
-from ps.consistency import ASP, BSP, Consistency
-from ps.entry import Entry
-from ps.errors import ConfigError
-from ps.home import GpuHome
-from ps.messages import Code, Coded, Delivery, Init, Pull, Push, Refusal, Values
-from ps.optim import optimizer_for
-from ps.placement import Reached
-from ps.store import KVStore
-from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
-from tests.fake_gpu import FakeMemory
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import Code, Coded, Delivery, Init, Pull, Push, Refusal, Values
+from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.store import gpu_tensor
+from hubring.ps.store.consistency import ASP, BSP, Consistency
+from hubring.ps.store.entry import Entry
+from hubring.ps.store.gpu_tensor import Reached
+from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.store.store import KVStore
+from tests.support.fake_gpu import FakeMemory
 
 SGD: Hyper = {"lr": 0.5, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ class OnGpu:
         self.store.on_view(View(epoch, tuple(Member(*sender) for sender in senders)))
 
     def place(self, gradient: Tensor) -> Coded:
-        return placement.placed(placement.encode(self.memory.share(gradient)), gradient)
+        return gpu_tensor.placed(gpu_tensor.encode(self.memory.share(gradient)), gradient)
 
     def push(self, rank: int, gradient: Tensor | Coded, ticket: str, clock: int = 0) -> list[Delivery]:
         return self.store.handle(Push(Sender(rank, 1), 0, clock, gradient, SGD), ticket)
@@ -115,7 +115,7 @@ def test_values_are_shown_behind_the_step_that_made_them() -> None:
     hub.push(0, hub.place(torch.ones(4)), "near")
     answer = answers(hub.push(1, torch.ones(4), "far"))["near"]
     assert isinstance(answer, Coded)
-    event = placement.decode(answer.payload).ready
+    event = gpu_tensor.decode(answer.payload).ready
     assert hub.memory.device.log == []
     hub.memory.mark(event).synchronize()
     assert hub.memory.device.log == ["step"]

@@ -9,10 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.collective import layout_of
-from ps.messages import Call, Code, Collective, Contribute, Delivery, ReduceOp, Refusal, Reply, Result
-from ps.rounds import RoundBook
-from ps.types import Sender
+from hubring.ps.core.messages import (
+    Call,
+    Code,
+    Collective,
+    Contribute,
+    Delivery,
+    ReduceOp,
+    Refusal,
+    Reply,
+    Result,
+)
+from hubring.ps.core.types import Sender
+from hubring.ps.store.collective import layout_of
+from hubring.ps.store.rounds import RoundBook
 
 LIVE = {0: 10, 1: 11, 2: 12}
 

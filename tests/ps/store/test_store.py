@@ -12,11 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.compression import by_name
-from ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
-from ps.entry import Contribution, Entry
-from ps.errors import CheckpointCorrupt, ConfigError
-from ps.messages import (
+from hubring.ps.compression.compressor import by_name
+from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
+from hubring.ps.core.messages import (
     Call,
     Code,
     Coded,
@@ -33,9 +31,11 @@ from ps.messages import (
     Ticket,
     Values,
 )
-from ps.stats import Run, Stats
-from ps.store import KVStore
-from ps.types import BucketSpec, Hyper, Layout, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.stats import Run, Stats
+from hubring.ps.core.types import BucketSpec, Hyper, Layout, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
+from hubring.ps.store.entry import Contribution, Entry
+from hubring.ps.store.store import KVStore
 
 # The gradient of the ledger tensor is a one in the push's own slot: lr -1 adds it.
 ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}

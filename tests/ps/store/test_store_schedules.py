@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ps.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
-from ps.messages import Code, Delivery, Init, Pull, Push, Refusal, Request, Ticket, Values
-from ps.store import KVStore
-from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.messages import Code, Delivery, Init, Pull, Push, Refusal, Request, Ticket, Values
+from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
+from hubring.ps.store.store import KVStore
 
 RANKS, STEPS = 3, 5
 SLOTS = RANKS * STEPS

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from ps import cli, terminal
-from ps.errors import ConfigError, EngineMissing
-from ps.submit.engine import hand_over
-from ps.submit.engines import ENGINES
-from ps.submit.job import Job, assemble
+from hubring.ps import cli
+from hubring.ps.config import terminal
+from hubring.ps.core.errors import ConfigError, EngineMissing
+from hubring.ps.submit.engine import hand_over
+from hubring.ps.submit.engines import ENGINES
+from hubring.ps.submit.job import Job, assemble
 
 IMAGE = "registry.example/hubring:1"
 

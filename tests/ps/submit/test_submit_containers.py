@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ps import cli, health
-from ps.errors import ConfigError
-from ps.submit.engines import ENGINES
-from ps.submit.job import assemble
-from tests.test_submit import IMAGE
-from tests.test_submit_slurm import NASTY
+from hubring.ps import cli
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.observe import health
+from hubring.ps.submit.engines import ENGINES
+from hubring.ps.submit.job import assemble
+from tests.ps.submit.test_submit import IMAGE
+from tests.ps.submit.test_submit_slurm import NASTY
 
 WORDS = [
     *NASTY,

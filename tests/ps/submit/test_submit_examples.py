@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_submit import program
+from tests.ps.submit.test_submit import program
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[3] / "deploy"
 COMMANDS = {
     found[2]: shlex.split(found[1])
     for found in re.finditer(r"(?m)^ps-server submit (.+) > (\S+)$", (DEPLOY / "SUBMIT.md").read_text())

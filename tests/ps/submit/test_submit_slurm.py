@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ps.submit.slurm import Slurm
-from tests.test_submit import job
+from hubring.ps.submit.slurm import Slurm
+from tests.ps.submit.test_submit import job
 
 NASTY = [
     "",

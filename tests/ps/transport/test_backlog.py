@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ps.transport.backlog import BOUND, Backlog
+from hubring.ps.transport.backlog import BOUND, Backlog
 
 PATIENCE = 10.0
 

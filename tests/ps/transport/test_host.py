@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from ps.transport.host import objection
+from hubring.ps.transport.host import objection
 
 
 def test_a_port_that_somebody_listens_on_is_objected_to() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
-from ps.transport.outbox import Outbox
+from hubring.ps.transport.outbox import Outbox
 
 PATIENCE = 10.0
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ps.errors import ConfigError, ServerUnreachable
-from ps.transport.conformance import PATIENCE, Serving, ask, content, noise, request
-from ps.transport.registry import FASTEST_FIRST, Dial, Line, choose, host_id, open_doors, transport
+from hubring.ps.core.errors import ConfigError, ServerUnreachable
+from hubring.ps.transport.registry import FASTEST_FIRST, Dial, Line, choose, host_id, open_doors, transport
+from tests.support.conformance import PATIENCE, Serving, ask, content, noise, request
 
 
 @pytest.fixture

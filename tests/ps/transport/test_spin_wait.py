@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ps.lookout import AWAKE_SECONDS, Lookout
+from hubring.ps.transport.spin_wait import AWAKE_SECONDS, Lookout
 
 
 class Road:

@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import pytest
 
-from ps.transport.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies
-from ps.transport.memory import address
-from ps.transport.pages import PAGE, forget, rounded, show
-from ps.transport.segment import SEGMENT_BYTES, Arena, Place
-from ps.transport.window import Windows
+from hubring.ps.transport.memory import address
+from hubring.ps.transport.shm.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies
+from hubring.ps.transport.shm.pages import PAGE, forget, rounded, show
+from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Place
+from hubring.ps.transport.shm.window import Windows
 
 PAGES = 300
 

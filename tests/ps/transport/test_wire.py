@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from protos import data_pb2 as pb
-from ps.collective import layout_of
-from ps.compression import by_name
-from ps.errors import UsageError
-from ps.messages import (
+from hubring.protos import data_pb2 as pb
+from hubring.ps.compression.compressor import by_name
+from hubring.ps.core.errors import UsageError
+from hubring.ps.core.messages import (
     Call,
     Code,
     Coded,
@@ -31,10 +30,12 @@ from ps.messages import (
     Result,
     Values,
 )
-from ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
-from ps.transport.bundle import bytes_of
-from ps.transport.memory import address
-from ps.transport.wire import (
+from hubring.ps.core.types import DTYPE_BYTES, Layout, Sender
+from hubring.ps.store.collective import layout_of
+from hubring.ps.transport.base import MAX_HEADER, MAX_PAYLOAD, Message
+from hubring.ps.transport.bundle import bytes_of
+from hubring.ps.transport.memory import address
+from hubring.ps.transport.wire import (
     MAX_TEXT,
     MalformedMessage,
     decode_reply,
@@ -42,7 +43,6 @@ from ps.transport.wire import (
     encode_reply,
     encode_request,
 )
-from ps.types import DTYPE_BYTES, Layout, Sender
 
 SENDER = Sender(3, 2**40)
 FLAT = torch.arange(5.0)

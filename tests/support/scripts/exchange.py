@@ -11,18 +11,18 @@ import time
 
 import torch
 
-import workers
-from ps.hyper import hyper_of
-from ps.messages import Call, Collective
-from workers import context
-from workers.bucketing import make_buckets
+import hubring
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.optim.hyper import hyper_of
+from hubring.workers.buckets.bucketing import make_buckets
+from hubring.workers.runtime import context
 
 WARM_UP = 2
 
 
 def main() -> None:
     steps, nbytes = (int(argument) for argument in sys.argv[1:])
-    workers.init()
+    hubring.init()
     communicator = context.current().communicator
     traffic = communicator.traffic
     model = torch.nn.ParameterList([torch.zeros(nbytes // 4)])
@@ -30,14 +30,14 @@ def main() -> None:
     hyper = hyper_of(sgd.param_groups[0], "SGD")
     (bucket,) = make_buckets(sgd, model.named_parameters(), communicator.allocate, nbytes, "SGD")
     communicator.attach([bucket])
-    bucket.gradients.fill_(workers.rank() + 1.0)
+    bucket.gradients.fill_(hubring.rank() + 1.0)
     seconds, sent, received = [], traffic.bytes_sent, traffic.bytes_received
     for _ in range(WARM_UP + steps):
         communicator.collective(Call(Collective.BARRIER, "step")).wait()
         began = time.perf_counter()
         communicator.push_pull(bucket, hyper).wait(communicator.timeout)
         seconds.append(time.perf_counter() - began)
-    workers.report(
+    hubring.report(
         seconds=json.dumps(seconds[WARM_UP:]),
         sent=(traffic.bytes_sent - sent) // len(seconds),
         received=(traffic.bytes_received - received) // len(seconds),

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import torch
 
-import workers
-from tests.system.spare import spare_compiler
+import hubring
+from tests.support.scripts.spare import spare_compiler
 
 
 def main() -> None:
     spare_compiler()
     megabytes, steps, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
-    workers.init()
+    hubring.init()
     weight = torch.nn.Parameter(torch.zeros(megabytes * 2**18))
     sgd = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    optimizer = workers.DistributedOptimizer(sgd, named_parameters=[("weight", weight)])
+    optimizer = hubring.DistributedOptimizer(sgd, named_parameters=[("weight", weight)])
     for _ in range(steps):
         assert weight.grad is not None
         weight.grad.fill_(1.0)

@@ -9,26 +9,26 @@ import sys
 
 import torch
 
-import workers
-from tests.system.spare import spare_compiler
+import hubring
+from tests.support.scripts.spare import spare_compiler
 
 
 def main() -> None:
     spare_compiler()
     steps, seed = map(int, sys.argv[1:])
-    workers.init()
+    hubring.init()
     torch.manual_seed(seed)
     model = torch.nn.Linear(4, 1)
-    optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
+    optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), model)
     inputs = torch.randn(16, 4)
     for step in range(steps):
         optimizer.zero_grad()
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
-        workers.report(loss=loss.item(), samples=16)
-        if workers.rank() == 0 and step % 20 == 19:
-            workers.report(fit=loss.item())
+        hubring.report(loss=loss.item(), samples=16)
+        if hubring.rank() == 0 and step % 20 == 19:
+            hubring.report(fit=loss.item())
 
 
 if __name__ == "__main__":

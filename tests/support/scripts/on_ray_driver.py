@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from workers import on_ray
+from hubring.workers.programs import on_ray
 
 WORKERS = 2
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 
-import workers
-from tests.system.spare import spare_compiler
+import hubring
+from tests.support.scripts.spare import spare_compiler
 
 
 def network(width: int) -> torch.nn.Module:
@@ -50,21 +50,21 @@ def main() -> None:
         del arguments[where : where + 4]
     steps = int(arguments[0])
     width = int(arguments[1]) if len(arguments) > 1 else 16
-    workers.init()
+    hubring.init()
     model = network(width)
-    optimizer = workers.DistributedOptimizer(sgd(model), model)
+    optimizer = hubring.DistributedOptimizer(sgd(model), model)
     for step in range(optimizer.completed_steps, steps):
         if step in holds:
             print(f"holding at {step}", file=sys.stderr, flush=True)
             while not holds[step].exists():
                 time.sleep(0.02)
-        loss = loss_of(model, step, workers.rank(), width)
-        if (workers.rank(), step) == spoiled:
+        loss = loss_of(model, step, hubring.rank(), width)
+        if (hubring.rank(), step) == spoiled:
             loss = loss * factor
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        workers.report(loss=loss.item())
+        hubring.report(loss=loss.item())
 
 
 if __name__ == "__main__":

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import torch
 
-import workers
-from tests.system.small import loss_of, network, sgd
-from tests.system.spare import spare_compiler
+import hubring
+from tests.support.scripts.small import loss_of, network, sgd
+from tests.support.scripts.spare import spare_compiler
 
 
 def main() -> None:
     steps, width, file = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     spare_compiler()
-    workers.init()
-    rank, half = workers.rank(), steps // 2
+    hubring.init()
+    rank, half = hubring.rank(), steps // 2
     model = network(width)
-    optimizer = workers.DistributedOptimizer(sgd(model), model)
+    optimizer = hubring.DistributedOptimizer(sgd(model), model)
     for step in range(half if rank else steps):
         optimizer.zero_grad()
         loss_of(model, step, rank, width).backward()
@@ -37,7 +37,7 @@ def main() -> None:
     last = [parameter.detach().clone() for parameter in model.parameters()]
     while not file.exists():
         time.sleep(0.02)
-    workers.shutdown()
+    hubring.shutdown()
     held = list(model.parameters())
     assert all(torch.equal(was, now) for was, now in zip(last, held, strict=True)), "moved on after the end"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.system.cluster import SMALL, Program
+from tests.support.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage, like_anybody, mounted
 
 AFRESH = "Mend the file or who may read it, or start with another --checkpoint-dir to begin afresh"
@@ -77,7 +77,7 @@ def a_full_disk_by_hand(stage: Stage) -> Program:
     script = [SMALL, "10", WIDE, "hold", str(stage.go), "5"]
     stage.cluster.worker(address, *script).until_said("holding at 5")
     stage.happens()
-    return stage.cluster.run("saving", "ps.cli", "checkpoint", address)
+    return stage.cluster.run("saving", "hubring.ps.cli", "checkpoint", address)
 
 
 def small_disk(stage: Stage, *flags: str) -> tuple[Program, str]:
@@ -92,7 +92,7 @@ def small_disk(stage: Stage, *flags: str) -> tuple[Program, str]:
 def no_folder(stage: Stage) -> Program:
     _, address = stage.cluster.server()
     stage.happens()
-    return stage.cluster.run("saving", "ps.cli", "checkpoint", address)
+    return stage.cluster.run("saving", "hubring.ps.cli", "checkpoint", address)
 
 
 CHECKPOINTS = [

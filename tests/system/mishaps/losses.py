@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tests.system.cluster import SMALL, Program
+from tests.support.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 RANK_1 = r"rank 1 \(.* pid \d+\)"
@@ -91,7 +91,7 @@ def a_shard_beside_a_worker(stage: Stage) -> Program:
 
 def a_lost_host(stage: Stage) -> Program:
     server, address = stage.cluster.server("--workers", "1", "--once", "--slice-bytes", "128")
-    joined = stage.cluster.run("joined", "ps.cli", "start", "--join", address)
+    joined = stage.cluster.run("joined", "hubring.ps.cli", "start", "--join", address)
     server.until_said("shard 1 (")
     (worker,) = stage.hold(address, 1)
     shard = shard_of(joined)
@@ -128,7 +128,7 @@ def resume(pid: int) -> None:
 
 
 def shard_of(program: Program) -> int:
-    (shard,) = program.children("ps.shard_process")
+    (shard,) = program.children("hubring.ps.shard.process")
     return shard
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.system.cluster import Program
+from tests.support.cluster import Program
 from tests.system.mishaps.mishap import Mishap, Stage, mounted
 
 TINY = mounted("mount -t tmpfs -o size=256k small /dev/shm")
 
 LOADER = """
-import torch, workers
-workers.init()
+import torch, hubring
+hubring.init()
 dataset = torch.utils.data.TensorDataset(torch.zeros(8, 1 << 20))
 for batch in torch.utils.data.DataLoader(dataset, batch_size=4, num_workers=1):
     pass
@@ -20,7 +20,7 @@ def a_loader_without_room(stage: Stage) -> Program:
     script = stage.folder / "loader.py"
     script.write_text(LOADER)
     stage.happens()
-    return stage.cluster.run("worker", "workers.cli", str(script), within=TINY)
+    return stage.cluster.run("worker", "hubring.workers.programs.cli", str(script), within=TINY)
 
 
 MACHINE = [

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from tests.system.cluster import SMALL, Cluster, Program
-from tests.system.stopwatch import Stopwatch
+from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.stopwatch import Stopwatch
 
 LOOK_SECONDS = 0.1
 SOON = 15.0
@@ -92,13 +92,13 @@ class Stage:
     def worker(self, *words: str) -> Program:
         """A worker that goes wrong from the start: the seconds count at once."""
         self.happens()
-        return self.cluster.run("worker", "workers.cli", *words)
+        return self.cluster.run("worker", "hubring.workers.programs.cli", *words)
 
     def seeker(self, address: str) -> Program:
         """A worker that looks for a server; the seconds count once it does, however long torch took."""
         record = self.folder / "record"
         words = ("--record", str(record), SMALL, "5")
-        seeker = self.cluster.run("worker", "workers.cli", "--server", address, *words)
+        seeker = self.cluster.run("worker", "hubring.workers.programs.cli", "--server", address, *words)
         seeker.until(record.exists, "record")  # the last thing that is made before
         self.happens()
         return seeker
@@ -106,7 +106,9 @@ class Stage:
     def server(self, *words: str, within: Iterable[str] = ()) -> Program:
         """A server that goes wrong from the start."""
         self.happens()
-        return self.cluster.run("failing", "ps.cli", "start", "--port", "0", *words, within=tuple(within))
+        return self.cluster.run(
+            "failing", "hubring.ps.cli", "start", "--port", "0", *words, within=tuple(within)
+        )
 
     def hold(self, address: str, count: int, *flags: str) -> list[Program]:
         """Workers that wait at a step until `go` is there."""

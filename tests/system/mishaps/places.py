@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ps.types import PROTOCOL
-from tests.system.cluster import SMALL, Program
+from hubring.ps.core.types import PROTOCOL
+from tests.support.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
-OLDER = f"import ps.types\nps.types.PROTOCOL = {PROTOCOL - 1}\n"
+OLDER = f"import hubring.ps.core.types\nhubring.ps.core.types.PROTOCOL = {PROTOCOL - 1}\n"
 
 
 def an_older_worker(stage: Stage) -> Program:
     _, address = stage.cluster.server()
     stage.happens()
     flags = ("--server", address, SMALL, "5")
-    return stage.cluster.run("worker", "workers.cli", *flags, variables=older(stage))
+    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=older(stage))
 
 
 def an_older_shard(stage: Stage) -> Program:
     _, address = stage.cluster.server()
     stage.happens()
     flags = ("start", "--join", address)
-    return stage.cluster.run("joining", "ps.cli", *flags, variables=older(stage))
+    return stage.cluster.run("joining", "hubring.ps.cli", *flags, variables=older(stage))
 
 
 def older(stage: Stage) -> dict[str, str]:
@@ -93,13 +93,13 @@ def no_values(stage: Stage) -> Program:
     _, address = stage.cluster.server("--workers", "2")
     script = stage.folder / "empty.py"
     script.write_text(
-        "import time, sys, torch, workers\nfrom pathlib import Path\nworkers.init()\n"
+        "import time, sys, torch, hubring\nfrom pathlib import Path\nhubring.init()\n"
         "print('ready', file=sys.stderr, flush=True)\n"
-        "if workers.rank() == 0:\n"
+        "if hubring.rank() == 0:\n"
         f"    while not Path({str(stage.go)!r}).exists(): time.sleep(0.02)\n"
         "    raise ValueError('no data')\n"
         "model = torch.nn.Linear(2, 1)\n"
-        "workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+        "hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
     )
     first, second = [stage.cluster.worker(address, "--rank", str(rank), str(script)) for rank in range(2)]
     first.until_said("ready")

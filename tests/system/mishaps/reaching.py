@@ -13,7 +13,7 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from tests.system.cluster import SMALL, Program
+from tests.support.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 ANY = r"127\.0\.0\.1:\d+"
@@ -83,13 +83,15 @@ def status_of_nobody(stage: Stage) -> Program:
     free = stage.kept.enter_context(socket.socket())
     free.bind(("127.0.0.1", 0))
     stage.happens()
-    return stage.cluster.run("status", "ps.cli", "status", f"127.0.0.1:{free.getsockname()[1]}")
+    return stage.cluster.run("status", "hubring.ps.cli", "status", f"127.0.0.1:{free.getsockname()[1]}")
 
 
 def join_of_nobody(stage: Stage) -> Program:
     free = stage.kept.enter_context(socket.socket())
     free.bind(("127.0.0.1", 0))
-    joining = stage.cluster.run("joining", "ps.cli", "start", "--join", f"127.0.0.1:{free.getsockname()[1]}")
+    joining = stage.cluster.run(
+        "joining", "hubring.ps.cli", "start", "--join", f"127.0.0.1:{free.getsockname()[1]}"
+    )
     joining.until_said("looking for")
     stage.happens()
     return joining

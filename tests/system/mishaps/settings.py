@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.system.cluster import SMALL, Program
+from tests.support.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -16,7 +16,9 @@ def a_misspelt_flag(stage: Stage) -> Program:
 
 def a_misspelt_variable(stage: Stage) -> Program:
     stage.happens()
-    return stage.cluster.run("worker", "workers.cli", SMALL, "5", variables={"PS_SERVR": "127.0.0.1:5555"})
+    return stage.cluster.run(
+        "worker", "hubring.workers.programs.cli", SMALL, "5", variables={"PS_SERVR": "127.0.0.1:5555"}
+    )
 
 
 def bad_toml(stage: Stage) -> Program:
@@ -43,13 +45,13 @@ def two_ranks(stage: Stage) -> Program:
     stage.happens()
     flags = ("--rank", "0", "--world-size", "2", "--server", "127.0.0.1:5555", SMALL, "5")
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    return stage.cluster.run("worker", "workers.cli", *flags, variables=launched)
+    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=launched)
 
 
 def launched_without_a_server(stage: Stage) -> Program:
     stage.happens()
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    return stage.cluster.run("worker", "workers.cli", SMALL, "5", variables=launched)
+    return stage.cluster.run("worker", "hubring.workers.programs.cli", SMALL, "5", variables=launched)
 
 
 def a_taken_page_port(stage: Stage) -> Program:
@@ -60,7 +62,7 @@ def a_taken_page_port(stage: Stage) -> Program:
 def a_taken_port(stage: Stage) -> Program:
     taken = stage.kept.enter_context(socket.create_server(("127.0.0.1", 0)))
     stage.happens()
-    return stage.cluster.run("failing", "ps.cli", "start", "--port", str(taken.getsockname()[1]))
+    return stage.cluster.run("failing", "hubring.ps.cli", "start", "--port", str(taken.getsockname()[1]))
 
 
 def a_foreign_host(stage: Stage) -> Program:
@@ -73,13 +75,13 @@ def open_to_all(stage: Stage) -> Program:
 
 def no_gpu_for_the_server(stage: Stage) -> Program:
     stage.happens()
-    return stage.cluster.run("failing", "ps.cli", "start", "--device", "cuda", variables=NO_GPU)
+    return stage.cluster.run("failing", "hubring.ps.cli", "start", "--device", "cuda", variables=NO_GPU)
 
 
 def no_gpu_for_the_ring(stage: Stage) -> Program:
     stage.happens()
     flags = ("--server", "127.0.0.1:5555", "--topology", "ring", "--backend", "nccl", SMALL, "5")
-    return stage.cluster.run("worker", "workers.cli", *flags, variables=NO_GPU)
+    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=NO_GPU)
 
 
 def no_folder_for_the_record(stage: Stage) -> Program:
@@ -89,8 +91,8 @@ def no_folder_for_the_record(stage: Stage) -> Program:
 def a_misused_optimizer(stage: Stage) -> Program:
     script = stage.folder / "twice.py"
     script.write_text(
-        "import torch, workers\nworkers.init()\nmodel = torch.nn.Linear(2, 1)\n"
-        "optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
+        "import torch, hubring\nhubring.init()\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)\n"
         "for _ in range(2):\n    model(torch.ones(2)).sum().backward()\n"
     )
     return stage.worker(str(script))

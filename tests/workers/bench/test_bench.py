@@ -16,24 +16,24 @@ import pytest
 import torch
 from torch import Tensor
 
-import workers
-from ps.errors import ConnectionLost, DeadlineExceeded, UsageError
-from tests.fake_hub import FakeHub, FakeRank
-from workers.bench import cli, shapes
-from workers.bench.bound import Bound, BoundCopy, BoundOfTwo
-from workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
-from workers.bench.hubring import Hubring
-from workers.bench.job import Job
-from workers.bench.line import Line
-from workers.bench.member import Member
-from workers.bench.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
-from workers.bench.row import ROWS, select
-from workers.bench.side import Side
-from workers.bench.table import HEAD, entry, trained
-from workers.bench.team import Turn, wrong_in
-from workers.bench.truth import PERIOD, Truth
-from workers.local_communicator import LocalCommunicator
-from workers.optimizer import DistributedOptimizer
+import hubring
+from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, UsageError
+from hubring.workers.bench import cli, shapes
+from hubring.workers.bench.bound import Bound, BoundCopy, BoundOfTwo
+from hubring.workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
+from hubring.workers.bench.hubring import Hubring
+from hubring.workers.bench.job import Job
+from hubring.workers.bench.line import Line
+from hubring.workers.bench.member import Member
+from hubring.workers.bench.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
+from hubring.workers.bench.row import ROWS, select
+from hubring.workers.bench.side import Side
+from hubring.workers.bench.table import HEAD, entry, trained
+from hubring.workers.bench.team import Turn, wrong_in
+from hubring.workers.bench.truth import PERIOD, Truth
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.fake_hub import FakeHub, FakeRank
 
 TENSORS = [(PERIOD + 7,), (3, 5)]
 
@@ -267,7 +267,7 @@ def test_a_thousand_tensors_weigh_as_much_as_the_one_beside_them() -> None:
 @pytest.mark.parametrize("shape", ["digits", "mlp"])
 def test_the_shapes_of_what_is_trained_are_its_parameters(shape: str) -> None:
     pytest.importorskip("sklearn")
-    from workers.bench.train import network
+    from hubring.workers.bench.train import network
 
     with torch.device("meta"):
         net = network(shape)
@@ -275,7 +275,7 @@ def test_the_shapes_of_what_is_trained_are_its_parameters(shape: str) -> None:
 
 
 def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
-    from workers.bench.train import Reference
+    from hubring.workers.bench.train import Reference
 
     one = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), ranks)
     for _ in range(steps):
@@ -285,7 +285,7 @@ def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
 
 def test_what_was_never_trained_and_what_missed_a_rank_are_wrong_end_to_end() -> None:
     pytest.importorskip("sklearn")
-    from workers.bench.train import Reference
+    from hubring.workers.bench.train import Reference
 
     reference = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), [0, 1])
     for _ in range(3):
@@ -326,9 +326,9 @@ def test_our_rows_hand_a_hub_all_at_once(
 ) -> None:
     rank = FakeRank(FakeHub(1)) if topology == "hub" else LocalCommunicator()
     wrapped = partial(DistributedOptimizer, communicator=rank)
-    monkeypatch.setattr(workers, "init", lambda: None)
-    monkeypatch.setattr(workers, "topology", lambda: topology)
-    monkeypatch.setattr(workers, "DistributedOptimizer", wrapped)
+    monkeypatch.setattr(hubring, "init", lambda: None)
+    monkeypatch.setattr(hubring, "topology", lambda: topology)
+    monkeypatch.setattr(hubring, "DistributedOptimizer", wrapped)
     job = Job(shape="resnet50", optimizer="sgd", size=1, directory="", bucket_bytes=60 << 20)
     assert len(Hubring(job, 0)._optimizer._buckets) == buckets
 
@@ -419,7 +419,9 @@ def test_all_rows_come_out_right_on_real_processes(tmp_path: Path) -> None:
         "--out",
         str(out),
     ]
-    ended = subprocess.run([sys.executable, "-m", "workers.cli", *command], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-m", "hubring.workers.programs.cli", *command], capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())

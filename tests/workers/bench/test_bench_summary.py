@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from ps.errors import ConfigError
-from workers.bench import cli
-from workers.bench.case import Case
-from workers.bench.ratios import table, targets
-from workers.bench.summary import BEGIN, END, put_into, read, render
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.bench import cli
+from hubring.workers.bench.case import Case
+from hubring.workers.bench.ratios import table, targets
+from hubring.workers.bench.summary import BEGIN, END, put_into, read, render
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "workers" / "bench" / "measured.json"
 
 

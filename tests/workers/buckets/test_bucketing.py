@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ps.errors import ConfigError
-from ps.plans import LEAST_BUCKET, difference
-from ps.types import BucketSpec
-from workers.bucketing import Bucket, make_buckets
-from workers.layout import lay_out
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import BucketSpec
+from hubring.ps.job.plans import LEAST_BUCKET, difference
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.buckets.layout import lay_out
 
 
 def allocate(numel: int, dtype: torch.dtype) -> torch.Tensor:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps.errors import ConfigError, HubringError
-from ps.transport.shm import ShmTransport
-from ps.work import Work
-from tests.lazy_device import LazyDevice
-from workers.courier import Courier
-from workers.pinning import lies_in_pages_of_its_own
-from workers.staging import OnHost, Staging, ThroughHost
+from hubring.ps.core.errors import ConfigError, HubringError
+from hubring.ps.core.work import Work
+from hubring.ps.transport.shm.transport import ShmTransport
+from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.pinning import lies_in_pages_of_its_own
+from hubring.workers.buckets.staging import OnHost, Staging, ThroughHost
+from tests.support.lazy_device import LazyDevice
 
 SOON = 10.0
 

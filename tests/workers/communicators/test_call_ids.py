@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.roll import TOLD, Roll
+from hubring.workers.communicators.call_ids import TOLD, Roll
 
 
 def test_numbers_rise_from_one() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ps.messages import Call, Collective
-from ps.types import Layout
-from workers.agenda import agenda
+from hubring.ps.core.messages import Call, Collective
+from hubring.ps.core.types import Layout
+from hubring.workers.communicators.collective_order import agenda
 
 ROWS = (Layout("float32", (2, 3)),)
 

@@ -9,14 +9,14 @@ from typing import cast
 import pytest
 import torch
 
-from ps import placement
-from ps.transport.registry import Line
-from tests.fake_gpu import GPU, FakeMemory
-from tests.lazy_device import LazyDevice
-from workers import placing
-from workers.bucketing import Bucket
-from workers.courier import Courier
-from workers.staging import OnHost, ThroughHost
+from hubring.ps.store import gpu_tensor
+from hubring.ps.transport.registry import Line
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.staging import OnHost, ThroughHost
+from hubring.workers.communicators import gpu_sharing
+from tests.support.fake_gpu import GPU, FakeMemory
+from tests.support.lazy_device import LazyDevice
 
 NOBODY = cast(Courier, None)  # nothing is carried in these tests
 TOKEN = torch.arange(16, dtype=torch.uint8)
@@ -25,7 +25,7 @@ TOKEN = torch.arange(16, dtype=torch.uint8)
 @pytest.fixture
 def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
     memory = FakeMemory()
-    monkeypatch.setattr(placing, "own_gpu", lambda _: (GPU, memory))
+    monkeypatch.setattr(gpu_sharing, "own_gpu", lambda _: (GPU, memory))
     return memory
 
 
@@ -43,18 +43,18 @@ def on_cpu() -> Bucket:
 
 
 def shard(memory: FakeMemory, gpu: str = GPU) -> Line:
-    return Line("here", {"shm": "shm://1", placement.ADDRESS: placement.invitation(gpu, memory, TOKEN)})
+    return Line("here", {"shm": "shm://1", gpu_tensor.ADDRESS: gpu_tensor.invitation(gpu, memory, TOKEN)})
 
 
 def test_all_on_one_gpu_share_its_memory(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert placing.shared_memory([shard(memory)] * 2, [on_device(), on_device()], "bsp") is memory
+    assert gpu_sharing.shared_memory([shard(memory)] * 2, [on_device(), on_device()], "bsp") is memory
     assert "stay on the GPU" in caplog.text
 
 
 def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert placing.shared_memory([Line("here", {"shm": "shm://1"})], [on_device()], "bsp") is None
+    assert gpu_sharing.shared_memory([Line("here", {"shm": "shm://1"})], [on_device()], "bsp") is None
     assert caplog.text == ""
 
 
@@ -79,5 +79,5 @@ def test_the_others_go_through_host_memory_and_are_told_why(
     }[shards]()
     caplog.set_level(logging.INFO)
     assert callable(bucket)
-    assert placing.shared_memory(lines, [bucket()], mode) is None
+    assert gpu_sharing.shared_memory(lines, [bucket()], mode) is None
     assert f"gradients go there through host memory: {why}" in caplog.text

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ps.errors import RingBroken
-from ps.types import BucketSpec, TensorSpec
-from ps.work import Work
-from workers.powersgd import LowRankMean, _basis
+from hubring.ps.core.errors import RingBroken
+from hubring.ps.core.types import BucketSpec, TensorSpec
+from hubring.ps.core.work import Work
+from hubring.workers.communicators.powersgd import LowRankMean, _basis
 
 SPEC = BucketSpec(
     3, "float32", 0, "", (TensorSpec("w", (20, 6, 5)), TensorSpec("b", (20,)), TensorSpec("v", (2, 2)))

@@ -10,17 +10,17 @@ from functools import partial
 import pytest
 import torch
 
-from ps.errors import DeadlineExceeded, HubringError, JobFailed
-from ps.session import Assignment
-from ps.shard import ShardLoop
-from ps.sharding import plan
-from ps.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
-from tests.contract.ranks import LIMIT, HubRanks, Seat
+from hubring.ps.client.session import Assignment
+from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
+from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
+from hubring.ps.job.sharding import plan
+from hubring.ps.shard.loop import ShardLoop
+from hubring.workers.communicators import slicing
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.slicing import SliceTrial
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.test_communicators import attached, linear, train_two_groups
-from workers import slicing
-from workers.communicator import Communicator
-from workers.optimizer import DistributedOptimizer
-from workers.slicing import SliceTrial
+from tests.support.ranks import LIMIT, HubRanks, Seat
 
 SIZES = (128, 64, 256, 1 << 20)
 """Whole cache lines: cuts between them change no bit."""

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.replayed import Replayed, compared
-from workers.compare.experiment import FaultTable
-from workers.compare.nccl_tests import algbw, busbw
-from workers.compare.outcome import Outcome
-from workers.compare.plan import Run
+from hubring.workers.compare.experiment import FaultTable
+from hubring.workers.compare.nccl_tests import algbw, busbw
+from hubring.workers.compare.outcome import Outcome
+from hubring.workers.compare.plan import Run
+from tests.support.replayed import Replayed, compared
 
 EXCHANGE = {"exposed_seconds": 0.5, "hidden_seconds": 0.3}
 """Of 100 steps, so 5 ms and 3 ms in each."""

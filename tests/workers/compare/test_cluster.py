@@ -15,21 +15,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from ps.errors import HubringError, UsageError
-from tests.replayed import experiment
-from workers.compare.cluster import conductor, meeting, messages
-from workers.compare.cluster.follower import Follower
-from workers.compare.cluster.host import describe
-from workers.compare.cluster.member import Gone, Member, Remote
-from workers.compare.cluster.messages import Hello
-from workers.compare.cluster.spread import Spread
-from workers.compare.cluster.task import Task, check, find
-from workers.compare.cluster.wire import Lost, Wire
-from workers.compare.commands import run as command
-from workers.compare.lifeline import Lifeline
-from workers.compare.noise import Sample, of_machine
-from workers.compare.runner import clean_environment
-from workers.launch import FAMILIES, detect
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.workers.compare.cluster import conductor, meeting, messages
+from hubring.workers.compare.cluster.follower import Follower
+from hubring.workers.compare.cluster.host import describe
+from hubring.workers.compare.cluster.member import Gone, Member, Remote
+from hubring.workers.compare.cluster.messages import Hello
+from hubring.workers.compare.cluster.spread import Spread
+from hubring.workers.compare.cluster.task import Task, check, find
+from hubring.workers.compare.cluster.wire import Lost, Wire
+from hubring.workers.compare.commands import run as command
+from hubring.workers.compare.lifeline import Lifeline
+from hubring.workers.compare.noise import Sample, of_machine
+from hubring.workers.compare.runner import clean_environment
+from hubring.workers.launchers.placement import FAMILIES, detect
+from tests.support.replayed import experiment
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -284,7 +284,7 @@ def test_an_end_s_answer_to_its_own_challenge_proves_nothing(
     wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = wires
-    monkeypatch.setattr("workers.compare.cluster.wire.secrets.token_bytes", bytes)
+    monkeypatch.setattr("hubring.workers.compare.cluster.wire.secrets.token_bytes", bytes)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(here.prove, b"the key", first=False)
         there._connection.send_bytes(bytes(32))

@@ -50,7 +50,7 @@ def lab(light: Vector) -> Vector:
 
 
 def colours(theme: str) -> dict[str, str]:
-    style = files("workers.compare.page").joinpath("page.css").read_text()
+    style = files("hubring.workers.compare.page").joinpath("page.css").read_text()
     light, _, night = style.partition("@media screen and (prefers-color-scheme: dark)")
     part = light if theme == "light" else night.partition("\n}\n")[0]
     return dict(

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ps import terminal
-from tests.test_compare_cost_prediction import CONSTANTS
-from workers.bench import shapes
-from workers.compare import cli
-from workers.compare.cost import calibration, question
-from workers.compare.cost.constants import WIRES, read
-from workers.compare.setting import Link
+from hubring.ps.config import terminal
+from hubring.workers.bench import shapes
+from hubring.workers.compare import cli
+from hubring.workers.compare.cost import calibration, question
+from hubring.workers.compare.cost.constants import WIRES, read
+from hubring.workers.compare.setting import Link
+from tests.workers.compare.test_cost_prediction import CONSTANTS
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
@@ -177,7 +177,7 @@ def test_who_serves_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.fixture
 def peer() -> Iterator[str]:
     """The address of another host, as far as this one knows."""
-    command = [sys.executable, "-m", "workers.compare.cli", "calibrate", "--serve", "127.0.0.1"]
+    command = [sys.executable, "-m", "hubring.workers.compare.cli", "calibrate", "--serve", "127.0.0.1"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stderr is not None
         yield serving.stderr.readline().split()[-1]

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from ps.errors import UsageError
-from workers.compare.cost.constants import Constants, Wire, read
-from workers.compare.cost.measured import model_bytes, points
-from workers.compare.cost.overhead import Overhead
-from workers.compare.cost.peer import link_of
-from workers.compare.cost.prediction import Job, predict
-from workers.compare.cost.reading import read as reading_of
-from workers.compare.cost.score import Score
-from workers.compare.outlook import outlook
-from workers.compare.row import ROWS, Row
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.constants import Constants, Wire, read
+from hubring.workers.compare.cost.measured import model_bytes, points
+from hubring.workers.compare.cost.overhead import Overhead
+from hubring.workers.compare.cost.peer import link_of
+from hubring.workers.compare.cost.prediction import Job, predict
+from hubring.workers.compare.cost.reading import read as reading_of
+from hubring.workers.compare.cost.score import Score
+from hubring.workers.compare.outlook import outlook
+from hubring.workers.compare.row import ROWS, Row
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
 
 WIRE = Wire(alpha=1e-4, beta=1e-9, cpu=0.5e-9)
 CONSTANTS = Constants(

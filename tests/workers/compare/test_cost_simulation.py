@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.compare.cost.draws import SLOW_SHARE, Draws
-from workers.compare.cost.scene import Scene
-from workers.compare.cost.simulation import simulate
-from workers.compare.cost.station import Station
-from workers.compare.cost.way import Way
-from workers.compare.setting import Fault, Straggler
+from hubring.workers.compare.cost.draws import SLOW_SHARE, Draws
+from hubring.workers.compare.cost.scene import Scene
+from hubring.workers.compare.cost.simulation import simulate
+from hubring.workers.compare.cost.station import Station
+from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.setting import Fault, Straggler
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 RULES: tuple[Rule, ...] = ("ring", "bsp", "backup", "ssp", "asp")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.sharding import SLICE_BYTES
-from workers.compare.cost import formulas
-from workers.compare.cost.constants import Constants, Wire
-from workers.compare.cost.crossing import most_servers, overtaking, servers_needed
-from workers.compare.cost.formulas import Task
-from workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
-from workers.compare.setting import Link
+from hubring.ps.job.sharding import SLICE_BYTES
+from hubring.workers.compare.cost import formulas
+from hubring.workers.compare.cost.constants import Constants, Wire
+from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
+from hubring.workers.compare.cost.formulas import Task
+from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
+from hubring.workers.compare.setting import Link
 
 MEBI = 1 << 20
 GIGABIT = Link(rate=1e9)
@@ -125,18 +125,18 @@ def test_the_busiest_server_has_a_slice_more_than_others() -> None:
 
 
 def test_sizes_of_slices_are_those_that_workers_try() -> None:
-    from workers import slicing
-    from workers.tuning import NOISE
+    from hubring.ps.core.timing import CLEAR
+    from hubring.workers.communicators import slicing
 
     assert formulas.SLICE_BYTES == slicing.SIZES
     assert formulas.SLICE_BYTES[0] == SLICE_BYTES
     tried = (slicing.TRIAL_BYTES, 1 + slicing.EXCHANGES, slicing.BUDGET)
     assert tried == (formulas.TRIAL_BYTES, formulas.TRIAL_EXCHANGES, formulas.TRIAL_SECONDS)
-    assert formulas.GAIN == NOISE
+    assert formulas.GAIN == CLEAR
 
 
 def test_lines_at_once_are_the_transport_s() -> None:
-    from ps.transport.zmq_socket import IO_THREADS
+    from hubring.ps.transport.zmq.socket import IO_THREADS
 
     assert formulas.SERVER_LINES["zmq"] == IO_THREADS
 

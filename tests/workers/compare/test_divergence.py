@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from ps.errors import NonFinite
-from tests.replayed import Replayed, carried_out, experiment, record, row
-from workers.compare.outcome import Line, Outcome, divergence
-from workers.compare.plan import Run
-from workers.compare.process import Process, ProcessFailed, Start
-from workers.compare.row import ROWS
-from workers.compare.runner import Runner
-from workers.compare.setting import Setting
-from workers.compare.site import ThisMachine
+from hubring.ps.core.errors import NonFinite
+from hubring.workers.compare.outcome import Line, Outcome, divergence
+from hubring.workers.compare.plan import Run
+from hubring.workers.compare.process import Process, ProcessFailed, Start
+from hubring.workers.compare.row import ROWS
+from hubring.workers.compare.runner import Runner
+from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.site import ThisMachine
+from tests.support.replayed import Replayed, carried_out, experiment, record, row
 
 ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"
 LAST = {"steps": 41, "exit_code": 1, "error": ERROR}

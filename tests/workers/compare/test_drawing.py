@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ps.markup import Html, element, together, verbatim
-from tests.compared import full
-from workers.compare.circumstance import without_servers, words
-from workers.compare.figures import digits, percent, signed, size
-from workers.compare.findings import Curve, Point, Scaling
-from workers.compare.page import toml
-from workers.compare.page.chart_histogram import bins
-from workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
-from workers.compare.page.panel import panels
-from workers.compare.page.scale import Linear, Log
-from workers.compare.page.sections.progress import course
-from workers.compare.page.sections.scaling import overtaking
-from workers.compare.reading import read
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.ps.markup import Html, element, together, verbatim
+from hubring.workers.compare.circumstance import without_servers, words
+from hubring.workers.compare.figures import digits, percent, signed, size
+from hubring.workers.compare.findings import Curve, Point, Scaling
+from hubring.workers.compare.page import toml
+from hubring.workers.compare.page.chart_histogram import bins
+from hubring.workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
+from hubring.workers.compare.page.panel import panels
+from hubring.workers.compare.page.scale import Linear, Log
+from hubring.workers.compare.page.sections.progress import course
+from hubring.workers.compare.page.sections.scaling import overtaking
+from hubring.workers.compare.reading import read
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from tests.support.compared import full
 
 FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ps.errors import UsageError
-from tests.replayed import experiment
-from workers.compare.experiment import Experiment, FaultTable, StragglerTable
-from workers.compare.experiment_file import load, shipped
-from workers.compare.row import ROWS
-from workers.compare.setting import Link, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.experiment import Experiment, FaultTable, StragglerTable
+from hubring.workers.compare.experiment_file import load, shipped
+from hubring.workers.compare.row import ROWS
+from hubring.workers.compare.setting import Link, Straggler
+from tests.support.replayed import experiment
 
 HARD = """
 job = "char-lm"

@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.replayed import Replayed, carried_out, compared, row
-from workers.compare.experiment import FaultTable
-from workers.compare.gate import Parameters, bits_difference, bits_wrong, difference, wrong
-from workers.compare.outcome import EARLY, Outcome
-from workers.compare.plan import Run
+from hubring.workers.compare.experiment import FaultTable
+from hubring.workers.compare.gate import Parameters, bits_difference, bits_wrong, difference, wrong
+from hubring.workers.compare.outcome import EARLY, Outcome
+from hubring.workers.compare.plan import Run
+from tests.support.replayed import Replayed, carried_out, compared, row
 
 
 def parameters(factor: float = 1.0, name: str = "weight") -> dict[str, torch.Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ps.errors import ConfigError
-from tests.compared import EMULATED, full, minimal, summary
-from tests.outline import Node, outline
-from workers.compare.page import page
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.compare.page import page
+from tests.support.compared import EMULATED, full, minimal, summary
+from tests.support.outline import Node, outline
 
 SENTINEL = 77777.0
 """Stands where a speed must not be shown; written as 77,800, 77,777 or 77777."""

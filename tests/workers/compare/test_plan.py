@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.replayed import experiment
-from workers.compare.experiment import FaultTable, LinkTable
-from workers.compare.plan import AGAIN, again, runs
-from workers.compare.row import ROWS
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.experiment import FaultTable, LinkTable
+from hubring.workers.compare.plan import AGAIN, again, runs
+from hubring.workers.compare.row import ROWS
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from tests.support.replayed import experiment
 
 
 def test_every_row_runs_once_with_each_seed_and_the_hub_once_more() -> None:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.replayed import experiment
-from workers.compare.experiment import LinkTable
-from workers.compare.hardship.hosts import Hosts
-from workers.compare.plan import Run
-from workers.compare.programs import Programs
-from workers.compare.row import select
+from hubring.workers.compare.experiment import LinkTable
+from hubring.workers.compare.hardship.hosts import Hosts
+from hubring.workers.compare.plan import Run
+from hubring.workers.compare.programs import Programs
+from hubring.workers.compare.row import select
+from tests.support.replayed import experiment
 
 
 @pytest.mark.parametrize(

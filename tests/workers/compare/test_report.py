@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ps.errors import DeadlineExceeded
-from tests.outline import outline
-from tests.replayed import Replayed, carried_out, compared
-from workers.compare.outcome import latest, read_record
-from workers.compare.page import page
-from workers.compare.process import Processes, ProcessFailed
+from hubring.ps.core.errors import DeadlineExceeded
+from hubring.workers.compare.outcome import latest, read_record
+from hubring.workers.compare.page import page
+from hubring.workers.compare.process import Processes, ProcessFailed
+from tests.support.outline import outline
+from tests.support.replayed import Replayed, carried_out, compared
 
 LOUD = "import sys; print('the cause', file=sys.stderr); sys.exit(3)"
 STUBBORN = """
@@ -102,7 +102,7 @@ def test_children_that_take_too_long_are_named_and_end(tmp_path: Path) -> None:
 def test_a_child_that_will_not_stop_is_killed_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.compare.process.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("hubring.workers.compare.process.GRACE_SECONDS", 0.0)
     with Processes(tmp_path, dict(os.environ), timeout=60) as processes:
         stubborn = processes.start("stubborn", [sys.executable, "-c", STUBBORN])
         while "deaf" not in stubborn.out.read_text():
@@ -119,7 +119,9 @@ def test_a_result_that_is_no_json_object_is_an_error_with_the_log(tmp_path: Path
 
 
 def test_the_program_imports_torch_only_once_it_is_needed() -> None:
-    code = "import sys, workers.compare.cli; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    code = (
+        "import sys, hubring.workers.compare.cli; sys.exit('torch' in sys.modules or 'rich' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
@@ -134,7 +136,7 @@ def test_the_program_imports_torch_only_once_it_is_needed() -> None:
 )
 def test_what_does_not_exist_is_a_usage_error(words: list[str], said: str, tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, "-m", "workers.compare.cli", *words],
+        [sys.executable, "-m", "hubring.workers.compare.cli", *words],
         capture_output=True,
         text=True,
         timeout=60,
@@ -149,7 +151,7 @@ def test_what_does_not_exist_is_a_usage_error(words: list[str], said: str, tmp_p
 @pytest.mark.slow
 def test_the_list_names_rows_jobs_experiments_and_results(tmp_path: Path) -> None:
     carried_out(tmp_path / "mine", Replayed())
-    command = [sys.executable, "-m", "workers.compare.cli", "list", str(tmp_path)]
+    command = [sys.executable, "-m", "hubring.workers.compare.cli", "list", str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(ended.stdout)
     assert {"ring", "hub-asp"} < set(found["rows"])

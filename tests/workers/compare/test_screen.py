@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.compared import EMULATED, GIGABIT, full, minimal, summary
-from workers.compare.exchange_table import HEADS, exchanges
-from workers.compare.figures import figures
-from workers.compare.page import page as render
-from workers.compare.reading import read
-from workers.compare.screen import show
-from workers.compare.setting import Setting
-from workers.compare.table import columns, lines, notes
+from hubring.workers.compare.exchange_table import HEADS, exchanges
+from hubring.workers.compare.figures import figures
+from hubring.workers.compare.page import page as render
+from hubring.workers.compare.reading import read
+from hubring.workers.compare.screen import show
+from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.table import columns, lines, notes
+from tests.support.compared import EMULATED, GIGABIT, full, minimal, summary
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key
 

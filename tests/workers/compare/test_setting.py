@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ps.errors import UsageError
-from workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
 
 HARD = Setting(
     workers=4,

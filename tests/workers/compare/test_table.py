@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
-from ps.errors import HubringError, UsageError
-from tests.replayed import Replayed, compared, record, row
-from workers.compare.commands.run import _result
-from workers.compare.experiment import Experiment
-from workers.compare.gate import Gate
-from workers.compare.job import JOBS, Job
-from workers.compare.measure import NAMES, Numbers, measure
-from workers.compare.noise import Noise
-from workers.compare.outcome import NOT_FINITE, Line, Outcome, read_record
-from workers.compare.plan import Run, counted
-from workers.compare.row import ROWS, select
-from workers.compare.setting import Setting
-from workers.compare.summary import Summary, summarise
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.workers.compare.commands.run import _result
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.gate import Gate
+from hubring.workers.compare.job import JOBS, Job
+from hubring.workers.compare.measure import NAMES, Numbers, measure
+from hubring.workers.compare.noise import Noise
+from hubring.workers.compare.outcome import NOT_FINITE, Line, Outcome, read_record
+from hubring.workers.compare.plan import Run, counted
+from hubring.workers.compare.row import ROWS, select
+from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.summary import Summary, summarise
+from tests.support.replayed import Replayed, compared, record, row
 
 DIGITS = JOBS["digits"]
 EXCHANGE = {
@@ -294,7 +294,7 @@ def test_a_record_without_steps_is_an_error(lines: list[Line]) -> None:
 
 
 def test_a_script_that_never_reports_its_measure_is_told_how() -> None:
-    with pytest.raises(HubringError, match=r"no 'bits_per_char'.*call workers.report\(bits_per_char=...\)"):
+    with pytest.raises(HubringError, match=r"no 'bits_per_char'.*call hubring.report\(bits_per_char=...\)"):
         measured(job=JOBS["char-lm"])
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ps.offset import Offset
-from ps.trace import Trace
-from workers.compare.commands.timeline import timeline
-from workers.compare.timeline import merge
+from hubring.ps.core.offset import Offset
+from hubring.ps.core.trace import Trace
+from hubring.workers.compare.commands.timeline import timeline
+from hubring.workers.compare.timeline import merge
 
 
 def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path
 def traced(folder: Path, name: str, began: int, offset: Offset | None, host: str) -> None:
     """A process that did one step of 1 ms, from `began` on its own clock, in nanoseconds since 1970."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ps.trace.name_kernel", lambda: host)
+        patch.setattr("hubring.ps.core.trace.name_kernel", lambda: host)
         trace = Trace(folder, name, offset)
     trace._epoch = 0
     trace.span("steps", "step 1", began, began + 1_000_000)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.replayed import Replayed, compared, record
-from workers.compare.contest import Ratio, ratio
-from workers.compare.experiment import ComputeTable, FaultTable, LinkTable, StragglerTable
-from workers.compare.outcome import Line
-from workers.compare.plan import Run
-from workers.compare.verdict import verdict as in_words
+from hubring.workers.compare.contest import Ratio, ratio
+from hubring.workers.compare.experiment import ComputeTable, FaultTable, LinkTable, StragglerTable
+from hubring.workers.compare.outcome import Line
+from hubring.workers.compare.plan import Run
+from hubring.workers.compare.verdict import verdict as in_words
+from tests.support.replayed import Replayed, compared, record
 
 SEEDS = (0, 1, 2)
 CALM = (1.0, 1.02, 0.98)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-import workers
-from ps.errors import UsageError
-from tests.pictures import idx, write_pictures
-from workers import context
-from workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
-from workers.examples.images import images, read_idx
+import hubring
+from hubring.ps.core.errors import UsageError
+from hubring.workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
+from hubring.workers.examples.images import images, read_idx
+from hubring.workers.runtime import context
+from tests.support.pictures import idx, write_pictures
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def alone() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    workers.shutdown()
+    hubring.shutdown()
 
 
 def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +36,7 @@ def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.
     monkeypatch.setattr(context, "_current", stepping_on_the_hub)
     assert context.init() is stepping_on_the_hub
     with pytest.raises(UsageError, match=r"init\(aggregate=True\) came after"):
-        workers.init(aggregate=True)
+        hubring.init(aggregate=True)
 
 
 @pytest.mark.parametrize("script", [lm_ptb, mnist, ddp_amp, mpi_patterns, checkpoint])
@@ -45,10 +45,10 @@ def test_an_example_uses_public_names_alone_and_none_of_a_topology(script: Modul
     used = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "workers"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hubring"
     }
     assert used
-    assert used <= set(workers.__all__) - {"topology"}
+    assert used <= set(hubring.__all__) - {"topology"}
 
 
 def test_a_pattern_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_the_configurations_are_the_papers() -> None:
 def test_rows_that_cannot_be_shared_are_a_usage_error_that_names_the_value(
     alone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workers, "size", lambda: 3, raising=False)
+    monkeypatch.setattr(hubring, "size", lambda: 3, raising=False)
     with pytest.raises(SystemExit) as ended:
         lm_ptb.main(["--data_path", str(corpus(tmp_path))])
     assert ended.value.code == 2
@@ -207,13 +207,13 @@ def test_what_a_checkpoint_cannot_hold_is_refused_by_name() -> None:
 
 
 def test_without_a_file_training_begins_with_epoch_1(alone: None, tmp_path: Path) -> None:
-    workers.init()
+    hubring.init()
     assert checkpoint.load(None, {}) == 1
     assert checkpoint.load(tmp_path / "none", {}) == 1
 
 
 def test_a_file_that_is_replaced_leaves_nothing_else(alone: None, tmp_path: Path) -> None:
-    workers.init()
+    hubring.init()
     model = nn.Linear(2, 2)
     for epoch in (1, 2):
         checkpoint.save(tmp_path / "kept", {"model": model}, epoch)
@@ -229,7 +229,7 @@ def test_mixed_precision_goes_on_in_the_same_bits(alone: None, tmp_path: Path, p
     def run(epochs: int, file: str) -> bytes:
         flags = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]
         ddp_amp.main([*flags, "--checkpoint", str(tmp_path / file)])
-        workers.shutdown()
+        hubring.shutdown()
         return (tmp_path / file).read_bytes()
 
     whole = run(4, "whole")

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-import workers
-from workers.examples import char_lm, digits
+import hubring
+from hubring.workers.examples import char_lm, digits
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 
-EXAMPLES = Path(str(files("workers.examples")))
+EXAMPLES = Path(str(files("hubring.workers.examples")))
 SCRIPTS = ["digits.py", "char_lm.py", "train.py"]
 
 
@@ -35,7 +36,7 @@ class Alone:
         self.models.append(model)
         order = self.order
 
-        class Noted(workers.api.DistributedOptimizer):
+        class Noted(DistributedOptimizer):
             def refresh(self) -> None:
                 order.append("refresh")
                 super().refresh()
@@ -48,13 +49,13 @@ class Alone:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Alone]:
     job = Alone()
-    monkeypatch.setattr(workers, "report", lambda **metrics: job.reports.append(metrics), raising=False)
-    monkeypatch.setattr(workers, "DistributedOptimizer", job.optimizer, raising=False)
-    monkeypatch.setattr(workers, "barrier", lambda name: job.order.append(name), raising=False)
+    monkeypatch.setattr(hubring, "report", lambda **metrics: job.reports.append(metrics), raising=False)
+    monkeypatch.setattr(hubring, "DistributedOptimizer", job.optimizer, raising=False)
+    monkeypatch.setattr(hubring, "barrier", lambda name: job.order.append(name), raising=False)
     threads = torch.get_num_threads()
     yield job
     torch.set_num_threads(threads)
-    workers.shutdown()
+    hubring.shutdown()
 
 
 def parameters(model: torch.nn.Module) -> torch.Tensor:
@@ -68,14 +69,14 @@ def test_a_job_uses_the_public_names_alone_and_none_of_a_topology(script: str) -
     imported = {
         alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names
     } | {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    inner = {name for name in imported if name.startswith(("ps", "protos", "workers."))}
+    inner = {name for name in imported if name.startswith("hubring.")}
     assert not inner, inner
     used = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "workers"
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hubring"
     }
-    assert used <= set(workers.__all__) - {"topology"}
+    assert used <= set(hubring.__all__) - {"topology"}
 
 
 def test_the_readmes_script_is_short_and_marks_its_five_lines() -> None:
@@ -87,7 +88,7 @@ def test_the_readmes_script_is_short_and_marks_its_five_lines() -> None:
 def test_batches_that_cannot_be_shared_are_a_usage_error(
     alone: Alone, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(workers, "size", lambda: 3, raising=False)
+    monkeypatch.setattr(hubring, "size", lambda: 3, raising=False)
     with pytest.raises(SystemExit) as ended:
         digits.main([])
     assert ended.value.code == 2
@@ -136,7 +137,7 @@ def test_steps_of_an_earlier_run_are_skipped_not_repeated(alone: Alone) -> None:
 def test_the_last_measurement_comes_after_everyones_last_gradient(
     alone: Alone, job: Callable[[list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "report", lambda **metrics: alone.order.append(*sorted(metrics)[:1]))
+    monkeypatch.setattr(hubring, "report", lambda **metrics: alone.order.append(*sorted(metrics)[:1]))
     job(["--epochs", "1", "--batch-size", "1024", "--threads", "1"])
     assert alone.order[0] == "start"
     assert alone.order[-3:-1] == ["end", "refresh"]
@@ -156,7 +157,17 @@ def test_the_readmes_script_runs_by_itself_and_its_loss_falls() -> None:
 @pytest.mark.slow
 def test_digits_under_ps_worker_ends_in_one_json_object(tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
-    command = ["-m", "workers.cli", "--job", "digits", "--record", str(record), "--", "--epochs", "1"]
+    command = [
+        "-m",
+        "hubring.workers.programs.cli",
+        "--job",
+        "digits",
+        "--record",
+        str(record),
+        "--",
+        "--epochs",
+        "1",
+    ]
     ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90, check=True)
     result = json.loads(ended.stdout.splitlines()[-1])
     assert result["steps"] == 22
@@ -168,10 +179,10 @@ def test_digits_under_ps_worker_ends_in_one_json_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["digits", "char_lm"])
 def test_threads_asked_for_are_the_threads_taken(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = torch.get_num_threads()
-    monkeypatch.setattr(workers, "init", lambda: torch.set_num_threads(1), raising=False)
-    monkeypatch.setattr(workers, "size", lambda: 1, raising=False)
+    monkeypatch.setattr(hubring, "init", lambda: torch.set_num_threads(1), raising=False)
+    monkeypatch.setattr(hubring, "size", lambda: 1, raising=False)
     try:
-        importlib.import_module(f"workers.examples.{module}")._start(["--threads", "2"])
+        importlib.import_module(f"hubring.workers.examples.{module}")._start(["--threads", "2"])
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(taken)

@@ -7,10 +7,10 @@ from typing import TypeVar
 
 import pytest
 
-from tests.contract.ranks import HubRanks, Ranks, RingRanks
-from workers.communicator import Communicator
-from workers.horovod import lifecycle
-from workers.launch import Placement
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.horovod.world import lifecycle
+from hubring.workers.launchers.placement import Placement
+from tests.support.ranks import HubRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 

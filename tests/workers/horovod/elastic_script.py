@@ -7,7 +7,7 @@ import time
 import horovod.torch as hvd
 import torch
 
-import workers
+import hubring
 
 hvd.init()
 torch.manual_seed(hvd.rank())
@@ -37,4 +37,4 @@ def train(state: hvd.elastic.TorchState) -> None:
 
 
 train(state)
-workers.report(weight=model.weight.item(), resets=state.resets)
+hubring.report(weight=model.weight.item(), resets=state.resets)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
+import hubring.workers.horovod as hvd
+from tests.workers.horovod.conftest import Everybody
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]

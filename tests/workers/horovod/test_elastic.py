@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
-from tests.system.cluster import Cluster, Program
+import hubring.workers.horovod as hvd
+from tests.support.cluster import Cluster, Program
+from tests.workers.horovod.conftest import Everybody
 
 SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
+import hubring.workers.horovod as hvd
+from tests.workers.horovod.conftest import Everybody
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import workers.horovod as hvd
-from ps.errors import UsageError
-from workers.horovod import alias
-from workers.horovod.build import check_build, split_list
-from workers.horovod.hosts import Neighbourhood, neighbourhood
-from workers.horovod.parcel import pack
-from workers.horovod.variables import variables
-from workers.launcher import host
-from workers.launcher.cli import app, script
+import hubring.workers.horovod as hvd
+from hubring.ps.core.errors import UsageError
+from hubring.workers.horovod import alias
+from hubring.workers.horovod.optimizer.parcel import pack
+from hubring.workers.horovod.world.build import check_build, split_list
+from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
+from hubring.workers.horovod.world.variables import variables
+from hubring.workers.localrun import host
+from hubring.workers.programs.run_cli import app, script
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
-from workers.horovod.elastic.state import ObjectState
-from workers.horovod.errors import HorovodVersionMismatchError
-from workers.horovod.several import run
+import hubring.workers.horovod as hvd
+from hubring.workers.horovod.elastic.state import ObjectState
+from hubring.workers.horovod.errors import HorovodVersionMismatchError
+from hubring.workers.horovod.runner.run import run
+from tests.workers.horovod.conftest import Everybody
 
 SCALED = "prescale_factor postscale_factor process_set"
 REDUCED = f"average name op {SCALED}"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
+import hubring.workers.horovod as hvd
+from tests.workers.horovod.conftest import Everybody
 
 PARTS = (5, 3)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-import workers.horovod as hvd
-from tests.horovod.conftest import Everybody
+import hubring.workers.horovod as hvd
+from tests.workers.horovod.conftest import Everybody
 
 
 def test_rank_0_writes_a_complete_event_for_every_operation(on_two: Everybody, tmp_path: Path) -> None:

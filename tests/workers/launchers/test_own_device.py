@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ps.errors import ConfigError
-from workers.launch import Placement
-from workers.own_device import choose
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.own_device import choose
+from hubring.workers.launchers.placement import Placement
 
 
 def has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ps.errors import ConfigError
-from workers.launch import Placement, absent, detect, set_aside
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.placement import Placement, absent, detect, set_aside
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "none",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ps.config.environment import environment
-from ps.errors import ServerUnreachable
-from workers.launcher.server import Server
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import ServerUnreachable
+from hubring.workers.localrun.server import Server
 
 
 @pytest.mark.slow

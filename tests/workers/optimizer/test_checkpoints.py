@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ps.errors import ConfigError, NonFinite
-from tests.contract.ranks import RingRanks
-from workers.checkpoints import Checkpoints
-from workers.communicator import Communicator
-from workers.local_communicator import LocalCommunicator
+from hubring.ps.core.errors import ConfigError, NonFinite
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.optimizer.checkpoints import Checkpoints
+from tests.support.ranks import RingRanks
 
 
 class Trained:

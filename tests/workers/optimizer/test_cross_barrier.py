@@ -13,13 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-from ps import logs
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError, DeadlineExceeded, Preempted, RingBroken
-from ps.types import Hyper
-from ps.work import Work
-from tests.fake_hub import FakeHub, FakeRank
-from tests.test_optimizer import (
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, Preempted, RingBroken
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.ps.observe import logs
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.collectives import barrier
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.launchers.placement import Placement
+from hubring.workers.optimizer import exchange
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.runtime import context
+from hubring.workers.runtime.record import Record
+from tests.support.fake_hub import FakeHub, FakeRank
+from tests.workers.optimizer.test_optimizer import (
     assert_same,
     batches,
     build,
@@ -34,13 +42,6 @@ from tests.test_optimizer import (
     sgd,
     wrap,
 )
-from workers import context, exchange
-from workers.bucketing import Bucket
-from workers.collectives import barrier
-from workers.launch import Placement
-from workers.local_communicator import LocalCommunicator
-from workers.optimizer import DistributedOptimizer
-from workers.record import Record
 
 Side = Literal["server", "worker"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None]

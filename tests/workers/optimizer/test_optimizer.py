@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from ps.errors import ConfigError, DeadlineExceeded, RingBroken
-from ps.types import Hyper
-from ps.work import Work
-from tests.fake_hub import FakeHub, FakeRank
-from workers import optimizer as optimizer_module
-from workers.bucketing import Bucket
-from workers.communicator import Communicator, Start
-from workers.local_communicator import LocalCommunicator
-from workers.optimizer import DistributedOptimizer
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Communicator, Start
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.optimizer import distributed as optimizer_module
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.fake_hub import FakeHub, FakeRank
 
 STEPS = 4
 SMALL = 64

@@ -6,8 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fake_hub import FakeHub, FakeRank
-from tests.test_optimizer import (
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.optimizer import distributed as optimizer_module
+from hubring.workers.optimizer import tuning
+from hubring.workers.optimizer.bucket_group import convoys
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
+from tests.support.fake_hub import FakeHub, FakeRank
+from tests.workers.optimizer.test_optimizer import (
     assert_same,
     batches,
     build,
@@ -16,12 +22,6 @@ from tests.test_optimizer import (
     plain_step,
     wrap,
 )
-from workers import optimizer as optimizer_module
-from workers import tuning
-from workers.convoy import convoys
-from workers.local_communicator import LocalCommunicator
-from workers.optimizer import DistributedOptimizer
-from workers.tuning import STEPS, TURNS, Tuning
 
 
 @pytest.fixture

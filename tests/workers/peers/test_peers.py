@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 import torch
 
-from ps.errors import ConfigError, HubringError, UsageError
-from ps.hyper import hyper_of
-from ps.messages import ReduceOp
-from ps.types import Hyper
-from ps.work import Work
-from workers import collectives
-from workers.bucketing import Bucket, make_buckets
-from workers.communicator import Communicator
-from workers.compare.experiment import Experiment, LinkTable
-from workers.compare.peers import ray_server, rows, rpc_server
-from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.interface import interface
-from workers.compare.peers.peer import Answer, Peer, Seat
-from workers.compare.peers.rows import PEERS, PeerPrograms, Program, find
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
+from hubring.ps.core.messages import ReduceOp
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.ps.optim.hyper import hyper_of
+from hubring.workers import collectives
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.compare.experiment import Experiment, LinkTable
+from hubring.workers.compare.peers import ray_server, rows, rpc_server
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.interface import interface
+from hubring.workers.compare.peers.peer import Answer, Peer, Seat
+from hubring.workers.compare.peers.rows import PEERS, PeerPrograms, Program, find
 
 SIZE = 3
 
@@ -151,7 +151,7 @@ def test_ray_is_refused_behind_links() -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_extras_that_messages_name_exist(name: str) -> None:
     needs = PEERS[name].needs
-    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     assert needs is None or f"{needs[1]} = [" in project
 
 
@@ -171,11 +171,11 @@ def test_an_address_has_its_interface_and_a_strange_one_is_named() -> None:
 LEFT_BEHIND = """
 import os
 import torch
-import workers
+import hubring
 
-workers.init()
+hubring.init()
 model = torch.nn.Linear(4, 1)
-optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 for _ in range(2):
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
@@ -188,7 +188,7 @@ def threads():
 
 
 assert threads()
-workers.shutdown()
+hubring.shutdown()
 assert not threads()
 model(torch.ones(2, 4)).sum().backward()  # it goes on alone
 """
@@ -437,7 +437,7 @@ def test_rays_actor_steps_and_gathers_as_rpcs_server() -> None:
 
 
 def test_talking_through_an_address_tells_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.compare.peers import interface as module
+    from hubring.workers.compare.peers import interface as module
 
     for name in module._ASKED:
         monkeypatch.setenv(name, "")

@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from ps.errors import ConfigError
-from workers import explain
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.programs import explain
 
 
 @pytest.fixture(autouse=True)

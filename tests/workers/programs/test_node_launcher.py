@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ps.config.sources import load_worker
-from ps.errors import ConfigError
-from workers.crew import _again, places
-from workers.launch import Placement, detect
+from hubring.ps.config.sources import load_worker
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.launchers.placement import Placement, detect
+from hubring.workers.programs.node_launcher import _again, places
 
 
 def crew(outer: Placement | None = None, **flags: Any) -> list[Placement]:

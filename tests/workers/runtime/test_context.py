@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from ps import logs
-from ps.config.worker import WorkerConfig
-from ps.errors import RingBroken, ServerUnreachable
-from ps.trace import Trace
-from workers import context
-from workers.flight import FlightRecorder
-from workers.launch import Placement
-from workers.local_communicator import LocalCommunicator
-from workers.record import Record
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import RingBroken, ServerUnreachable
+from hubring.ps.core.trace import Trace
+from hubring.ps.observe import logs
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.launchers.placement import Placement
+from hubring.workers.runtime import context
+from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.record import Record
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError
-from ps.logs import Place
-from workers import context
-from workers.run import Outcome, train
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.observe.logs import Place
+from hubring.workers.run import Outcome, train
+from hubring.workers.runtime import context
 
 TRAIN = """
-import sys, torch, workers
-workers.init()
+import sys, torch, hubring
+hubring.init()
 model = torch.nn.Linear(2, 1)
-optimizer = workers.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
 model(torch.ones(1, 2)).sum().backward()
 optimizer.step()
-workers.report(loss=torch.tensor(0.5))
+hubring.report(loss=torch.tensor(0.5))
 """
 
 
@@ -53,7 +53,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
 
 LOST = "\nwith torch.no_grad(): model.weight[0, 1] = float('nan')"
-NAN = "\nworkers.report(loss=float('nan'))"
+NAN = "\nhubring.report(loss=float('nan'))"
 
 
 def test_a_report_of_nan_ends_a_training_whose_parameters_are_lost(run: Callable[..., Outcome]) -> None:
@@ -84,7 +84,7 @@ def test_a_script_written_for_horovod_is_told_how_it_runs(run: Callable[..., Out
     assert "--as-horovod" not in run(submodule).error
 
 
-@pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "workers.shutdown()"])
+@pytest.mark.parametrize("ending", ["", "sys.exit()", "sys.exit(0)", "hubring.shutdown()"])
 def test_a_script_that_ends_well_tells_its_result_however_it_ends(
     run: Callable[..., Outcome], ending: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_script_that_ends_well_tells_its_result_however_it_ends(
         ("sys.exit('no data')", 1, "no data"),
         ("raise ValueError('seven')", 1, "ValueError: seven"),
         ("raise KeyboardInterrupt", 130, "interrupted"),
-        ("workers.report(loss=[1, 2])", 2, "report(loss=...) got a list"),
+        ("hubring.report(loss=[1, 2])", 2, "report(loss=...) got a list"),
     ],
 )
 def test_a_script_that_fails_tells_why_and_how_far_it_came(
@@ -216,12 +216,12 @@ def test_a_forked_child_heeds_signals_as_any_process_and_leaves_nothing(run: Cal
         TRAIN + "import os, signal, time\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    workers.shutdown()\n"
+        "    hubring.shutdown()\n"
         "    signal.raise_signal(signal.SIGTERM)\n"
         "    os._exit(0)\n"
         "_, status = os.waitpid(child, 0)\n"
         "assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGTERM, status\n"
-        "assert workers.rank() == 0\n"
+        "assert hubring.rank() == 0\n"
     )
     assert outcome.traceback == ""
     assert outcome.code == 0
@@ -232,13 +232,13 @@ def test_a_script_that_never_asks_for_its_place_is_warned(
 ) -> None:
     with caplog.at_level("WARNING"):
         assert run("pass", server="127.0.0.1:1").code == 0
-    assert "never called workers.init()" in caplog.text
+    assert "never called hubring.init()" in caplog.text
 
 
 PLAIN = """
-import workers
-from workers import context
-workers.init()
+import hubring
+from hubring import context
+hubring.init()
 class Session:
     step = 0; mode = "bsp"; serves = False; stop_after = 0
     def leave(self, reason, text): print(reason.name, text, flush=True)
@@ -253,7 +253,7 @@ context.current().session = Session()
     [
         ("", "FINISHED "),
         ("raise ValueError('seven')", "FAILED ValueError: seven"),
-        ("workers.shutdown()", "FINISHED "),
+        ("hubring.shutdown()", "FINISHED "),
         ("import os\nif os.fork() == 0: raise SystemExit\nos.wait()", "FINISHED "),
     ],
 )

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
-from ps.errors import UsageError
-from workers.sampler import ShardedSampler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.runtime.sampler import ShardedSampler
 
 lengths = st.integers(1, 60)
 sizes = st.integers(1, 6)

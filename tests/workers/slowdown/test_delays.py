@@ -10,9 +10,9 @@ from statistics import mean
 
 import pytest
 
-from ps.errors import UsageError
-from workers.compare.hardship.delays import Delays, Slowness
-from workers.compare.setting import Kind, Setting, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.hardship.delays import Delays, Slowness
+from hubring.workers.compare.setting import Kind, Setting, Straggler
 
 STEPS = 20_000
 KINDS: list[Kind] = ["constant", "pareto", "host"]
@@ -69,7 +69,7 @@ def test_what_is_computed_elsewhere_takes_its_time_on_every_rank_beside_who_is_l
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_draws_the_same(kind: Kind) -> None:
     program = f"""
-from tests.test_delays import delays
+from tests.workers.slowdown.test_delays import delays
 print(*map(float.hex, delays({kind!r}, rank=1, seed=7)))
 """
     said = subprocess.check_output([sys.executable, "-c", program], text=True)

@@ -15,18 +15,19 @@ from typing import Any
 import pytest
 import torch
 
-import workers
-from ps.config.worker import WorkerConfig
-from ps.errors import ConfigError, UsageError
-from ps.logs import Place
-from workers import context, hardship
-from workers.compare.hardship import network
-from workers.compare.hardship.delays import Delays, Slowness
-from workers.compare.hardship.hosts import hosts, roles_of
-from workers.compare.hardship.loss import Loss, outlived
-from workers.compare.setting import Fault, Link, Setting, Straggler
-from workers.hardship import Hardship
-from workers.local_communicator import LocalCommunicator
+import hubring
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.observe.logs import Place
+from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.compare.hardship import network
+from hubring.workers.compare.hardship.delays import Delays, Slowness
+from hubring.workers.compare.hardship.hosts import hosts, roles_of
+from hubring.workers.compare.hardship.loss import Loss, outlived
+from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.runtime import context
+from hubring.workers.slowdown import hardship
+from hubring.workers.slowdown.hardship import Hardship
 
 Events = list[Any]
 
@@ -50,7 +51,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         file = tmp_path / "hardship.json"
         file.write_text(json.dumps(slowness.as_json()))
         context.prepare(WorkerConfig(hardship=file), Place(), "test")
-        workers.init()
+        hubring.init()
         return events
 
     def timed(delays: Delays, waited: Callable[[], float]) -> Hardship:
@@ -67,7 +68,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 def made(**how: Any) -> tuple[torch.nn.Module, Any]:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    return model, workers.DistributedOptimizer(sgd, model, bucket_bytes=20, **how)
+    return model, hubring.DistributedOptimizer(sgd, model, bucket_bytes=20, **how)
 
 
 def backward(model: torch.nn.Module) -> None:
@@ -186,7 +187,7 @@ def test_a_straggler_is_late_by_its_delay_with_all_gradients(begin: Callable[[Sl
 
 
 def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Events]) -> None:
-    import workers.horovod as hvd
+    import hubring.workers.horovod as hvd
 
     events = begin(Slowness(compute=0.25))
     hvd.init()
@@ -205,7 +206,7 @@ def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Eve
 
 def test_a_worker_without_hardship_emulates_nothing(tmp_path: Path) -> None:
     context.prepare(WorkerConfig(), Place(), "test")
-    workers.init()
+    hubring.init()
     try:
         assert "emulated" not in context.result()
     finally:

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ps.errors import HubringError
-from workers.compare import noise
-from workers.compare.cluster.host import describe
-from workers.compare.cluster.meeting import invite
-from workers.compare.cluster.member import Member, Remote
-from workers.compare.cluster.messages import Over
-from workers.compare.cluster.spread import Spread
-from workers.compare.cluster.task import Task
-from workers.compare.noise import Listener, Noise
-from workers.compare.process import Child, Process, Start
-from workers.compare.setting import Setting
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare import noise
+from hubring.workers.compare.cluster.host import describe
+from hubring.workers.compare.cluster.meeting import invite
+from hubring.workers.compare.cluster.member import Member, Remote
+from hubring.workers.compare.cluster.messages import Over
+from hubring.workers.compare.cluster.spread import Spread
+from hubring.workers.compare.cluster.task import Task
+from hubring.workers.compare.noise import Listener, Noise
+from hubring.workers.compare.process import Child, Process, Start
+from hubring.workers.compare.setting import Setting
 
 
 class Conductor:
-    """A `workers.compare.site.Site` of many machines.
+    """A `hubring.workers.compare.site.Site` of many machines.
 
     Args:
         spread: Which program is whose.

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ps.errors import HubringError
-from workers.compare.cluster.host import describe
-from workers.compare.cluster.meeting import join
-from workers.compare.cluster.messages import (
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.cluster.host import describe
+from hubring.workers.compare.cluster.meeting import join
+from hubring.workers.compare.cluster.messages import (
     Counted,
     Ended,
     Failed,
@@ -22,12 +22,12 @@ from workers.compare.cluster.messages import (
     Stop,
     Tell,
 )
-from workers.compare.cluster.task import Task
-from workers.compare.cluster.wire import Lost, Wire
-from workers.compare.lifeline import Lifeline
-from workers.compare.noise import Listener
-from workers.compare.process import GRACE_SECONDS, POLL_SECONDS, Process
-from workers.compare.runner import clean_environment
+from hubring.workers.compare.cluster.task import Task
+from hubring.workers.compare.cluster.wire import Lost, Wire
+from hubring.workers.compare.lifeline import Lifeline
+from hubring.workers.compare.noise import Listener
+from hubring.workers.compare.process import GRACE_SECONDS, POLL_SECONDS, Process
+from hubring.workers.compare.runner import clean_environment
 
 _NOT_STARTED = 127
 """Exit code of a program that never ran, as shells have it."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import socket
 
-from ps.config.address import is_loopback
-from ps.config.environment import environment
-from ps.kernel import name_kernel
-from ps.transport.host import numeric, reachable, towards
-from workers.compare import machine, noise
-from workers.compare.cluster.messages import Hello
-from workers.compare.cluster.task import Task
+from hubring.ps.config.address import is_loopback
+from hubring.ps.config.environment import environment
+from hubring.ps.core.host_id import name_kernel
+from hubring.ps.transport.host import numeric, reachable, towards
+from hubring.workers.compare import machine, noise
+from hubring.workers.compare.cluster.messages import Hello
+from hubring.workers.compare.cluster.task import Task
 
 _MASTER = "MASTER_ADDR"
 """Where launchers of torch's kind say on which network rank 0 is reached."""

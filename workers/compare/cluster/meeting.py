@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from ps.errors import HubringError, UsageError
-from ps.transport.host import bracketed
-from workers.compare.cluster.messages import Hello
-from workers.compare.cluster.task import Task
-from workers.compare.cluster.wire import Lost, Wire
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.ps.transport.host import bracketed
+from hubring.workers.compare.cluster.messages import Hello
+from hubring.workers.compare.cluster.task import Task
+from hubring.workers.compare.cluster.wire import Lost, Wire
 
 FILE = "conductor.json"
 MEETING_SECONDS = 120.0

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ps.errors import HubringError
-from workers.compare.cluster.messages import (
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.cluster.messages import (
     Counted,
     Ended,
     Failed,
@@ -20,9 +20,9 @@ from workers.compare.cluster.messages import (
     Stop,
     Tell,
 )
-from workers.compare.cluster.wire import Lost, Wire
-from workers.compare.noise import Sample
-from workers.compare.process import GRACE_SECONDS, Child
+from hubring.workers.compare.cluster.wire import Lost, Wire
+from hubring.workers.compare.noise import Sample
+from hubring.workers.compare.process import GRACE_SECONDS, Child
 
 _ANSWER_SECONDS = 30.0
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ps.errors import UsageError
-from workers.compare.cluster.messages import Hello
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cluster.messages import Hello
 
 _SAME = ("hubring", "torch")
 """What all machines must have in one version."""

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ps.errors import UsageError
-from workers.compare.experiment import Experiment
-from workers.launch import detect
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.experiment import Experiment
+from hubring.workers.launchers.placement import detect
 
 ONE_MACHINE = {"mpi", "ray"}
 """Rows that start their workers themselves, here alone."""

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 
 from msgspec import DecodeError
 
-from ps.errors import HubringError
-from workers.compare.cluster.messages import Message, decode, encode
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.cluster.messages import Message, decode, encode
 
 FRAME_SECONDS = 20
 """What a frame that has begun may take, and each of the two proofs."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ps import terminal
-from workers.compare.command import going_on
+from hubring.ps.config import terminal
+from hubring.workers.compare.command import going_on
 
 if TYPE_CHECKING:
-    from workers.compare.row import Row
+    from hubring.workers.compare.row import Row
 
 
 def show_list(
@@ -24,10 +24,10 @@ def show_list(
 
 
 def _list(folder: Path) -> dict[str, Any]:
-    from ps.settings import read_toml
-    from workers.compare.experiment_file import shipped
-    from workers.compare.job import JOBS
-    from workers.compare.row import EVERY
+    from hubring.ps.config.settings import read_toml
+    from hubring.workers.compare.experiment_file import shipped
+    from hubring.workers.compare.job import JOBS
+    from hubring.workers.compare.row import EVERY
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 
 def report(
@@ -21,8 +21,8 @@ def report(
 
 
 def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
-    from workers.compare.comparison import Comparison
-    from workers.compare.screen import show
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.screen import show
 
     comparison = Comparison.open(folder)
     results = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ps import terminal
-from workers.compare.command import going_on, typed
+from hubring.ps.config import terminal
+from hubring.workers.compare.command import going_on, typed
 
 if TYPE_CHECKING:
-    from workers.compare.cluster.task import Task
-    from workers.compare.experiment import Experiment
+    from hubring.workers.compare.cluster.task import Task
+    from hubring.workers.compare.experiment import Experiment
 
 DEFAULT = "digits"
 """The experiment that ships and is run where none is named."""
@@ -31,7 +31,7 @@ def run(
     arguments: Annotated[
         str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="which key of workers.report() is the measure")] = None,
+    metric: Annotated[str | None, typer.Option(help="which key of hubring.report() is the measure")] = None,
     rows: Annotated[
         str | None, typer.Option(help="ways to train, by comma: see ps-compare list [the experiment's]")
     ] = None,
@@ -102,8 +102,8 @@ def _is_first(alone: bool) -> bool:
 
 
 def _place(alone: bool) -> Task | None:
-    from ps.config.environment import environment
-    from workers.compare.cluster import task
+    from hubring.ps.config.environment import environment
+    from hubring.workers.compare.cluster import task
 
     return None if alone else task.find(environment())
 
@@ -111,8 +111,8 @@ def _place(alone: bool) -> Task | None:
 def _compare(
     source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
 ) -> dict[str, Any]:
-    from workers.compare.cluster import task
-    from workers.compare.experiment_file import load
+    from hubring.workers.compare.cluster import task
+    from hubring.workers.compare.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
@@ -122,12 +122,12 @@ def _compare(
     else:
         folder = task.check(experiment, place, out)
         if place.rank > 0:
-            from workers.compare.cluster.follower import follow
+            from hubring.workers.compare.cluster.follower import follow
 
             return follow(place, folder)
         results = _on_cluster(experiment, folder, place)
 
-    from workers.compare.screen import show
+    from hubring.workers.compare.screen import show
 
     show(results, folder / "report.html")
     return _result(results, folder)
@@ -135,13 +135,13 @@ def _compare(
 
 def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Runs all of it on this machine."""
-    from workers.compare.comparison import Comparison
-    from workers.compare.cost.calibration import calibrate
-    from workers.compare.hardship import hosts
-    from workers.compare.lifeline import Lifeline
-    from workers.compare.plan import runs
-    from workers.compare.runner import Runner
-    from workers.compare.screen import Screen
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.cost.calibration import calibrate
+    from hubring.workers.compare.hardship import hosts
+    from hubring.workers.compare.lifeline import Lifeline
+    from hubring.workers.compare.plan import runs
+    from hubring.workers.compare.runner import Runner
+    from hubring.workers.compare.screen import Screen
 
     comparison = Comparison.begin(experiment, folder, typed())
     for missing in comparison.missing:
@@ -154,12 +154,12 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, Any]:
     """Conducts it. Nothing is predicted: the constants of one machine say nothing of what joins several."""
-    from workers.compare.cluster.conductor import conduct
-    from workers.compare.comparison import Comparison
-    from workers.compare.lifeline import Lifeline
-    from workers.compare.plan import runs
-    from workers.compare.runner import Runner
-    from workers.compare.screen import Screen
+    from hubring.workers.compare.cluster.conductor import conduct
+    from hubring.workers.compare.comparison import Comparison
+    from hubring.workers.compare.lifeline import Lifeline
+    from hubring.workers.compare.plan import runs
+    from hubring.workers.compare.runner import Runner
+    from hubring.workers.compare.screen import Screen
 
     labels = [run.label for run in runs(experiment)]
     with conduct(task, folder) as site:
@@ -196,7 +196,7 @@ def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _one(name: str, number: dict[str, Any]) -> float:
     """What is told of all seeds' values: the median, or the greatest where that is the worst."""
-    from workers.compare.measure import WORST
+    from hubring.workers.compare.measure import WORST
 
     if name not in WORST:
         return float(number["median"])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 
 def timeline(
@@ -19,8 +19,8 @@ def timeline(
 
 
 def _timeline(folder: Path, out: Path) -> dict[str, Any]:
-    from ps.errors import UsageError
-    from workers.compare.timeline import merge
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.compare.timeline import merge
 
     count = merge(folder, out)
     if count == 0:

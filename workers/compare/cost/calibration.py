@@ -15,10 +15,10 @@ from statistics import median
 
 import torch
 
-from workers.compare import machine
-from workers.compare.cost import pair, partner, rates
-from workers.compare.cost.constants import Constants, Wire
-from workers.compare.cost.peer import line_to, link_of
+from hubring.workers.compare import machine
+from hubring.workers.compare.cost import pair, partner, rates
+from hubring.workers.compare.cost.constants import Constants, Wire
+from hubring.workers.compare.cost.peer import line_to, link_of
 
 TURNS = 7
 """Measurements of each figure; the first, which touches new memory, does not count."""
@@ -39,7 +39,7 @@ def calibrate(
     Args:
         turns: Measurements of each figure, at least 2.
         tell: Called with what is measured next.
-        address: Of another host that serves (`workers.compare.cost.peer`), to measure the link to it;
+        address: Of another host that serves (`hubring.workers.compare.cost.peer`), to measure the link to it;
             None: there is none.
 
     Raises:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
-    from workers.compare.cost.constants import Constants
+    from hubring.workers.compare.cost.constants import Constants
 
 CALIBRATION = Path("calibration.json")
 ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
@@ -96,8 +96,8 @@ def predict(
 
 
 def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
-    from ps.errors import UsageError
-    from workers.compare.cost import peer
+    from hubring.ps.core.errors import UsageError
+    from hubring.workers.compare.cost import peer
 
     if idle:
         raise UsageError(f"--serve measures nothing, so {' and '.join(idle)} cannot be met: leave one out")
@@ -108,9 +108,9 @@ def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
 def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict[str, Any]:
     from dataclasses import replace
 
-    from workers.compare.cost import screen
-    from workers.compare.cost.calibration import calibrate as measure
-    from workers.compare.cost.own_step import own_step
+    from hubring.workers.compare.cost import screen
+    from hubring.workers.compare.cost.calibration import calibrate as measure
+    from hubring.workers.compare.cost.own_step import own_step
 
     constants = measure(turns, _say, peer)
     if job is not None:
@@ -124,9 +124,9 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
 
 
 def _predict(**options: Any) -> dict[str, Any]:
-    from workers.compare.cost import screen
-    from workers.compare.cost.constants import read
-    from workers.compare.cost.question import Question
+    from hubring.workers.compare.cost import screen
+    from hubring.workers.compare.cost.constants import read
+    from hubring.workers.compare.cost.question import Question
 
     given: Path | None = options.pop("calibration")
     file = given or (CALIBRATION if CALIBRATION.exists() else None)
@@ -140,7 +140,7 @@ def _predict(**options: Any) -> dict[str, Any]:
 
 def _measured() -> Constants:
     """What this machine can do, as it is now; a question leaves no file."""
-    from workers.compare.cost.calibration import calibrate as measure
+    from hubring.workers.compare.cost.calibration import calibrate as measure
 
     _say(f"there is no {CALIBRATION} here; measuring this machine, some ten seconds")
     return measure(tell=_say)

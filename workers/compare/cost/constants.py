@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ps.errors import UsageError
-from workers.compare.setting import Link
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.setting import Link
 
 WIRES = ("shm", "zmq", "grpc", "gloo")
 """What gradients travel by; the ring's is Gloo."""

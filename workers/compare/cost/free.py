@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.compare.cost.draws import Array, Draws, Ranks
-from workers.compare.cost.scene import Course, Scene
-from workers.compare.cost.station import Station
-from workers.compare.cost.waiting import Pushes, Staleness
+from hubring.workers.compare.cost.draws import Array, Draws, Ranks
+from hubring.workers.compare.cost.scene import Course, Scene
+from hubring.workers.compare.cost.station import Station
+from hubring.workers.compare.cost.waiting import Pushes, Staleness
 
 
 class Crowd:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.compare.cost.draws import Array, Draws
-from workers.compare.cost.scene import Course, Scene
-from workers.compare.cost.way import Way
+from hubring.workers.compare.cost.draws import Array, Draws
+from hubring.workers.compare.cost.scene import Course, Scene
+from hubring.workers.compare.cost.way import Way
 
 
 def around_the_ring(scene: Scene) -> Course:

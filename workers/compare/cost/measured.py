@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ps.errors import UsageError
-from workers.compare.cost.reading import Reading, read
-from workers.compare.setting import Setting
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)

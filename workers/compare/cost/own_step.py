@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
-from ps.errors import DeadlineExceeded, HubringError
-from workers.compare import machine
-from workers.compare.job import find
-from workers.compare.process import ProcessFailed
-from workers.compare.runner import clean_environment
+from hubring.ps.core.errors import DeadlineExceeded, HubringError
+from hubring.workers.compare import machine
+from hubring.workers.compare.job import find
+from hubring.workers.compare.process import ProcessFailed
+from hubring.workers.compare.runner import clean_environment
 
 EPOCHS = 2
 TIMEOUT = 120.0
@@ -36,7 +36,15 @@ def own_step(job: str) -> tuple[float, float, float]:
     find(job)
     with tempfile.TemporaryDirectory(prefix="calibrate-") as directory:
         record = Path(directory) / "record.jsonl"
-        command = [sys.executable, "-m", "workers.cli", "--job", job, "--record", str(record)]
+        command = [
+            sys.executable,
+            "-m",
+            "hubring.workers.programs.cli",
+            "--job",
+            job,
+            "--record",
+            str(record),
+        ]
         try:
             ran = subprocess.run(
                 [*command, "--", "--epochs", str(EPOCHS)],

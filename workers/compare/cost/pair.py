@@ -13,17 +13,17 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
-from ps.client import KVClient
-from ps.errors import HubringError
-from ps.transport.registry import transport
-from ps.work import Work
-from workers.compare.cost import partner
-from workers.compare.cost.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
-from workers.compare.runner import clean_environment
-from workers.ring import Ring
+from hubring.ps.client.client import KVClient
+from hubring.ps.core.errors import HubringError
+from hubring.ps.core.work import Work
+from hubring.ps.transport.registry import transport
+from hubring.workers.communicators.ring import Ring
+from hubring.workers.compare.cost import partner
+from hubring.workers.compare.cost.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
+from hubring.workers.compare.runner import clean_environment
 
 LARGE_BYTES = KEYS * LARGE * 4
-_MODULE = "workers.compare.cost.partner"
+_MODULE = "hubring.workers.compare.cost.partner"
 
 
 class PartnerLost(HubringError):

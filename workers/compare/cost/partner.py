@@ -1,7 +1,7 @@
 """The other end of what `calibrate` measures, a process of its own.
 
-    python -m workers.compare.cost.partner shard HOST      one shard that serves by every transport
-    python -m workers.compare.cost.partner ring DIRECTORY  rank 1 of a ring of two
+    python -m hubring.workers.compare.cost.partner shard HOST      one shard that serves by every transport
+    python -m hubring.workers.compare.cost.partner ring DIRECTORY  rank 1 of a ring of two
 
 It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
 of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends with its
@@ -19,12 +19,12 @@ from collections.abc import Callable
 import torch
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from ps.consistency import BSP
-from ps.home import HostHome
-from ps.shard import ShardLoop
-from ps.transport.registry import open_doors
-from ps.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from workers.ring import Ring
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.shard.loop import ShardLoop
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.parameter_memory import HostHome
+from hubring.ps.transport.registry import open_doors
+from hubring.workers.communicators.ring import Ring
 
 SENDER = Sender(0, 1)
 SMALL = 1024

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import median
 
-from ps.config.address import is_loopback
-from ps.errors import UsageError
-from workers.compare.cost import partner
-from workers.compare.cost.constants import Wire
-from workers.compare.cost.pair import Line
-from workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES
-from workers.compare.setting import Link
+from hubring.ps.config.address import is_loopback
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost import partner
+from hubring.workers.compare.cost.constants import Wire
+from hubring.workers.compare.cost.pair import Line
+from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES
+from hubring.workers.compare.setting import Link
 
 OUTRUN = 1.2
 """A link that brings a byte in less than so many times what the processors need has shown no limit."""

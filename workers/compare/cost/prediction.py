@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from workers.compare.cost import formulas
-from workers.compare.cost.constants import Constants
-from workers.compare.cost.formulas import Task
-from workers.compare.cost.reading import Reading, read
-from workers.compare.cost.scene import Scene
-from workers.compare.cost.simulation import simulate
-from workers.compare.cost.way import Way
-from workers.compare.row import Row
-from workers.compare.setting import Setting
+from hubring.workers.compare.cost import formulas
+from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.formulas import Task
+from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.cost.scene import Scene
+from hubring.workers.compare.cost.simulation import simulate
+from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.row import Row
+from hubring.workers.compare.setting import Setting
 
 By = Literal["formula", "simulation"]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ps.errors import UsageError
-from workers.compare import quantity
-from workers.compare.cost.constants import Constants
-from workers.compare.cost.crossing import most_servers, overtaking, servers_needed
-from workers.compare.cost.prediction import Job, predict
-from workers.compare.cost.reading import Reading, read
-from workers.compare.setting import Link, Setting, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare import quantity
+from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
+from hubring.workers.compare.cost.prediction import Job, predict
+from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.setting import Link, Setting, Straggler
 
 KINDS = ("constant", "pareto", "host")
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from ps.consistency import BSP
-from ps.messages import Init, Push
-from ps.store import KVStore
-from ps.transport import wire
-from ps.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.core.messages import Init, Push
+from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.store import KVStore
+from hubring.ps.transport import wire
 
 NUMEL = 1 << 20
 """Of a key: 4 MiB, a slice."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from ps.errors import UsageError
-from workers.compare.row import OURS, Row
-from workers.compare.setting import Setting
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.row import OURS, Row
+from hubring.workers.compare.setting import Setting
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ps.errors import UsageError
-from workers.compare.cost.way import Way
-from workers.compare.setting import Fault, Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.setting import Fault, Straggler
 
 LEASE_SECONDS = 5.0
 """Of silence, until a hub counts a worker as lost (`ps-server --lease`)."""

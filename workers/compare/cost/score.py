@@ -1,8 +1,8 @@
 """The score: predictions beside what was measured, and how far they are apart where nothing was fitted.
 
 Of each row the first plain setting in which it was measured calibrates what the job takes beside its
-exchange (`workers.compare.cost.overhead`): it is marked so and does not count. All else of that row is
-predicted; a row that nothing calibrated is not, since the model lacks the job's own part of its step.
+exchange (`hubring.workers.compare.cost.overhead`): it is marked so and does not count. All else of that row
+is predicted; a row that nothing calibrated is not, since the model lacks the job's own part of its step.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from workers.compare.cost.constants import Constants
-from workers.compare.cost.crossing import overtaking
-from workers.compare.cost.measured import Point, model_bytes, points
-from workers.compare.cost.overhead import Overhead
-from workers.compare.cost.prediction import Job, Prediction, predict
-from workers.compare.cost.reading import Reading, read
-from workers.compare.row import EVERY
-from workers.compare.setting import Setting
+from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.crossing import overtaking
+from hubring.workers.compare.cost.measured import Point, model_bytes, points
+from hubring.workers.compare.cost.overhead import Overhead
+from hubring.workers.compare.cost.prediction import Job, Prediction, predict
+from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.row import EVERY
+from hubring.workers.compare.setting import Setting
 
 BEYOND = 4
 """How many times the workers that were measured the scaling is predicted for."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, inf
 
-from workers.compare.cost.constants import Wire
-from workers.compare.setting import Link
+from hubring.workers.compare.cost.constants import Wire
+from hubring.workers.compare.setting import Link
 
 LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
 """A full Ethernet frame, and what of it TCP carries for its user, with timestamps."""

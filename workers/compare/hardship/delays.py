@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from ps.errors import UsageError
-from workers.compare.setting import Straggler
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.setting import Straggler
 
 SLOW_SHARE = 0.1
 """How many of its steps a slow host is slow in."""

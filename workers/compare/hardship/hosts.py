@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ps.errors import UsageError
-from workers.compare.hardship.network import Host, network, why_not
-from workers.compare.setting import Setting
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.hardship.network import Host, network, why_not
+from hubring.workers.compare.setting import Setting
 
 HERE = "127.0.0.1"
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from ps.errors import HubringError, UsageError
-from workers.compare.hardship.relay import relay
-from workers.compare.setting import Link
+from hubring.ps.core.errors import HubringError, UsageError
+from hubring.workers.compare.hardship.relay import relay
+from hubring.workers.compare.setting import Link
 
 BURST_BYTES = 128 << 10
 """What a link may let through at once; two packets at their largest before they are cut for the wire."""

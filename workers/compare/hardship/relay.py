@@ -12,7 +12,7 @@ it anew.
 
 It runs as a process of its own, in the switch's namespace, until its standard input ends:
 
-    python -m workers.compare.hardship.relay LATENCY JITTER PORT...
+    python -m hubring.workers.compare.hardship.relay LATENCY JITTER PORT...
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from ps.errors import HubringError
-from workers.compare.hardship.wire import Wire
-from workers.compare.setting import Link
+from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.hardship.wire import Wire
+from hubring.workers.compare.setting import Link
 
 HELD_BYTES = 64 << 20
 """What may be on its way from one host; beyond it no more is read, and the port's own buffer fills."""

@@ -1,5 +1,5 @@
 """The report of an experiment as one self-contained HTML page."""
 
-from workers.compare.page.document import page
+from hubring.workers.compare.page.document import page
 
 __all__ = ["page"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ps.markup import Html, element, percent, together
-from workers.compare.page.scale import Scale
+from hubring.ps.markup import Html, element, percent, together
+from hubring.workers.compare.page.scale import Scale
 
 HEIGHT = 260
 """Pixels, where a drawing does not say another."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ps.markup import Html, Value, element, percent, together
-from workers.compare.findings import Number
-from workers.compare.page.mark import Mark
+from hubring.ps.markup import Html, Value, element, percent, together
+from hubring.workers.compare.findings import Number
+from hubring.workers.compare.page.mark import Mark
 
 HEIGHT = 14
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ps.markup import Html, Value, element, percent
-from workers.compare.figures import percent as in_percent
-from workers.compare.page.chart import canvas
-from workers.compare.page.mark import Mark
+from hubring.ps.markup import Html, Value, element, percent
+from hubring.workers.compare.figures import percent as in_percent
+from hubring.workers.compare.page.chart import canvas
+from hubring.workers.compare.page.mark import Mark
 
 HEIGHT, MOST = 110, 16
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ps.markup import Html, element, percent, together
-from workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
-from workers.compare.page.mark import Mark
+from hubring.ps.markup import Html, element, percent, together
+from hubring.workers.compare.page.chart import HEIGHT, Axis, axes, canvas, path, stretched
+from hubring.workers.compare.page.mark import Mark
 
 
 @dataclass(frozen=True, slots=True)

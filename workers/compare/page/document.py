@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from ps.markup import Html, element
-from workers.compare.page.material import Material
-from workers.compare.page.sections.bandwidth import bandwidth
-from workers.compare.page.sections.breakdown import breakdown
-from workers.compare.page.sections.gate import gate
-from workers.compare.page.sections.noise import noise
-from workers.compare.page.sections.numbers import numbers
-from workers.compare.page.sections.predictions import predictions
-from workers.compare.page.sections.progress import accuracy, loss
-from workers.compare.page.sections.repeat import repeat
-from workers.compare.page.sections.scaling import scaling
-from workers.compare.page.sections.staleness import staleness
-from workers.compare.page.sections.throughput import throughput
-from workers.compare.page.sections.verdict import verdict
-from workers.compare.reading import read
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.page.sections.bandwidth import bandwidth
+from hubring.workers.compare.page.sections.breakdown import breakdown
+from hubring.workers.compare.page.sections.gate import gate
+from hubring.workers.compare.page.sections.noise import noise
+from hubring.workers.compare.page.sections.numbers import numbers
+from hubring.workers.compare.page.sections.predictions import predictions
+from hubring.workers.compare.page.sections.progress import accuracy, loss
+from hubring.workers.compare.page.sections.repeat import repeat
+from hubring.workers.compare.page.sections.scaling import scaling
+from hubring.workers.compare.page.sections.staleness import staleness
+from hubring.workers.compare.page.sections.throughput import throughput
+from hubring.workers.compare.page.sections.verdict import verdict
+from hubring.workers.compare.reading import read
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Material], Html | None]]] = {
     "gate": ("The gate", gate),
@@ -82,7 +82,7 @@ def _head(material: Material) -> Html:
         element("meta", name="color-scheme", content="light dark"),
         element("meta", http_equiv="Content-Security-Policy", content=POLICY),
         element("title", f"{material.goal.job}: hub or ring?"),
-        element("style", Html(files("workers.compare.page").joinpath("page.css").read_text())),
+        element("style", Html(files("hubring.workers.compare.page").joinpath("page.css").read_text())),
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ps.markup import Html, element, together
-from workers.compare.circumstance import emulation, name
-from workers.compare.figures import Figure, figures
-from workers.compare.findings import Entry, Findings
-from workers.compare.goal import Goal
-from workers.compare.page.mark import Mark, key, marks
-from workers.compare.page.panel import Panel, panels
+from hubring.ps.markup import Html, element, together
+from hubring.workers.compare.circumstance import emulation, name
+from hubring.workers.compare.figures import Figure, figures
+from hubring.workers.compare.findings import Entry, Findings
+from hubring.workers.compare.goal import Goal
+from hubring.workers.compare.page.mark import Mark, key, marks
+from hubring.workers.compare.page.panel import Panel, panels
 
 IN_SIGHT = 2
 """How many settings a section shows before the others are folded away."""

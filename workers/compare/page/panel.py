@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workers.compare.circumstance import without_servers, words
-from workers.compare.findings import Entry, Findings
+from hubring.workers.compare.circumstance import without_servers, words
+from hubring.workers.compare.findings import Entry, Findings
 
 
 @dataclass(frozen=True, slots=True)

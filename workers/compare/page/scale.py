@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from workers.compare.figures import digits
+from hubring.workers.compare.figures import digits
 
 
 class Scale(Protocol):

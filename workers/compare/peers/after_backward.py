@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from workers.optimizer import DistributedOptimizer
+from hubring.workers.optimizer.distributed import DistributedOptimizer
 
 
 class AfterBackward(DistributedOptimizer):

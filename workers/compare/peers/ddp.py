@@ -15,12 +15,12 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401 - before there is a group
 from torch.nn import Module
 
-from ps.errors import RingBroken, UsageError
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.compare.peers.ddp_optimizer import DdpOptimizer, release
-from workers.compare.peers.peer import Peer, Seat, init_method
+from hubring.ps.core.errors import RingBroken, UsageError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.compare.peers.ddp_optimizer import DdpOptimizer, release
+from hubring.workers.compare.peers.peer import Peer, Seat, init_method
 
 
 class Ddp(Peer):
@@ -55,7 +55,7 @@ class Ddp(Peer):
         return values
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        raise UsageError("DDP exchanges by itself: use workers.DistributedOptimizer")
+        raise UsageError("DDP exchanges by itself: use hubring.DistributedOptimizer")
 
     def close(self, *, finished: bool) -> None:
         if not finished:  # it would wait for what may never come

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch.distributed._composable import replicate  # type: ignore[attr-defined]
 
-from ps.errors import ConfigError
-from workers import context
-from workers.collectives import broadcast_into
-from workers.wrapping import OptimizerWrapper
+from hubring.ps.core.errors import ConfigError
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.optimizer.wrapping import OptimizerWrapper
+from hubring.workers.runtime import context
 
 
 class DdpOptimizer(OptimizerWrapper):
     """torch's optimizer, on a model that DDP replicates from here on.
 
-    Takes what `workers.DistributedOptimizer` takes, except for what DDP has no counterpart of;
+    Takes what `hubring.DistributedOptimizer` takes, except for what DDP has no counterpart of;
     what only makes ours faster is not heard.
 
     Attributes:
@@ -49,10 +49,10 @@ class DdpOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         if model is None:
-            raise ConfigError("DDP needs the model: workers.DistributedOptimizer(optimizer, model)")
+            raise ConfigError("DDP needs the model: hubring.DistributedOptimizer(optimizer, model)")
         if uneven or backward_passes_per_step != 1:
             raise ConfigError("row ddp has neither uneven=True nor several backward passes a step")
-        from workers.compare.peers.ddp import Ddp  # which names this class as its optimizer
+        from hubring.workers.compare.peers.ddp import Ddp  # which names this class as its optimizer
 
         here = context.current()
         assert isinstance(here.communicator, Ddp)

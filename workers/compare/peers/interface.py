@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ps.config.environment import export
-from ps.errors import ConfigError
-from ps.transport.interface import addresses
+from hubring.ps.config.environment import export
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.transport.interface import addresses
 
 _ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 """Where Gloo, NCCL, TensorPipe and Open MPI look for a name."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ps.config.environment import export
-from ps.errors import ConfigError
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.peer import Peer, Seat
+from hubring.ps.config.environment import export
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.peer import Peer, Seat
 
 
 class Mpi(Peer):

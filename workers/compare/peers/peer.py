@@ -9,16 +9,16 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from ps.collective import Part, outcome
-from ps.errors import ConfigError, HubringError, UsageError
-from ps.messages import Call, Collective, Refusal
-from ps.traffic import Traffic
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.collectives import broadcast_into
-from workers.communicator import CollectiveWork, Communicator, Start
-from workers.compare.peers.interface import talk_through
-from workers.wrapping import OptimizerWrapper
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
+from hubring.ps.core.messages import Call, Collective, Refusal
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.work import Work
+from hubring.ps.store.collective import Part, outcome
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.collectives.broadcasts import broadcast_into
+from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
+from hubring.workers.compare.peers.interface import talk_through
+from hubring.workers.optimizer.wrapping import OptimizerWrapper
 
 _NOT_OFFERED = {Collective.GROUP, Collective.JOIN, Collective.TRANSFER}
 
@@ -68,7 +68,7 @@ class Peer(Communicator):
     Attributes:
         exposes: Whether its exchange can be told from computing, so that its time can be measured.
         bytes_are: `counted`, or `computed` where the bytes are out of sight.
-        optimizer: What `workers.DistributedOptimizer` becomes.
+        optimizer: What `hubring.DistributedOptimizer` becomes.
     """
 
     exposes: ClassVar[bool] = True
@@ -165,7 +165,7 @@ def _check_memory(name: str, buckets: list[Bucket]) -> None:
         if bucket.gradients.device.type != "cpu":
             raise ConfigError(
                 f"{name} exchanges host memory and {first} is on {bucket.gradients.device}:"
-                " put the model where workers.device() says"
+                " put the model where hubring.device() says"
             )
         if bucket.gradients.dtype not in (torch.float32, torch.float64):
             raise ConfigError(

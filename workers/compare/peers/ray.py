@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ps.config.environment import export
-from ps.errors import HubringError, ServerUnreachable
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.communicator import Start
-from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.peer import Answer, Peer, Seat
+from hubring.ps.config.environment import export
+from hubring.ps.core.errors import HubringError, ServerUnreachable
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Start
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.peer import Answer, Peer, Seat
 
 NAMESPACE = "hubring"
 ACTOR = "server"

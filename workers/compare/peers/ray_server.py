@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ps.optim import Assign, SliceOptimizer, SliceStep
-from ps.types import Hyper
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.server_optimizer import Assign, SliceOptimizer, SliceStep
 
 Array = NDArray[np.floating[Any]]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import which
 from typing import Any, NamedTuple, Protocol
 
-from ps.errors import UsageError
+from hubring.ps.core.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def find(name: str) -> PeerRow:
 
 
 class Hosts(Protocol):
-    """Where programs run: as `workers.compare.hardship` or `workers.compare.cluster` has it."""
+    """Where programs run: as `compare.hardship` or `compare.cluster` has it."""
 
     @property
     def apart(self) -> bool:
@@ -198,7 +198,7 @@ class PeerPrograms:
     ) -> list[str]:
         host = {"host": self.hosts.address(role)} if self.hosts.apart else {}
         spelt = [word for name, value in {**flags, **host}.items() for word in (f"--{name}", str(value))]
-        argv = [sys.executable, "-m", f"workers.compare.peers.{module}", *spelt, *words]
+        argv = [sys.executable, "-m", f"hubring.workers.compare.peers.{module}", *spelt, *words]
         return self.hosts.command(role, argv)
 
     def _result(self, rank: int) -> Path:

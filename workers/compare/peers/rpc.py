@@ -14,18 +14,18 @@ import torch
 import torch.distributed.rpc as rpc
 from torch import Tensor
 
-from ps.errors import HubringError, RingBroken
-from ps.types import Hyper
-from ps.work import Work
-from workers.bucketing import Bucket
-from workers.communicator import Start
-from workers.compare.peers import rpc_server
-from workers.compare.peers.after_backward import AfterBackward
-from workers.compare.peers.interface import talk_through
-from workers.compare.peers.peer import Answer, Peer, Seat, init_method
+from hubring.ps.core.errors import HubringError, RingBroken
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Start
+from hubring.workers.compare.peers import rpc_server
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.interface import talk_through
+from hubring.workers.compare.peers.peer import Answer, Peer, Seat, init_method
 
 SLICE_BYTES = 4 << 20
-"""Of 4, 10 and 25 MiB the fastest, as `workers.bench.rpc` was measured."""
+"""Of 4, 10 and 25 MiB the fastest, as `hubring.workers.bench.rpc` was measured."""
 
 _THREADS = 4
 

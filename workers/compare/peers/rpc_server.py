@@ -10,8 +10,8 @@ import torch.distributed.rpc as rpc
 from torch import Tensor
 from torch.futures import Future
 
-from ps.optim import Assign, SliceOptimizer, SliceStep
-from ps.types import Hyper
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.server_optimizer import Assign, SliceOptimizer, SliceStep
 
 
 class Round:

@@ -1,4 +1,4 @@
-"""A worker of a peer's row: `python -m workers.compare.peers.run`, as `ps-worker` is of ours.
+"""A worker of a peer's row: `python -m hubring.workers.compare.peers.run`, as `ps-worker` is of ours.
 
 Only typer is imported here, so that `--help` answers at once.
 """
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
+from hubring.ps.config import terminal
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -67,12 +67,12 @@ def run(
 
 def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Trains, and returns the exit code and the last line."""
-    from ps import logs
-    from ps.config.sources import load_worker
-    from ps.errors import HubringError
-    from workers.compare.peers.peer import Seat
-    from workers.compare.peers.stand_in import StandIn
-    from workers.run import Outcome, train
+    from hubring.ps.config.sources import load_worker
+    from hubring.ps.core.errors import HubringError
+    from hubring.ps.observe import logs
+    from hubring.workers.compare.peers.peer import Seat
+    from hubring.workers.compare.peers.stand_in import StandIn
+    from hubring.workers.run import Outcome, train
 
     stand_in = None
     try:
@@ -81,7 +81,7 @@ def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[st
         seat = {name: told[name] for name in _SEAT if name in told}
         stand_in = StandIn(told["peer"], Seat(size=told["world_size"], **seat))
         stand_in.install()
-        module = f"workers.examples.{config.job.replace('-', '_')}"
+        module = f"hubring.workers.examples.{config.job.replace('-', '_')}"
         outcome = train(config, place, module, config.job, told.get("command", []))
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))

@@ -1,4 +1,4 @@
-"""A server of a peer's row: `python -m workers.compare.peers.serve`. It ends when all workers have left."""
+"""A server of a peer's row; ends when all workers have left: `python -m ...compare.peers.serve`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ps import terminal
-from ps.errors import UsageError
+from hubring.ps.config import terminal
+from hubring.ps.core.errors import UsageError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -44,8 +44,8 @@ def _serve_rpc(number: int, servers: int, workers: int, meet: str, host: str | N
     import torch
     from torch.distributed import rpc
 
-    from workers.compare.peers.peer import Seat
-    from workers.compare.peers.rpc import join, server_of
+    from hubring.workers.compare.peers.peer import Seat
+    from hubring.workers.compare.peers.rpc import join, server_of
 
     torch.set_num_threads(1)  # as a shard does
     seat = Seat(rank=0, size=workers, meet=meet, host=host, servers=servers)
@@ -54,14 +54,14 @@ def _serve_rpc(number: int, servers: int, workers: int, meet: str, host: str | N
 
 
 def _serve_ray(workers: int, meet: Path) -> None:
-    from workers.compare.peers.ray import ACTOR, NAMESPACE, use_token
+    from hubring.workers.compare.peers.ray import ACTOR, NAMESPACE, use_token
 
     token = use_token(meet)
     token.touch(0o600)
     token.write_text(secrets.token_hex())
     import ray
 
-    from workers.compare.peers.ray_server import Server
+    from hubring.workers.compare.peers.ray_server import Server
 
     with TemporaryDirectory(prefix="hubring-ray-", ignore_cleanup_errors=True) as place:
         own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_temp_dir": place}

@@ -8,19 +8,20 @@ from typing import Any
 
 import torch
 
-from ps import logs
-from ps.config.environment import environment
-from ps.config.worker import WorkerConfig
-from workers import api, context
-from workers.compare.peers.peer import Peer, Seat
-from workers.compare.peers.rows import PEERS, find
-from workers.launch import Placement
-from workers.own_device import choose
-from workers.record import Record
+from hubring.ps.config.environment import environment
+from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.observe import logs
+from hubring.workers import api
+from hubring.workers.compare.peers.peer import Peer, Seat
+from hubring.workers.compare.peers.rows import PEERS, find
+from hubring.workers.launchers.own_device import choose
+from hubring.workers.launchers.placement import Placement
+from hubring.workers.runtime import context
+from hubring.workers.runtime.record import Record
 
 
 class StandIn:
-    """Takes the place of hub and ring: `workers.init()` then meets the others by a peer.
+    """Takes the place of hub and ring: `hubring.init()` then meets the others by a peer.
 
     Whatever else a script uses stands on what `init` found, but for the optimizer: how and when a
     peer exchanges is its own.
@@ -36,7 +37,7 @@ class StandIn:
     def __init__(self, name: str, seat: Seat) -> None:
         find(name).check()
         module, _, kind = PEERS[name].side.partition(":")
-        self._kind: type[Peer] = getattr(import_module(f"workers.compare.peers.{module}"), kind)
+        self._kind: type[Peer] = getattr(import_module(f"hubring.workers.compare.peers.{module}"), kind)
         self._seat = seat
 
     def install(self) -> None:

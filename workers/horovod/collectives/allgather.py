@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from workers import collectives
-from workers.horovod.allreduce import allreduce, gradient_name, grouped_allreduce
-from workers.horovod.ops import Average
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.sendable import sendable
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers import collectives
+from hubring.workers.horovod.collectives.allreduce import allreduce, gradient_name, grouped_allreduce
+from hubring.workers.horovod.collectives.sendable import sendable
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.ops import Average
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 Tensor = torch.Tensor
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from workers import collectives
-from workers.horovod.compression import Compression, Compressor
-from workers.horovod.ops import chosen
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.reduction import Reduction
-from workers.horovod.sendable import sendable
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers import collectives
+from hubring.workers.horovod.collectives.reduction import Reduction
+from hubring.workers.horovod.collectives.sendable import sendable
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.ops import chosen
+from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 Tensor = torch.Tensor
 

@@ -7,12 +7,12 @@ from typing import Any, overload
 
 import torch
 
-from workers import collectives
-from workers.horovod.allreduce import gradient_name
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.sendable import sendable
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers import collectives
+from hubring.workers.horovod.collectives.allreduce import gradient_name
+from hubring.workers.horovod.collectives.sendable import sendable
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 Tensor = torch.Tensor
 Splits = Tensor | Sequence[int] | None

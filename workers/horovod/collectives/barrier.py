@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers import collectives
-from workers.horovod.errors import translated
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers import collectives
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.errors import translated
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from ps.work import Work
-from workers.horovod.errors import translated
+from hubring.ps.core.work import Work
+from hubring.workers.horovod.errors import translated
 
 
 @dataclass(slots=True)

@@ -14,11 +14,11 @@ from typing import Any
 import cloudpickle
 import torch
 
-from workers.horovod.allgather import allgather_async
-from workers.horovod.broadcast import broadcast_
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers.horovod.collectives.allgather import allgather_async
+from hubring.workers.horovod.collectives.broadcast import broadcast_
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 
 def broadcast_object(

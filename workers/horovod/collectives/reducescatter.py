@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from workers import collectives
-from workers.horovod.allgather import allgather_async, grouped_allgather_async
-from workers.horovod.allreduce import gradient_name
-from workers.horovod.compression import Compression, Compressor
-from workers.horovod.errors import Refused
-from workers.horovod.ops import Average, Sum
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.reduction import Reduction, scaled
-from workers.horovod.sendable import sendable
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers import collectives
+from hubring.workers.horovod.collectives.allgather import allgather_async, grouped_allgather_async
+from hubring.workers.horovod.collectives.allreduce import gradient_name
+from hubring.workers.horovod.collectives.reduction import Reduction, scaled
+from hubring.workers.horovod.collectives.sendable import sendable
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.errors import Refused
+from hubring.workers.horovod.ops import Average, Sum
+from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
+from hubring.workers.horovod.world.world import current
 
 Tensor = torch.Tensor
 

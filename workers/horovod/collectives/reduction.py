@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ps.messages import ReduceOp
-from workers.horovod.ops import OURS, Adasum, Average
-from workers.horovod.process_set import ProcessSet, global_process_set
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers.horovod.ops import OURS, Adasum, Average
+from hubring.workers.horovod.world.process_set import ProcessSet, global_process_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Reduction:
     Its average is the sum, divided likewise.
 
     Attributes:
-        op: One of the constants of `workers.horovod.ops`.
+        op: One of the constants of `hubring.workers.horovod.ops`.
         prescale: What tensors are multiplied by before they are reduced.
         postscale: And after.
     """

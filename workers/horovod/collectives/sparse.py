@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from workers.horovod.allgather import allgather_async
-from workers.horovod.ops import Average, Sum
-from workers.horovod.process_set import ProcessSet, checked, global_process_set
-from workers.horovod.waiting import synchronize
+from hubring.workers.horovod.collectives.allgather import allgather_async
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.ops import Average, Sum
+from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 
 
 def sparse_allreduce_async(

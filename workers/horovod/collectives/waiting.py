@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from workers.horovod.handles import Handles
-from workers.horovod.world import started
+from hubring.workers.horovod.collectives.handles import Handles
+from hubring.workers.horovod.world.world import started
 
 
 def poll(handle: int) -> bool:

@@ -12,10 +12,10 @@ Around a ring the workers stay the same: who is lost ends the job.
 
 from __future__ import annotations
 
-from workers.horovod.elastic.run import run as run
-from workers.horovod.elastic.sampler import ElasticSampler as ElasticSampler
-from workers.horovod.elastic.state import ObjectState as ObjectState
-from workers.horovod.elastic.state import State as State
-from workers.horovod.elastic.torch_state import TorchState as TorchState
+from hubring.workers.horovod.elastic.run import run as run
+from hubring.workers.horovod.elastic.sampler import ElasticSampler as ElasticSampler
+from hubring.workers.horovod.elastic.state import ObjectState as ObjectState
+from hubring.workers.horovod.elastic.state import State as State
+from hubring.workers.horovod.elastic.torch_state import TorchState as TorchState
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

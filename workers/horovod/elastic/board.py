@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ps.errors import ConfigError, DeadlineExceeded
-from ps.session import Session
-from ps.sharding import SLICE_BYTES
-from ps.types import Slicing
+from hubring.ps.client.session import Session
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded
+from hubring.ps.core.types import Slicing
+from hubring.ps.job.sharding import SLICE_BYTES
 
 ENTER_SECONDS = 60.0
 """How long the members wait for one whom they let in."""

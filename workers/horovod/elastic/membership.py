@@ -13,10 +13,11 @@ import secrets
 
 import torch
 
-from workers import collectives, context
-from workers.horovod.elastic.board import OVER, UNDER_WAY, Board, Lives
-from workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
-from workers.horovod.world import World, current
+from hubring.workers import collectives
+from hubring.workers.horovod.elastic.board import OVER, UNDER_WAY, Board, Lives
+from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
+from hubring.workers.horovod.world.world import World, current
+from hubring.workers.runtime import context
 
 log = logging.getLogger(__name__)
 

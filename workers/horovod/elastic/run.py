@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from workers.horovod.elastic import membership
-from workers.horovod.elastic.state import State
-from workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, Refused
+from hubring.workers.horovod.elastic import membership
+from hubring.workers.horovod.elastic.state import State
+from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, Refused
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from workers.horovod.elastic import membership
-from workers.horovod.objects import broadcast_object
+from hubring.workers.horovod.collectives.objects import broadcast_object
+from hubring.workers.horovod.elastic import membership
 
 Bring = Callable[[Any], Any]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from workers.horovod.elastic import membership
-from workers.horovod.elastic.sampler import ElasticSampler
-from workers.horovod.elastic.state import ObjectState
-from workers.horovod.objects import broadcast_object
-from workers.horovod.parameters import broadcast_optimizer_state, broadcast_parameters
+from hubring.workers.horovod.collectives.objects import broadcast_object
+from hubring.workers.horovod.elastic import membership
+from hubring.workers.horovod.elastic.sampler import ElasticSampler
+from hubring.workers.horovod.elastic.state import ObjectState
+from hubring.workers.horovod.optimizer.parameters import broadcast_optimizer_state, broadcast_parameters
 
 
 class StateHandler(ABC):

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from workers.horovod.allreduce import grouped_allreduce_async
-from workers.horovod.compression import Compressor
-from workers.horovod.ops import Adasum
-from workers.horovod.parcel import Parcel
-from workers.horovod.passes import Passes
-from workers.horovod.trainer import Trainer
-from workers.horovod.waiting import synchronize
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.ops import Adasum
+from hubring.workers.horovod.optimizer.compression import Compressor
+from hubring.workers.horovod.optimizer.parcel import Parcel
+from hubring.workers.horovod.optimizer.passes import Passes
+from hubring.workers.horovod.optimizer.trainer import Trainer
 
 if TYPE_CHECKING:
     _Base = Optimizer

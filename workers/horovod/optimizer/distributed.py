@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
-from ps.config.environment import environment
-from workers.horovod.adasum import DeltaOptimizer
-from workers.horovod.compression import Compression, Compressor
-from workers.horovod.gradients import GradientExchange
-from workers.horovod.ops import Adasum, Average, chosen
-from workers.horovod.parcel import PARCEL_BYTES, Groups, Parcel, check_groups, pack
-from workers.horovod.process_set import ProcessSet, global_process_set
-from workers.horovod.reduction import Reduction
-from workers.horovod.trainer import Trainer
-from workers.horovod.world import current
+from hubring.ps.config.environment import environment
+from hubring.workers.horovod.collectives.reduction import Reduction
+from hubring.workers.horovod.ops import Adasum, Average, chosen
+from hubring.workers.horovod.optimizer.adasum import DeltaOptimizer
+from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.optimizer.gradients import GradientExchange
+from hubring.workers.horovod.optimizer.parcel import PARCEL_BYTES, Groups, Parcel, check_groups, pack
+from hubring.workers.horovod.optimizer.trainer import Trainer
+from hubring.workers.horovod.world.process_set import ProcessSet, global_process_set
+from hubring.workers.horovod.world.world import current
 
 if TYPE_CHECKING:
     _Base = Optimizer

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from workers.horovod.allreduce import grouped_allreduce_async
-from workers.horovod.compression import Compressor
-from workers.horovod.parcel import Parcel
-from workers.horovod.passes import Passes
-from workers.horovod.process_set import ProcessSet
-from workers.horovod.reduction import Reduction
-from workers.horovod.sparse import sparse_allreduce_async
-from workers.horovod.waiting import synchronize
+from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
+from hubring.workers.horovod.collectives.reduction import Reduction
+from hubring.workers.horovod.collectives.sparse import sparse_allreduce_async
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.optimizer.compression import Compressor
+from hubring.workers.horovod.optimizer.parcel import Parcel
+from hubring.workers.horovod.optimizer.passes import Passes
+from hubring.workers.horovod.world.process_set import ProcessSet
 
 Settle = Callable[[], None]
 """Waits for an exchange and puts what came where it belongs."""

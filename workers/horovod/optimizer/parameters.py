@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from workers.horovod.broadcast import overwrite_async
-from workers.horovod.objects import broadcast_object
-from workers.horovod.waiting import synchronize
-from workers.horovod.world import current
+from hubring.workers.horovod.collectives.broadcast import overwrite_async
+from hubring.workers.horovod.collectives.objects import broadcast_object
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.world.world import current
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:

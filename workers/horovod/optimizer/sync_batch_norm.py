@@ -14,11 +14,11 @@ import torch
 from torch.nn.functional import batch_norm
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from workers.horovod.allgather import allgather_async
-from workers.horovod.allreduce import allreduce_async
-from workers.horovod.ops import Sum
-from workers.horovod.topology import size
-from workers.horovod.waiting import synchronize
+from hubring.workers.horovod.collectives.allgather import allgather_async
+from hubring.workers.horovod.collectives.allreduce import allreduce_async
+from hubring.workers.horovod.collectives.waiting import synchronize
+from hubring.workers.horovod.ops import Sum
+from hubring.workers.horovod.world.topology import size
 
 Tensor = torch.Tensor
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from workers import context
-from workers.horovod.world import current
+from hubring.workers.horovod.world.world import current
+from hubring.workers.runtime import context
 
 
 @dataclass(slots=True, weakref_slot=True)

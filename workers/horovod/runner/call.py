@@ -1,6 +1,6 @@
 """One process of `horovod.run`: gets a function by a pipe, calls it, and answers.
 
-python -m workers.horovod.call FD
+python -m hubring.workers.horovod.runner.call FD
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import cloudpickle
 
-from ps.config.environment import export
-from ps.job import Reason
-from workers import context
-from workers.horovod import alias
+from hubring.ps.config.environment import export
+from hubring.ps.job.job import Reason
+from hubring.workers.horovod import alias
+from hubring.workers.runtime import context
 
 
 class Circumstances(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any
 
 import cloudpickle
 
-from ps.config.environment import environment
-from ps.errors import UsageError
-from workers.horovod.call import Circumstances
-from workers.launcher import host
-from workers.launcher.server import Server
-from workers.launcher.stream import OUTPUTS, folder_of
+from hubring.ps.config.environment import environment
+from hubring.ps.core.errors import UsageError
+from hubring.workers.horovod.runner.call import Circumstances
+from hubring.workers.localrun import host
+from hubring.workers.localrun.server import Server
+from hubring.workers.localrun.stream import OUTPUTS, folder_of
 
 
 def run(  # noqa: D417 - the rest changes nothing
@@ -134,7 +134,7 @@ class _Caller:
         self, program: str, variables: dict[str, str], call: tuple[Any, ...], folder: Path | None
     ) -> None:
         self.pipe, there = Pipe()
-        command = [program, "-m", "workers.horovod.call", str(there.fileno())]
+        command = [program, "-m", "hubring.workers.horovod.runner.call", str(there.fileno())]
         with ExitStack() as files:
             outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
             stdout, stderr = outputs or (None, None)

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from ps.config.environment import become, environment, export
-from workers.horovod import capability
+from hubring.ps.config.environment import become, environment, export
+from hubring.workers.horovod.world import capability
 
 T = TypeVar("T")
 

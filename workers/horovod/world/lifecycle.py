@@ -11,17 +11,18 @@ from typing import Any
 
 import torch
 
-from ps.config.environment import environment, export
-from workers import collectives, context
-from workers.communicator import Communicator
-from workers.horovod import world as worlds
-from workers.horovod.errors import translated
-from workers.horovod.hosts import Neighbourhood, neighbourhood
-from workers.horovod.process_set import ProcessSet, add_process_set
-from workers.horovod.timeline import Timeline
-from workers.horovod.variables import variables
-from workers.horovod.world import World, current
-from workers.launch import Placement
+from hubring.ps.config.environment import environment, export
+from hubring.workers import collectives
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.horovod.errors import translated
+from hubring.workers.horovod.timeline import Timeline
+from hubring.workers.horovod.world import world as worlds
+from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
+from hubring.workers.horovod.world.process_set import ProcessSet, add_process_set
+from hubring.workers.horovod.world.variables import variables
+from hubring.workers.horovod.world.world import World, current
+from hubring.workers.launchers.placement import Placement
+from hubring.workers.runtime import context
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -33,7 +34,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: `comm` is something else, or a set cannot be added.
-        HubringError: There is no place; says why. (`workers.context.init`)
+        HubringError: There is no place; says why. (`hubring.workers.runtime.context.init`)
     """
     if worlds.started() is not None:
         return

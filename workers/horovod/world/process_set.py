@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from workers import collectives
-from workers.group import Group
-from workers.horovod.errors import translated
-from workers.horovod.world import current, started
+from hubring.workers import collectives
+from hubring.workers.collectives.group import Group
+from hubring.workers.horovod.errors import translated
+from hubring.workers.horovod.world.world import current, started
 
 
 class ProcessSet:

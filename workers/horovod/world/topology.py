@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.horovod.world import current
+from hubring.workers.horovod.world.world import current
 
 
 def rank() -> int:

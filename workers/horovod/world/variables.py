@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.horovod.hosts import Neighbourhood
+from hubring.workers.horovod.world.hosts import Neighbourhood
 
 
 def variables(rank: int, size: int, around: Neighbourhood) -> dict[str, str]:

@@ -12,13 +12,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ps.work import Work
-from workers.communicator import Communicator
-from workers.group import Group
-from workers.horovod.errors import HorovodInternalError, Refused, translated
-from workers.horovod.handles import Handles, Pending
-from workers.horovod.hosts import Neighbourhood
-from workers.horovod.timeline import Timeline
+from hubring.ps.core.work import Work
+from hubring.workers.collectives.group import Group
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.horovod.collectives.handles import Handles, Pending
+from hubring.workers.horovod.errors import HorovodInternalError, Refused, translated
+from hubring.workers.horovod.timeline import Timeline
+from hubring.workers.horovod.world.hosts import Neighbourhood
 
 Start = Callable[[str], Sequence[Work]]
 """Begins an operation under the name that ranks are matched by."""
@@ -53,7 +53,7 @@ class World:
         handles: Operations that nobody has synchronised yet.
         process_sets: Those that were added, by their ranks.
         timeline: Where operations are noted, if anywhere.
-        membership: What `workers.horovod.elastic` knows of the members, under elastic training.
+        membership: What `hubring.workers.horovod.elastic` knows of the members, under elastic training.
     """
 
     communicator: Communicator

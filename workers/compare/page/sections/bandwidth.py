@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ps.markup import Html
-from workers.compare.exchange_table import cells
-from workers.compare.nccl_tests import COLUMNS
-from workers.compare.page.chart import Column, table
-from workers.compare.page.material import Material, section
+from hubring.ps.markup import Html
+from hubring.workers.compare.exchange_table import cells
+from hubring.workers.compare.nccl_tests import COLUMNS
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.material import Material, section
 
 _LEAD = (
     "One exchange of the whole model: the time for which a step had something on its way, exposed or hidden,"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ps.markup import Html, element
-from workers.compare.figures import NOTHING, digits
-from workers.compare.findings import Entry
-from workers.compare.page.chart import Column, table
-from workers.compare.page.chart_bars import Piece, headline, stack
-from workers.compare.page.material import Material, folded, section
-from workers.compare.page.panel import Panel
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.figures import NOTHING, digits
+from hubring.workers.compare.findings import Entry
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.chart_bars import Piece, headline, stack
+from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.panel import Panel
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
 THICK = {

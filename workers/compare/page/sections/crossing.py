@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from ps.markup import Html, element
-from workers.compare.circumstance import without_servers, words
-from workers.compare.figures import NOTHING, digits
-from workers.compare.findings import Crossover
-from workers.compare.page.chart import Axis, Column, figure, table
-from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
-from workers.compare.page.material import Material
-from workers.compare.page.scale import Linear, Log
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.circumstance import without_servers, words
+from hubring.workers.compare.figures import NOTHING, digits
+from hubring.workers.compare.findings import Crossover
+from hubring.workers.compare.page.chart import Axis, Column, figure, table
+from hubring.workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
+from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.page.scale import Linear, Log
 
 
 @dataclass(frozen=True, slots=True)

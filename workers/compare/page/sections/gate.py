@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ps.markup import Html, element, together
-from workers.compare.findings import Gate, Pair
-from workers.compare.page.chart import Column, table
-from workers.compare.page.material import Material, section
+from hubring.ps.markup import Html, element, together
+from hubring.workers.compare.findings import Gate, Pair
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.material import Material, section
 
 COLUMNS = (
     Column("row"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ps.markup import Html, element, together
-from workers.compare.figures import NOTHING, digits, percent
-from workers.compare.findings import Load
-from workers.compare.page.chart import Column, table
-from workers.compare.page.material import Material, section
-from workers.compare.statistics import by_chance
+from hubring.ps.markup import Html, element, together
+from hubring.workers.compare.figures import NOTHING, digits, percent
+from hubring.workers.compare.findings import Load
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.material import Material, section
+from hubring.workers.compare.statistics import by_chance
 
 
 def noise(material: Material) -> Html:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ps.markup import Html, element
-from workers.compare.circumstance import words
-from workers.compare.page.chart import Column, table
-from workers.compare.page.material import Material, section
-from workers.compare.statistics import interval_words
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.circumstance import words
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.material import Material, section
+from hubring.workers.compare.statistics import interval_words
 
 
 def numbers(material: Material) -> Html | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ps.markup import Html, element
-from workers.compare.figures import NOTHING, digits, percent, signed
-from workers.compare.findings import Prediction
-from workers.compare.page.chart import Axis, Column, figure, path, stretched, table
-from workers.compare.page.chart_lines import Line, Spot, lines
-from workers.compare.page.material import Material, section
-from workers.compare.page.scale import Log
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.figures import NOTHING, digits, percent, signed
+from hubring.workers.compare.findings import Prediction
+from hubring.workers.compare.page.chart import Axis, Column, figure, path, stretched, table
+from hubring.workers.compare.page.chart_lines import Line, Spot, lines
+from hubring.workers.compare.page.material import Material, section
+from hubring.workers.compare.page.scale import Log
 
 FAIR = 0.15
 """The error that is hoped for; drawn as a band."""

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import Literal
 
-from ps.markup import Html
-from workers.compare.figures import digits
-from workers.compare.findings import Curve, Entry, Point
-from workers.compare.page.chart import Axis, Column, figure, table
-from workers.compare.page.chart_lines import Line, Spot, level, lines
-from workers.compare.page.mark import key
-from workers.compare.page.material import Material, folded, section
-from workers.compare.page.panel import Panel, unaffected
-from workers.compare.page.scale import Linear, Log
-from workers.compare.statistics import interval_words, median_interval
+from hubring.ps.markup import Html
+from hubring.workers.compare.figures import digits
+from hubring.workers.compare.findings import Curve, Entry, Point
+from hubring.workers.compare.page.chart import Axis, Column, figure, table
+from hubring.workers.compare.page.chart_lines import Line, Spot, level, lines
+from hubring.workers.compare.page.mark import key
+from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.panel import Panel, unaffected
+from hubring.workers.compare.page.scale import Linear, Log
+from hubring.workers.compare.statistics import interval_words, median_interval
 
 SPOTS, TOLD = 60, 12
 """How many points are drawn of a line, and how many are told in numbers."""

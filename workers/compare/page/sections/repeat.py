@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ps.markup import Html, element, together, verbatim
-from workers.compare.page import toml
-from workers.compare.page.chart import Column, table
-from workers.compare.page.material import Material, section
+from hubring.ps.markup import Html, element, together, verbatim
+from hubring.workers.compare.page import toml
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.material import Material, section
 
 
 def repeat(material: Material) -> Html:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from ps.markup import Html
-from workers.compare.figures import NOTHING, digits, signed
-from workers.compare.findings import Scaling
-from workers.compare.page.chart import Axis, Column, figure, table
-from workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
-from workers.compare.page.material import Material, folded, section
-from workers.compare.page.scale import Linear, Log
-from workers.compare.page.sections.crossing import by_servers, untold
+from hubring.ps.markup import Html
+from hubring.workers.compare.figures import NOTHING, digits, signed
+from hubring.workers.compare.findings import Scaling
+from hubring.workers.compare.page.chart import Axis, Column, figure, table
+from hubring.workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
+from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.scale import Linear, Log
+from hubring.workers.compare.page.sections.crossing import by_servers, untold
 
 
 def scaling(material: Material) -> Html | None:

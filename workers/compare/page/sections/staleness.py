@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ps.markup import Html, element
-from workers.compare.circumstance import words
-from workers.compare.figures import digits, percent
-from workers.compare.findings import Entry
-from workers.compare.page.chart import Column, figure, table
-from workers.compare.page.chart_histogram import bins, histogram
-from workers.compare.page.material import IN_SIGHT, Material, section
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.circumstance import words
+from hubring.workers.compare.figures import digits, percent
+from hubring.workers.compare.findings import Entry
+from hubring.workers.compare.page.chart import Column, figure, table
+from hubring.workers.compare.page.chart_histogram import bins, histogram
+from hubring.workers.compare.page.material import IN_SIGHT, Material, section
 
 
 def staleness(material: Material) -> Html | None:

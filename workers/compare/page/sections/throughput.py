@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element
-from workers.compare.findings import Entry
-from workers.compare.page.chart import Column, table
-from workers.compare.page.chart_bars import Bar, bars
-from workers.compare.page.material import Material, folded, section
-from workers.compare.page.panel import Panel
-from workers.compare.statistics import interval_words
-from workers.compare.unevenness import uneven
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.findings import Entry
+from hubring.workers.compare.page.chart import Column, table
+from hubring.workers.compare.page.chart_bars import Bar, bars
+from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.panel import Panel
+from hubring.workers.compare.statistics import interval_words
+from hubring.workers.compare.unevenness import uneven
 
 TOLD = (
     "samples_per_second",

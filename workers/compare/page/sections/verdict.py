@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ps.markup import Html, element
-from workers.compare.circumstance import words
-from workers.compare.page.material import Material
+from hubring.ps.markup import Html, element
+from hubring.workers.compare.circumstance import words
+from hubring.workers.compare.page.material import Material
 
 
 def verdict(material: Material) -> Html:
