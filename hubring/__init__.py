@@ -14,10 +14,15 @@ so an installed Hubring is one package. The names that scripts use live in
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hubring.ps.config.environment import spare_forks
+from hubring.ps.core.shadowing import hidden_by
 
 spare_forks()
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name.startswith("_") and name != "__all__":
         raise AttributeError(f"module 'hubring' has no attribute {name!r}")
-    api = import_module("hubring.workers.api")
+    api = _api()
     if name == "__all__":
         return api.__all__
     if name not in api.__all__:
@@ -37,4 +42,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *import_module("hubring.workers.api").__all__})
+    return sorted({*globals(), *_api().__all__})
+
+
+@cache  # scripts ask for a name in every step
+def _api() -> ModuleType:
+    if hidden := hidden_by(Path(sys.path[0]).resolve()):
+        raise ImportError(hidden)
+    return import_module("hubring.workers.api")

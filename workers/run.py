@@ -21,6 +21,7 @@ from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
+from hubring.ps.core.shadowing import hidden_by
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import Place
 from hubring.workers.horovod import alias
@@ -48,12 +49,14 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
     """Runs the script that `words` begin with, or else the built-in job with `words` as its arguments.
 
     Raises:
-        UsageError: There is no such script.
+        UsageError: There is no such script, or a file beside it hides a package that we need.
     """
     if words and not words[0].startswith("-"):
         script = Path(words[0])
         if not script.is_file():
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
+        if hidden := hidden_by(script.resolve().parent):
+            raise UsageError(hidden)
         context.prepare(config, place, script.name)
         if config.as_horovod:
             alias.install()
