@@ -252,10 +252,10 @@ def _doctor(
     from hubring.ps.config.address import address
     from hubring.ps.config.environment import environment
     from hubring.ps.doctor.checks import checks
+    from hubring.ps.doctor.finding import result
     from hubring.ps.doctor.isolation import examine
     from hubring.ps.doctor.screen import announce, show
     from hubring.ps.doctor.subject import Subject, settled
-    from hubring.ps.doctor.verdict import result
 
     if server is not None:
         address(server)

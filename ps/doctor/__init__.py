@@ -1,5 +1,5 @@
-"""`ps-server doctor`: looks at a machine, and at the way to a server, before a job does.
+"""`ps-server doctor`: examines a machine, and the path to a server, before a job does.
 
-A family of checks has a file. What it reads of the machine and what it makes of that are functions of
-their own, so that every sentence can be tested on a machine that lacks nothing.
+Reading the machine and judging what was read are separate functions, so that a test can see every message
+on a machine that lacks nothing.
 """

@@ -1,9 +1,9 @@
 """Runs checks side by side, each in a forked process: a crash or a hang is a finding like any other.
 
-What is broken on a machine tends to break whoever looks: a library dies of an illegal instruction, a
-driver or a name server never answers, often within a call that no Python thread could be freed from. So
-it is a process that looks, and it is killed when its time is over. It may run further checks in the same
-way: what it has loaded, they need not load again.
+What is broken on a machine breaks the process that examines it: a library dies of an illegal instruction, a
+driver or a name server never answers, often in a call that no Python thread can leave. So a process
+examines, and is killed when its time is over. It may run further checks in the same way: they need not
+load again what it has loaded.
 """
 
 from __future__ import annotations
@@ -15,30 +15,46 @@ import selectors
 import signal
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.doctor.check import Check
 from hubring.ps.doctor.finding import Finding, failure, skipped
 from hubring.ps.shard.spawn import ending
 
 LAST_SECONDS = 5.0
-"""How long a process that was killed may take to end; one that hangs in the kernel is left to it."""
+"""How long a killed process may take to end; one that hangs in the kernel is left to it."""
 
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
+class Check(NamedTuple):
+    """Examines one part of the machine, in a process of its own, where it may crash or hang.
+
+    Attributes:
+        name: The name of its first finding.
+        examine: Yields findings one by one, so that none is lost if it crashes later.
+        mend: What to try if it crashes or hangs, as a command.
+        further: Names of its later findings, which are reported as skipped if it does not get that far.
+    """
+
+    name: str
+    examine: Callable[[], Iterable[Finding]]
+    mend: str
+    further: tuple[str, ...] = ()
+
+
 def examine(checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS) -> list[Finding]:
-    """All that the checks find, in their order. Whoever calls has one thread, as it forks.
+    """All findings of the checks, in their order. The caller has one thread, because this forks.
 
     Args:
         checks: What to run.
-        seconds: After which a check that has not ended is a failure.
-        last: As LAST_SECONDS, for who has less.
+        seconds: A check that takes longer is a failure.
+        last: Replaces LAST_SECONDS for a caller that has less time.
 
     Raises:
         ConfigError: The system lets this process start no others.
@@ -61,7 +77,7 @@ def examine(checks: Sequence[Check], seconds: float, last: float = LAST_SECONDS)
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Lets SIGINT and SIGTERM wait: what a handler raises amid a fork is lost, or a child is."""
+    """Delays SIGINT and SIGTERM: a handler that raised within a fork would lose the error or the child."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
         yield
@@ -79,7 +95,7 @@ def _start(check: Check) -> _Run:
 
 
 def _listen(runs: Sequence[_Run], deadline: float) -> None:
-    """Takes in what is told until all have ended, or until the deadline."""
+    """Reads findings until all runs have ended, or until the deadline."""
     with selectors.DefaultSelector() as selector:
         for run in runs:
             if not run.ended:
@@ -92,23 +108,23 @@ def _listen(runs: Sequence[_Run], deadline: float) -> None:
 
 
 class _Run:
-    """One check under way.
+    """One running check.
 
     Attributes:
-        answer: Where its findings come out, one JSON object a line.
-        ended: Its process has, with all that it started: nobody holds the other end any more.
+        answer: The pipe that its findings come from, one JSON object a line.
+        ended: Its process and all that it started have: none of them holds the other end of the pipe.
     """
 
     def __init__(self, check: Check) -> None:
         self._check = check
-        self._told = b""
-        self._said = ""
+        self._findings = b""
+        self._last_words = ""
         self._code: int | None = None
         self._killed = False
         self.ended = False
         self.answer, answer = os.pipe()
         self._noise, noise = os.pipe()
-        # What is beyond the pipe's room is lost rather than waited for.
+        # Output that does not fit into the pipe is dropped: nothing waits for it.
         os.set_blocking(noise, False)
         os.set_blocking(self._noise, False)
         self._pid = os.fork()
@@ -118,9 +134,9 @@ class _Run:
         os.close(noise)
 
     def read(self) -> None:
-        """Takes in what there is; blocks if that is nothing."""
+        """Reads what has arrived; blocks if nothing has."""
         chunk = os.read(self.answer, _CHUNK)
-        self._told += chunk
+        self._findings += chunk
         self.ended = not chunk
 
     def stop(self) -> None:
@@ -128,13 +144,12 @@ class _Run:
         if self.ended:
             return
         self._killed = True
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it may not have made its group yet
             os.killpg(self._pid, signal.SIGKILL)
-        except ProcessLookupError:  # it has not come to make its group
-            os.kill(self._pid, signal.SIGKILL)
+        os.kill(self._pid, signal.SIGKILL)
 
     def close(self, last: float) -> None:
-        """Gives everything back."""
+        """Waits for its exit code, at most `last` seconds, and closes the pipes."""
         deadline = time.monotonic() + last
         while self.ended and self._code is None and time.monotonic() < deadline:
             pid, status = os.waitpid(self._pid, os.WNOHANG)
@@ -142,31 +157,28 @@ class _Run:
                 self._code = os.waitstatus_to_exitcode(status)
             else:
                 time.sleep(0.01)
-        self._said = self._last_words()
+        with contextlib.suppress(BlockingIOError):  # it is silent, and something that it started lives
+            self._last_words = os.read(self._noise, _CHUNK).decode(errors="replace").strip()
         os.close(self.answer)
         os.close(self._noise)
 
     def findings(self, seconds: float) -> list[Finding]:
-        """What it told; if it did not end well, how it ended and what it did not come to."""
-        lines = self._told.splitlines(keepends=True)
-        told = [msgspec.json.decode(line, type=Finding) for line in lines if line.endswith(b"\n")]
+        """Its findings; if it did not end well, also how it ended and what it skipped."""
+        lines = self._findings.splitlines(keepends=True)
+        found = [msgspec.json.decode(line, type=Finding) for line in lines if line.endswith(b"\n")]
         if self._code == 0:
-            return told
-        name, mend, known = self._check.name, self._check.mend, {finding.name for finding in told}
-        how = f"the check {ending(self._code)}" if self._code else ""
+            return found
+        name, mend = self._check.name, self._check.mend
         if self._code is None or (self._killed and self._code == -signal.SIGKILL):
             how = f"no answer within {seconds:.3g} s"
             mend += "; or, where this machine is only slow, ps-server doctor with a longer --timeout"
+        else:
+            how = f"the check {ending(self._code)}"
+        if self._last_words:
+            how += f"; it said last: {self._last_words.splitlines()[-1]}"
+        known = {finding.name for finding in found}
         left_out = [skipped(each, f"{name} failed") for each in self._check.further if each not in known]
-        return [*told, failure(name, how + self._said, mend), *left_out]
-
-    def _last_words(self) -> str:
-        """The last line that it, or a library in it, wrote for people."""
-        try:
-            said = os.read(self._noise, _CHUNK).decode(errors="replace").strip()
-        except BlockingIOError:
-            return ""
-        return f"; it said last: {said.splitlines()[-1]}" if said else ""
+        return [*found, failure(name, how, mend), *left_out]
 
 
 def _look(check: Check, answer: int, noise: int) -> None:
@@ -174,13 +186,16 @@ def _look(check: Check, answer: int, noise: int) -> None:
     code = 1
     try:
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it is not to outlive who waits for it
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # it must not outlive its parent
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         os.dup2(noise, 1)
         os.dup2(noise, 2)
-        _close_others({answer, noise})
+        # A pipe would never end if a process that does not use it held it.
+        for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, answer, noise}:
+            with contextlib.suppress(OSError):  # listing them took one
+                os.close(descriptor)
         for finding in check.examine():
             os.write(answer, msgspec.json.encode(finding) + b"\n")
         code = 0
@@ -188,11 +203,3 @@ def _look(check: Check, answer: int, noise: int) -> None:
         os.write(noise, traceback.format_exc().encode())
     finally:
         os._exit(code)
-
-
-def _close_others(kept: set[int]) -> None:
-    """Closes what came from the parent: a pipe must not stay open for those who do not use it."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor not in kept:
-            with contextlib.suppress(OSError):  # the listing itself had one
-                os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What a person sees: a table on a terminal, else a line a finding; all of it on standard error."""
+"""What a person sees on standard error: a table on a terminal, else one line for each finding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": 
 
 
 def announce(server: str | None, seconds: float) -> None:
-    """Says what is going on before there is anything to see."""
+    """Prints what is examined, before there is anything to show."""
     way = f" and the way to {server}" if server else ""
     Console(stderr=True, highlight=False).print(
         f"looking at this machine{way}; at most {seconds:g} s", markup=False, soft_wrap=True
@@ -23,7 +23,7 @@ def announce(server: str | None, seconds: float) -> None:
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Prints them, and how many there are of each kind."""
+    """Prints the findings, and how many there are of each kind."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         console.print(_table(findings))
@@ -34,14 +34,14 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """A line a finding, and below it a line for its mend."""
+    """A line for each finding, and below it a line for its fix."""
     width = max(len(finding.name) for finding in findings)
-    told = []
+    shown = []
     for finding in findings:
-        told.append(f"{finding.state:<7}  {finding.name:<{width}}  {finding.found}")
+        shown.append(f"{finding.state:<7}  {finding.name:<{width}}  {finding.found}")
         if finding.mend:
-            told.append(f"{'':<7}  {'':<{width}}  mend: {finding.mend}")
-    return told
+            shown.append(f"{'':<7}  {'':<{width}}  mend: {finding.mend}")
+    return shown
 
 
 def summary(findings: Sequence[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""What is examined: this machine as it would run our programs, and the way to one server."""
+"""What is examined: this machine as it would run our programs, and the path to one server."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Subject(NamedTuple):
 
     Attributes:
         config: A server's settings as `ps-server start` would find them.
-        config_file: The TOML file that was named for it, if any.
-        server: `HOST:PORT` of a running server, if one is to be looked at.
+        config_file: The TOML file that was given for it, if any.
+        server: `HOST:PORT` of a running server to examine, if any.
         variables: The environment.
-        seconds: That a check may take.
+        seconds: How long a check may take.
     """
 
     config: ServerConfig
@@ -35,15 +35,15 @@ class Subject(NamedTuple):
 
     @property
     def server_host(self) -> str:
-        """The server's host; where none was named this one, on which a server listens by default."""
+        """The server's host; by default this one, where a server listens by default."""
         return address(self.server)[0] if self.server else LOOPBACK
 
     @property
     def ring_address(self) -> str:
-        """This machine's address as a ring's other members dial it.
+        """This machine's address as the other members of a ring dial it.
 
         Raises:
-            ConfigError: There is no way to the server.
+            ConfigError: No route leads to the server.
         """
         host = self.server_host
         return host if is_loopback(host) else towards(host)
@@ -52,10 +52,10 @@ class Subject(NamedTuple):
 def settled(
     flags: Mapping[str, object], config_file: Path | None, variables: Mapping[str, str]
 ) -> ServerConfig:
-    """The server's settings; of the flags alone where another place is at fault, which a check tells.
+    """The server's settings; from the flags alone if another place is wrong, which a check reports.
 
     Raises:
-        ConfigError: A flag is.
+        ConfigError: A flag is wrong.
     """
     try:
         return load_server(flags, config_file, variables)
@@ -64,6 +64,6 @@ def settled(
 
 
 def outside() -> str:
-    """The address from which this machine talks to others; the loopback one where no way leads out."""
+    """The address from which this machine talks to others; the loopback one where no route leads out."""
     found = reachable("")
     return LOOPBACK if found == socket.gethostname() else found

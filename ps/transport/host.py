@@ -86,19 +86,25 @@ def numeric(host: str) -> str:
         raise ConfigError(f"{host!r} is the name of no host ({error}); check --host") from error
 
 
+def refusal(host: str, port: int) -> int:
+    """The errno with which the kernel refuses a listener there; 0: it does not."""
+    family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        with socket.socket(family, kind) as trial:
+            # As servers do it: a connection that only lingers there is in nobody's way.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(place)
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0
+
+
 def objection(host: str, port: int) -> str:
     """Why nothing can listen there, in the kernel's words; empty if something can."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as trial:
-            # As servers do it: what only lingers there is in nobody's way.
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            trial.bind((host, port))
-    except OSError as error:
-        if error.errno == errno.EAFNOSUPPORT:  # no IPv6 here, and "::" may still mean all of IPv4
-            return ""
-        return f"{error.strerror} ({errno.errorcode.get(error.errno or 0, 'no code')})"
-    return ""
+    code = refusal(host, port)
+    if code in (0, errno.EAFNOSUPPORT):  # no IPv6 here, and "::" may still mean all of IPv4
+        return ""
+    return f"{os.strerror(code)} ({errno.errorcode.get(code, 'no code')})"
 
 
 def bracketed(host: str) -> str:

@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
-from hubring.ps.doctor.sizes import spelt
+from hubring.ps.doctor.finding import Finding, failure, ok, skipped, spelt, warning
 
-NAME = "CUDA"
+CUDA = "CUDA"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_FREE = 0.1
-"""Of a GPU's memory; with less free, somebody else has taken it."""
+"""Of a GPU's memory; if less is free, another process uses it."""
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.[\d.]+)\s")
@@ -22,15 +21,7 @@ _INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cuXYZ
 
 
 class Gpu(NamedTuple):
-    """One that torch sees.
-
-    Attributes:
-        name: As its maker calls it.
-        capability: Of its kernels: (9, 0) runs those for sm_90.
-        free: Bytes that nobody has taken.
-        total: Bytes.
-        trouble: Why it does not compute; empty if it does.
-    """
+    """One that torch sees. Its capability (9, 0) runs kernels for sm_90; `trouble` stops it computing."""
 
     name: str
     capability: tuple[int, int]
@@ -46,11 +37,11 @@ class Cuda(NamedTuple):
         torch: torch's version.
         built_for: The CUDA that torch was built for; None: for none.
         arches: What torch's kernels were compiled for: sm_90, compute_120.
-        files: GPUs that the kernel shows this process, as /dev/nvidia0.
-        driver: Its version, if it tells.
-        visible: What CUDA_VISIBLE_DEVICES says, if it is set.
-        gpus: What torch sees.
-        trouble: Why torch sees none; empty if it did not say.
+        files: GPUs that the kernel shows this process: /dev/nvidia0.
+        driver: The driver's version, if it is known.
+        visible: CUDA_VISIBLE_DEVICES, if it is set.
+        gpus: GPUs that torch sees.
+        trouble: Why torch sees none, if it says why.
     """
 
     torch: str
@@ -67,29 +58,7 @@ def judge(cuda: Cuda) -> list[Finding]:
     """One finding for all of it, or one for each GPU that torch sees."""
     if cuda.gpus:
         return [_judge_gpu(index, gpu, cuda) for index, gpu in enumerate(cuda.gpus)]
-    built = f"torch {cuda.torch} is built for CUDA {cuda.built_for}"
-    if not cuda.files:
-        built = built if cuda.built_for else f"torch {cuda.torch} is built without CUDA"
-        return [skipped(NAME, f"no GPU here ({built}); a container sees one with docker run --gpus all")]
-    here = f"{len(cuda.files)} GPU(s) here"
-    if cuda.built_for is None:
-        return [
-            warning(
-                NAME,
-                f"{here}, but torch {cuda.torch} is built without CUDA: training runs on the CPU",
-                f"{_INSTALL}, of a CUDA that nvidia-smi shows or an older one",
-            )
-        ]
-    if cuda.visible is not None and not cuda.trouble:
-        return [skipped(NAME, f"{VISIBLE}={cuda.visible!r} hides the {here}")]
-    driver = f"driver {cuda.driver}" if cuda.driver else "no driver tells its version"
-    return [
-        failure(
-            NAME,
-            f"{here}, but {built} and cannot use them ({driver}): {cuda.trouble or 'it sees none'}",
-            f"a newer driver, or torch for the CUDA that nvidia-smi shows: {_INSTALL}",
-        )
-    ]
+    return [_judge_blind(cuda)]
 
 
 def fits(capability: tuple[int, int], arches: Sequence[str]) -> bool:
@@ -102,7 +71,7 @@ def fits(capability: tuple[int, int], arches: Sequence[str]) -> bool:
 
 
 def driver_version(text: str) -> str | None:
-    """The driver's, of what /proc/driver/nvidia/version holds."""
+    """The driver's version, from the text of /proc/driver/nvidia/version."""
     match = _KERNEL_MODULE.search(text)
     return match[1] if match else None
 
@@ -114,11 +83,46 @@ def files() -> list[str]:
 
 def examine(variables: Mapping[str, str]) -> Iterator[Finding]:
     """Asks torch, and lets each GPU add."""
-    yield from judge(_look(variables))
+    import torch
+
+    gpus: list[Gpu] = []
+    trouble = ""
+    arches: list[str] = []
+    if torch.version.cuda is not None and (files() or torch.cuda.is_available()):
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            arches = torch.cuda.get_arch_list()
+            gpus = [_gpu(index, arches) for index in range(torch.cuda.device_count())]
+        except RuntimeError as error:
+            trouble = str(error).splitlines()[0]
+    version, built_for, visible = str(torch.__version__), torch.version.cuda, variables.get(VISIBLE)
+    driver = driver_version(_DRIVER.read_text()) if _DRIVER.exists() else None
+    yield from judge(Cuda(version, built_for, arches, files(), driver, visible, gpus, trouble))
+
+
+def _judge_blind(cuda: Cuda) -> Finding:
+    """Why torch sees no GPU."""
+    built = f"torch {cuda.torch} is built " + (
+        f"for CUDA {cuda.built_for}" if cuda.built_for else "without CUDA"
+    )
+    if not cuda.files:
+        return skipped(CUDA, f"no GPU here ({built}); a container sees one with docker run --gpus all")
+    here = f"{len(cuda.files)} GPU(s) here"
+    if cuda.built_for is None:
+        mend = f"{_INSTALL}, of a CUDA that nvidia-smi shows or an older one"
+        return warning(CUDA, f"{here}, but {built}: training runs on the CPU", mend)
+    if cuda.visible is not None and not cuda.trouble:
+        return skipped(CUDA, f"{VISIBLE}={cuda.visible!r} hides the {here}")
+    driver = f"driver {cuda.driver}" if cuda.driver else "no driver tells its version"
+    return failure(
+        CUDA,
+        f"{here}, but {built} and cannot use them ({driver}): {cuda.trouble or 'it sees none'}",
+        f"a newer driver, or torch for the CUDA that nvidia-smi shows: {_INSTALL}",
+    )
 
 
 def _judge_gpu(index: int, gpu: Gpu, cuda: Cuda) -> Finding:
-    name = f"{NAME} {index}"
+    name = f"{CUDA} {index}"
     about = f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})"
     hide = f"{VISIBLE} without it"
     if not fits(gpu.capability, cuda.arches):
@@ -128,9 +132,8 @@ def _judge_gpu(index: int, gpu: Gpu, cuda: Cuda) -> Finding:
             f"{_INSTALL}, of a version that still has them (pytorch.org, previous versions); or {hide}",
         )
     if gpu.trouble:
-        return failure(
-            name, f"{about} does not compute: {gpu.trouble}", f"nvidia-smi -q -i {index}; or {hide}"
-        )
+        found = f"{about} does not compute: {gpu.trouble}"
+        return failure(name, found, f"nvidia-smi -q -i {index}; or {hide}")
     room = f"{spelt(gpu.free)} of {spelt(gpu.total)} free"
     if gpu.free < LEAST_FREE * gpu.total:
         return warning(name, f"{about}, {room}: others have the rest", "nvidia-smi shows who; stop them")
@@ -147,42 +150,17 @@ def _runs(match: re.Match[str], capability: tuple[int, int]) -> bool:
     return compiled[0] == capability[0] and compiled[1] <= capability[1]
 
 
-def _look(variables: Mapping[str, str]) -> Cuda:
-    import torch
-
-    gpus: list[Gpu] = []
-    trouble = ""
-    arches: list[str] = []
-    if torch.version.cuda is not None and (files() or torch.cuda.is_available()):
-        try:
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-            arches = torch.cuda.get_arch_list()
-            gpus = [_gpu(index, arches) for index in range(torch.cuda.device_count())]
-        except RuntimeError as error:
-            trouble = str(error).splitlines()[0]
-    return Cuda(
-        torch=str(torch.__version__),
-        built_for=torch.version.cuda,
-        arches=arches,
-        files=files(),
-        driver=driver_version(_DRIVER.read_text()) if _DRIVER.exists() else None,
-        visible=variables.get(VISIBLE),
-        gpus=gpus,
-        trouble=trouble,
-    )
-
-
 def _gpu(index: int, arches: Sequence[str]) -> Gpu:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
-    if not fits(capability, arches):
-        return Gpu(properties.name, capability, 0, properties.total_memory)
+    gpu = Gpu(properties.name, (properties.major, properties.minor), 0, properties.total_memory)
+    if not fits(gpu.capability, arches):
+        return gpu
     try:
         free, total = torch.cuda.mem_get_info(index)
         added = float(torch.ones(1024, device=f"cuda:{index}").sum())
     except RuntimeError as error:
-        return Gpu(properties.name, capability, 0, properties.total_memory, str(error).splitlines()[0])
+        return gpu._replace(trouble=str(error).splitlines()[0])
     wrong = "" if added == 1024 else f"1024 ones add up to {added:g}"
-    return Gpu(properties.name, capability, free, total, wrong)
+    return gpu._replace(free=free, total=total, trouble=wrong)

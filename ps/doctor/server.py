@@ -1,4 +1,4 @@
-"""The server at an address: reachable, one of ours, of our version, and by the same clock."""
+"""The server at an address: reachable, one of ours, of our version, and with the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address
 from hubring.ps.core import offset
@@ -15,84 +15,63 @@ from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.offset import Offset
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
-from hubring.ps.doctor.packages import OURS
+from hubring.ps.doctor.software import OURS
 
-if TYPE_CHECKING:
-    import grpc
-
-SERVER = "server"
-VERSIONS = "versions"
-CLOCKS = "clocks"
+SERVER, VERSIONS, CLOCKS = "server", "versions", "clocks"
 
 SKEW_SECONDS = 1.0
 """Far more than NTP leaves. Leases run on each machine's own time; logs of several are read side by side."""
 
 SHARE, MOST_SECONDS = 0.3, 10.0
-"""What a connection and an answer may take each: of a check's seconds, so that the sentence comes in time."""
+"""How long connecting and an answer may take each: a share of the check's seconds, so that it can report."""
 
 _BANNER = "the banner of ps-server start names the address to give: the control port's, and not the page's"
 
 
 class End(NamedTuple):
-    """What runs at one end; None where it does not tell, as servers before protocol 4 did not."""
+    """What runs at one end; None where it does not say, as servers before protocol 4 did not."""
 
     version: str | None
     protocol: int | None
 
 
 def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
-    """Why no connection to the server came about."""
+    """Why the server accepted no connection."""
     host, port = address(server)
-    code = ServerUnreachable.exit_code
     if isinstance(error, socket.gaierror):
-        found = f"{host} is the name of no host ({error.strerror})"
-        return failure(SERVER, found, "give the server's address in place of its name", code)
+        mend = "give the server's address in place of its name"
+        return _unreachable(f"{host} is the name of no host ({error.strerror})", mend)
     if isinstance(error, ConnectionRefusedError):
-        return failure(
-            SERVER,
+        return _unreachable(
             f"nothing listens at {server}: the connection was refused",
             f"on that machine: ps-server start --host {host} --port {port} (beyond loopback also --insecure)."
             f" If one runs there, {_BANNER}",
-            code,
         )
     if isinstance(error, TimeoutError):
-        return failure(
-            SERVER,
+        return _unreachable(
             f"{server} did not answer within {seconds:.1f} s: it is off, or a firewall drops what comes",
             f"open TCP port {port} there, and among the job's machines all, since shards take free ones;"
             f" ping {host} tells which",
-            code,
         )
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
-        found = f"no network leads to {server}: {error.strerror}"
-        return failure(SERVER, found, f"ip route get {host}", code)
+        return _unreachable(f"no network leads to {server}: {error.strerror}", f"ip route get {host}")
     found = f"{server} broke the connection off: {error.strerror or error}"
-    return failure(SERVER, found, f"ping {host}; {_BANNER}", code)
+    return _unreachable(found, f"ping {host}; {_BANNER}")
 
 
 def judge_refusal(server: str, status: str, details: str, seconds: float) -> Finding:
-    """What answers is no server of ours.
-
-    Args:
-        server: Its address.
-        status: gRPC's name for how the call ended.
-        details: What it says beside.
-        seconds: That the call was given.
-    """
-    code = ServerUnreachable.exit_code
+    """What answers is no server of ours, by gRPC's status and message."""
     if status == "UNIMPLEMENTED":
-        return failure(SERVER, f"what answers at {server} speaks gRPC, but is no ps-server", _BANNER, code)
+        return _unreachable(f"what answers at {server} speaks gRPC, but is no ps-server", _BANNER)
     if status == "DEADLINE_EXCEEDED":
-        return failure(
-            SERVER,
+        return _unreachable(
             f"what listens at {server} takes connections, but said nothing within {seconds:.1f} s: it is"
             " stopped, held up, or no ps-server",
             f"on that machine ss -ltnp shows the process: kill -CONT it if its state is T (ps -o stat); else"
             f" {_BANNER}",
-            code,
         )
     found = f"what listens at {server} does not speak as a ps-server does ({status}: {details})"
-    return failure(SERVER, found, _BANNER, code)
+    return _unreachable(found, _BANNER)
 
 
 def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
@@ -104,22 +83,18 @@ def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
 def judge_versions(here: End, there: End, server: str) -> Finding:
     """Whether both ends understand each other."""
     ours = f"{OURS} {here.version} (protocol {here.protocol}) here"
-    theirs = (
-        f"{there.version or 'one of unknown version'} (protocol {there.protocol or 'unknown'}) at {server}"
-    )
+    version, protocol = there.version or "one of unknown version", there.protocol or "unknown"
+    both = f"{ours}, {version} (protocol {protocol}) at {server}"
     if there.protocol != here.protocol:
         return failure(
             VERSIONS,
-            f"{ours}, {theirs}: it refuses workers of another protocol",
+            f"{both}: it refuses workers of another protocol",
             f"install the same version on both: here pip install '{OURS}=={there.version or 'VERSION'}', or"
             f" there '{OURS}=={here.version}'",
         )
     if there.version != here.version:
-        return warning(
-            VERSIONS,
-            f"{ours}, {theirs}: they understand each other, but were not tested together",
-            f"pip install '{OURS}=={there.version}' here, or '{OURS}=={here.version}' there",
-        )
+        mend = f"pip install '{OURS}=={there.version}' here, or '{OURS}=={here.version}' there"
+        return warning(VERSIONS, f"{both}: they understand each other, but were not tested together", mend)
     return ok(VERSIONS, f"{ours}, the same at {server}")
 
 
@@ -135,21 +110,20 @@ def judge_clocks(measured: Offset, server: str) -> Finding:
             " do not go together",
             "on both machines: timedatectl set-ntp true, or chronyc makestep",
         )
-    return ok(
-        CLOCKS, f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}"
-    )
+    found = f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}"
+    return ok(CLOCKS, found)
 
 
 def examine(server: str, seconds: float) -> Iterator[Finding]:
-    """Connects, asks the server how it is doing, then for the time."""
+    """Connects, asks the server how it is doing, then asks for the time."""
     patience = min(SHARE * seconds, MOST_SECONDS)
     try:
         socket.create_connection(address(server), patience).close()
     except OSError as error:
         yield judge_connection(server, error, patience)
         yield from _left_out(server)
-        return
-    yield from _ask(server, patience)
+    else:
+        yield from _ask(server, patience)
 
 
 def _ask(server: str, seconds: float) -> Iterator[Finding]:
@@ -164,7 +138,7 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
         try:
             report = json.loads(stub.Status(pb.StatusRequest(), timeout=seconds).json)
         except grpc.RpcError as error:
-            yield _refusal(server, error, seconds)
+            yield judge_refusal(server, error.code().name, error.details() or "no details", seconds)
             yield from _left_out(server)
             return
         yield judge_report(server, report)
@@ -173,17 +147,16 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
         try:
             measured = offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
         except grpc.RpcError as error:
-            yield skipped(
-                CLOCKS, f"{server} does not tell its time ({error.code().name}): it is of another version"
-            )
+            why = f"{server} does not tell its time ({error.code().name}): it is of another version"
+            yield skipped(CLOCKS, why)
         else:
             yield judge_clocks(measured, server)
-
-
-def _refusal(server: str, error: grpc.RpcError, seconds: float) -> Finding:
-    return judge_refusal(server, error.code().name, error.details() or "no details", seconds)
 
 
 def _left_out(server: str) -> Iterator[Finding]:
     for name in (VERSIONS, CLOCKS):
         yield skipped(name, f"no ps-server answers at {server}")
+
+
+def _unreachable(found: str, mend: str) -> Finding:
+    return failure(SERVER, found, mend, ServerUnreachable.exit_code)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.doctor.check import Check
 from hubring.ps.doctor.finding import Finding, failure, ok
-from hubring.ps.doctor.isolation import examine
+from hubring.ps.doctor.isolation import Check, examine
 from tests.conftest import ends_by
 
 LONG = 60.0
@@ -119,8 +118,7 @@ def left() -> tuple[set[str], set[str]]:
 
 SCRIPT = """
 import os, signal, sys
-from hubring.ps.doctor.check import Check
-from hubring.ps.doctor.isolation import examine
+from hubring.ps.doctor.isolation import Check, examine
 
 def hangs():
     with open(sys.argv[1], "w") as note:

@@ -1,0 +1,35 @@
+"""What a judgement of the doctor is expected to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from hubring.ps.doctor.finding import Finding, State
+
+
+class Case(NamedTuple):
+    """A finding, how bad it is, and words of what it says and of how to fix it."""
+
+    finding: Finding
+    state: State
+    found: str
+    mend: str = ""
+
+    def check(self) -> None:
+        assert self.finding.state == self.state, self.finding
+        assert self.found in self.finding.found
+        assert self.mend in self.finding.mend
+
+
+def judgements(cases: Sequence[Case]) -> pytest.MarkDecorator:
+    """Runs a test with each case."""
+    names = [f"{case.finding.name}: {case.found}" for case in cases]
+    return pytest.mark.parametrize("case", cases, ids=names)
+
+
+def only(findings: Iterable[Finding]) -> Finding:
+    [finding] = findings
+    return finding

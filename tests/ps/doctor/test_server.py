@@ -1,0 +1,113 @@
+"""The server: what the doctor says of it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from hubring.ps.core.offset import Offset
+from hubring.ps.doctor import server
+from hubring.ps.doctor.server import End
+from tests.ps.doctor.case import Case, judgements
+
+ADDR = "hub1:5555"
+SECOND = 10**9
+
+CASES = [
+    Case(
+        server.judge_connection(ADDR, socket.gaierror(-2, "Name or service not known"), 4),
+        "failure",
+        "hub1 is the name of no host (Name or service not known)",
+        "the server's address in place of its name",
+    ),
+    Case(
+        server.judge_connection(ADDR, ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), 4),
+        "failure",
+        "nothing listens at hub1:5555: the connection was refused",
+        "ps-server start --host hub1 --port 5555",
+    ),
+    Case(
+        server.judge_connection(ADDR, TimeoutError("timed out"), 4),
+        "failure",
+        "hub1:5555 did not answer within 4.0 s: it is off, or a firewall drops",
+        "open TCP port 5555 there",
+    ),
+    Case(
+        server.judge_connection(ADDR, OSError(errno.EHOSTUNREACH, "No route to host"), 4),
+        "failure",
+        "no network leads to hub1:5555: No route to host",
+        "ip route get hub1",
+    ),
+    Case(
+        server.judge_connection(ADDR, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), 4),
+        "failure",
+        "hub1:5555 broke the connection off: Connection reset by peer",
+        "ping hub1",
+    ),
+    Case(
+        server.judge_refusal(ADDR, "UNIMPLEMENTED", "Method not found!", 4),
+        "failure",
+        "what answers at hub1:5555 speaks gRPC, but is no ps-server",
+        "the banner of ps-server start",
+    ),
+    Case(
+        server.judge_refusal(ADDR, "DEADLINE_EXCEEDED", "", 4),
+        "failure",
+        "takes connections, but said nothing within 4.0 s",
+        "kill -CONT",
+    ),
+    Case(
+        server.judge_refusal(ADDR, "UNAVAILABLE", "Socket closed", 4),
+        "failure",
+        "does not speak as a ps-server does (UNAVAILABLE: Socket closed)",
+        "the control port's, and not the page's",
+    ),
+    Case(
+        server.judge_report(ADDR, {"job": "train.py", "state": "waiting for 1 of 2 workers"}),
+        "ok",
+        "a ps-server answers at hub1:5555; job 'train.py': waiting for 1 of 2 workers",
+    ),
+    Case(server.judge_report(ADDR, {}), "ok", "its state is unknown"),
+    Case(
+        server.judge_versions(End("1.2.0", 4), End("1.2.0", 4), ADDR), "ok", "hubring 1.2.0 (protocol 4) here"
+    ),
+    Case(
+        server.judge_versions(End("1.2.0", 4), End("2.0.0", 5), ADDR),
+        "failure",
+        "here, 2.0.0 (protocol 5) at hub1:5555: it refuses workers of another protocol",
+        "here pip install 'hubring==2.0.0', or there 'hubring==1.2.0'",
+    ),
+    Case(
+        server.judge_versions(End("1.2.0", 4), End(None, None), ADDR),
+        "failure",
+        "one of unknown version (protocol unknown) at hub1:5555",
+        "there 'hubring==1.2.0'",
+    ),
+    Case(
+        server.judge_versions(End("1.2.0", 4), End("1.3.0", 4), ADDR),
+        "warning",
+        "they understand each other, but were not tested together",
+        "pip install 'hubring==1.3.0' here",
+    ),
+    Case(
+        server.judge_clocks(Offset(2_000_000, 400_000), ADDR), "ok", "is +2 ms from this machine's, to 0.2 ms"
+    ),
+    Case(
+        server.judge_clocks(Offset(90 * SECOND, 400_000), ADDR),
+        "warning",
+        "the clock of hub1:5555 is 90.0 s ahead of this machine's (round trip 0.4 ms)",
+        "chronyc makestep",
+    ),
+    Case(
+        server.judge_clocks(Offset(-3 * SECOND, 0), ADDR),
+        "warning",
+        "is 3.0 s behind this machine's",
+        "timedatectl",
+    ),
+    Case(server.judge_clocks(Offset(3 * SECOND, 5 * SECOND), ADDR), "ok", "to 2.5e+03 ms"),
+]
+
+
+@judgements(CASES)
+def test_what_is_found_has_its_message_and_its_fix(case: Case) -> None:
+    case.check()
