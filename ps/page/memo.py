@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVarTuple, Unpack
 
-from hubring.ps.markup import Html
+from markupsafe import Markup
 
 Shown = TypeVarTuple("Shown")
 
@@ -19,14 +19,14 @@ class Memo:
 
     def __init__(self) -> None:
         self.made = 0
-        self._before: dict[str, tuple[object, Html]] = {}
-        self._now: dict[str, tuple[object, Html]] = {}
+        self._before: dict[str, tuple[object, Markup]] = {}
+        self._now: dict[str, tuple[object, Markup]] = {}
 
     def turn(self) -> None:
         """The page is made once more."""
         self._before, self._now = self._now, {}
 
-    def __call__(self, name: str, make: Callable[[Unpack[Shown]], Html], *shown: *Shown) -> Html:
+    def __call__(self, name: str, make: Callable[[Unpack[Shown]], Markup], *shown: *Shown) -> Markup:
         """The piece `name`: `make` of what it shows."""
         known = self._before.get(name)
         if known is None or known[0] != shown:

@@ -21,6 +21,7 @@ from hubring.ps.observe import metrics
 from hubring.ps.page import token as tokens
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.document import answer, page
+from hubring.ps.page.kit.style import style
 from hubring.ps.page.painter import Painter
 from hubring.ps.page.reader import Hub, Reader
 
@@ -35,8 +36,8 @@ FORM_BYTES = 4096
 FORM_SECONDS = 5.0
 """How long one may take to come."""
 
-FILES = {"page.css": "text/css", "page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""What the page needs besides itself, and what it is."""
+FILES = {"page.js": "text/javascript", "icon.svg": "image/svg+xml"}
+"""What the page needs besides itself and its style, and what it is."""
 
 HEADERS = {
     "content-security-policy": (
@@ -78,7 +79,8 @@ def app(
                 Route("/events", looks.events),
                 Route("/status.json", looks.status),
                 Route("/metrics", looks.metrics),
-                *(Route(f"/{name}", _shipped(name, kind)) for name, kind in FILES.items()),
+                Route("/page.css", _shipped(style(__package__), "text/css")),
+                *(Route(f"/{name}", _shipped(_file(name), kind)) for name, kind in FILES.items()),
                 Route("/checkpoint", guard.before(actions.checkpoint), methods=["POST"]),
                 Route("/drain", guard.before(actions.drain), methods=["POST"]),
                 Route("/end", guard.before(actions.end), methods=["POST"]),
@@ -154,9 +156,11 @@ class _Events(StreamingResponse):
             await super().stream_response(send)
 
 
-def _shipped(name: str, kind: str) -> Endpoint:
-    content = files("hubring.ps.page").joinpath(name).read_bytes()
+def _file(name: str) -> str:
+    return files(__package__).joinpath(name).read_text()
 
+
+def _shipped(content: str, kind: str) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         return Response(content, media_type=kind)
 

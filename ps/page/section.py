@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hubring.ps.markup import Html
+from markupsafe import Markup
 
-ROWS = Html("<!-- rows -->")
+from hubring.ps.page.kit.environment import Templates
+
+TEMPLATES = Templates(__package__)
+"""Of the page; every section has one, whose macros make the section and its rows."""
+
+ROWS = "<!-- rows -->"
 """Stands in a section's markup where its rows go; no text can look like it, for text is escaped."""
 
 
@@ -20,22 +25,23 @@ class Section:
         rows: Elements that change by themselves, by their ids.
     """
 
-    frame: Html
-    rows: Mapping[str, Html] = field(default_factory=dict)
+    frame: Markup
+    rows: Mapping[str, Markup] = field(default_factory=dict)
 
     @property
-    def html(self) -> Html:
-        return Html(self.frame.replace(ROWS, "".join(self.rows.values())))
+    def html(self) -> Markup:
+        rows = "".join(self.rows.values())
+        return Markup(str(self.frame).replace(ROWS, rows))  # noqa: S704 - all of it is markup
 
 
-def changes(before: Mapping[str, Section], after: Mapping[str, Section]) -> dict[str, Html]:
+def changes(before: Mapping[str, Section], after: Mapping[str, Section]) -> dict[str, Markup]:
     """The elements to put into the place of those with their ids; a row alone where its section stands.
 
     Args:
         before: Sections by their ids, as they were.
         after: As they are; the same ids.
     """
-    changed: dict[str, Html] = {}
+    changed: dict[str, Markup] = {}
     for name, section in after.items():
         old = before[name]
         if section.frame != old.frame or section.rows.keys() != old.rows.keys():

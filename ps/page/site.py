@@ -12,15 +12,14 @@ from hubring.ps.core.timing import SystemTime
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page import port
 from hubring.ps.page import token as tokens
-from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.history import EVERY_SECONDS, History
-from hubring.ps.page.painter import Painter
 from hubring.ps.page.reader import Hub, Reader
 from hubring.ps.transport.host import bracketed, reachable
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from hubring.ps.page.broadcast import Broadcast
     from hubring.ps.page.listener import HttpListener
 
 
@@ -57,14 +56,16 @@ class Site:
 
     async def serve(self, hub: Hub) -> None:
         """Begins to answer; what that takes is imported beside the loop, which has workers to answer."""
+        await asyncio.to_thread(_load)
+        from hubring.ps.page.broadcast import Broadcast
+        from hubring.ps.page.listener import HttpListener
+        from hubring.ps.page.painter import Painter
+        from hubring.ps.page.routes import app
+
         history = History()
         self._reader = reader = Reader(hub)
         painter = Painter(reader, history, self._journal, SystemTime())
         self._broadcast = broadcast = Broadcast(painter)
-        await asyncio.to_thread(_load)
-        from hubring.ps.page.listener import HttpListener
-        from hubring.ps.page.routes import app
-
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
         made: ASGIApp = app(hub, reader, painter, broadcast, self._token, names)

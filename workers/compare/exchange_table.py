@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.figures import NOTHING, digits
+from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.workers.compare.findings import Bandwidth, Findings
 from hubring.workers.compare.nccl_tests import COLUMNS
 

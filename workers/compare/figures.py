@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hubring.ps.page.kit.figures import NOTHING, digits, size
 from hubring.workers.compare.findings import Number
-
-NOTHING = "–"
-"""Stands where nothing was measured."""
-
-
-def digits(value: float, count: int = 3) -> str:
-    """A number with so many significant digits, and no exponent where it can be read without."""
-    if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
-    scale = math.floor(math.log10(abs(value)))
-    if not -5 <= scale <= 11:
-        return f"{value:.{count - 1}e}"
-    rounded = round(value, count - 1 - scale)
-    return f"{rounded:,.{max(0, count - 1 - scale)}f}"
-
-
-def size(count: float) -> str:
-    """Bytes with a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def percent(share: float) -> str:
-    """A relative number as people say it."""
-    return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
-
-
-def signed(share: float) -> str:
-    """A relative difference, with its sign as printers set it."""
-    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
 
 
 def _four(value: float) -> str:

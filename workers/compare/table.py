@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.figures import NOTHING, size
+from hubring.ps.page.kit.figures import NOTHING, size
 from hubring.workers.compare.findings import Entry, Findings, Number
 from hubring.workers.compare.goal import Goal
 from hubring.workers.compare.statistics import interval_words

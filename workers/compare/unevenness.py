@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hubring.workers.compare.figures import digits
+from hubring.ps.page.kit.figures import digits
 from hubring.workers.compare.findings import Findings
 from hubring.workers.compare.scope import listed
 

@@ -2,64 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from hubring.ps.markup import Html, element
-from hubring.ps.page.chart import curve
-from hubring.ps.page.figures import duration, loss, number
+from markupsafe import Markup
+
 from hubring.ps.page.history import Sample
+from hubring.ps.page.kit.chart import Axis, Tick, path
+from hubring.ps.page.kit.figures import loss, number
+from hubring.ps.page.kit.scale import Linear
 from hubring.ps.page.memo import Memo
 from hubring.ps.page.moment import Moment
-from hubring.ps.page.section import Section
-from hubring.ps.page.table import headed, row, table
+from hubring.ps.page.section import TEMPLATES, Section
 
-HEADS = ("Time", "Step", "Loss", "Steps/s in all")
-CAPTION = "The job's course, the newest first; time since the server began"
 MOST_ROWS = 24
 """Of the table: the last of the samples, and others evenly spread before it."""
+
+_MACROS = TEMPLATES.macros("course.html")
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Values over time.
+
+    Attributes:
+        name: What ids begin with.
+        title: What is drawn.
+        path: Its line; empty: there is nothing to draw.
+        levels: Of the axis at the left.
+        begin: Seconds, since the server began.
+        end: Seconds.
+        first: The first value, as text.
+        last: The last one.
+    """
+
+    name: str
+    title: str
+    path: str = ""
+    levels: Sequence[Tick] = ()
+    begin: float = 0.0
+    end: float = 0.0
+    first: str = ""
+    last: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """How long it is, above 0."""
+        return self.end - self.begin or 1.0
+
+
+def curve(
+    name: str, title: str, points: Sequence[tuple[float, float]], write: Callable[[float], str]
+) -> Curve:
+    """What is drawn of these points.
+
+    Args:
+        name: What ids begin with.
+        title: What is drawn.
+        points: Seconds, rising, and values.
+        write: Spells a value.
+    """
+    if not points:
+        return Curve(name, title)
+    scale = Linear.around((value for _, value in points), most=5)
+    (begin, first), (end, last) = points[0], points[-1]
+    across = end - begin or 1.0
+    # One sample alone would be a line without length: it goes level through the drawing.
+    drawn = points if len(points) > 1 else [(begin, first), (begin + across, first)]
+    line = path(((at - begin) / across, scale.place(value)) for at, value in drawn)
+    return Curve(name, title, line, Axis(scale, write=write).ticks, begin, end, write(first), write(last))
 
 
 def course(moment: Moment, memo: Memo) -> Section:
     """Two curves, and the same in numbers."""
-    rows = {_name(each): memo(_name(each), _row, each) for each in _told(moment.samples)}
+    rows = {_name(each): memo(_name(each), _MACROS.row, _name(each), each) for each in _told(moment.samples)}
     return Section(memo("course", _made, moment.samples), rows)
 
 
-def _made(samples: tuple[Sample, ...]) -> Html:
-    title = "Loss and throughput"
-    if not samples:
-        words = "Nothing to draw yet: the first sample is taken once the job has begun."
-        return headed("course", title, element("p", words, class_="soft"))
+def _made(samples: tuple[Sample, ...]) -> Markup:
     losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
     rates = [(each.seconds, each.rate) for each in samples]
-    drawn = element(
-        "div",
-        _figure("loss", "Loss as the workers report it, their mean", losses, loss),
-        _figure("rate", "Steps a second of all workers together", rates, number),
-        class_="drawing pair",
+    curves = (
+        curve("loss", "Loss as the workers report it, their mean", losses, loss),
+        curve("rate", "Steps a second of all workers together", rates, number),
     )
-    return headed(
-        "course", title, drawn, element("div", table("course-table", CAPTION, HEADS), class_="numbers")
-    )
-
-
-def _figure(name: str, title: str, points: list[tuple[float, float]], write: Callable[[float], str]) -> Html:
-    if not points:
-        words = "No worker has reported one; hubring.report(loss=...) in the script does."
-        return element("figure", element("figcaption", title), element("p", words, class_="soft"))
-    said = f"{title}: {write(points[-1][1])}"
-    return element("figure", element("figcaption", said), curve(name, title, points, write))
+    made: Markup = _MACROS.section(curves if samples else ())
+    return made
 
 
 def _told(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
     """The newest first; those before it are always the same ones, until there are too many."""
     apart = -(-len(samples) // MOST_ROWS)
     return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
-
-
-def _row(sample: Sample) -> Html:
-    told = f"{sample.step:,}", loss(sample.loss), number(sample.rate)
-    return row(duration(sample.seconds), *told, name=_name(sample))
 
 
 def _name(sample: Sample) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hubring.ps.markup import element
-from hubring.ps.page.figures import NOTHING, duration, loss, number
 from hubring.ps.page.history import sample
+from hubring.ps.page.kit.figures import NOTHING, duration, loss, number
 from hubring.ps.page.memo import Memo
 from hubring.ps.page.moment import Moment
-from hubring.ps.page.section import Section
+from hubring.ps.page.section import TEMPLATES, Section
+
+_MACROS = TEMPLATES.macros("summary.html")
 
 MOST_TOLD = 3
 """Workers that are silent, each in a sentence of its own; a whole network that is cut takes one more."""
@@ -17,17 +18,7 @@ MOST_TOLD = 3
 
 def summary(moment: Moment, memo: Memo) -> Section:
     """The page's first section."""
-    figures = [element("div", element("dt", name), element("dd", value)) for name, value in _figures(moment)]
-    return Section(
-        element(
-            "section",
-            element("h1", headline(moment)),
-            *(element("p", words, class_="alarm") for words in alarms(moment)),
-            element("dl", *figures, class_="figures"),
-            id="summary",
-            aria_label="Summary",
-        )
-    )
+    return Section(_MACROS.section(headline(moment), alarms(moment), _figures(moment)))
 
 
 def headline(moment: Moment) -> str:

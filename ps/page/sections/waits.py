@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from hubring.ps.markup import Html, element
-from hubring.ps.page.chart import bar
-from hubring.ps.page.figures import NOTHING
 from hubring.ps.page.memo import Memo
 from hubring.ps.page.moment import Moment, Worker
-from hubring.ps.page.section import Section
-from hubring.ps.page.table import headed, row, table
+from hubring.ps.page.section import TEMPLATES, Section
 
-HEADS = ("Rank", "Held up now", "Answers held back, lately", "Seconds a second")
-HEADS_ON_RING = HEADS[:2]
-
-_ON_HUB = (
-    "A shard holds an answer back until the mode lets its worker go on: when the slowest have come. So"
-    " those with long bars wait, and those with the shortest are waited for."
-)
-_ON_RING = "Around the ring nobody holds answers: each worker tells for how long it has been held up."
+_MACROS = TEMPLATES.macros("waits.html")
 
 
 def waits(moment: Moment, memo: Memo) -> Section:
@@ -25,13 +14,10 @@ def waits(moment: Moment, memo: Memo) -> Section:
     present = moment.present
     longest = max((each.holding for each in present), default=0.0)
     rows = {
-        f"wait-{each.rank}": memo(f"wait-{each.rank}", _row, *_shown(each, longest), moment.on_ring)
+        f"wait-{each.rank}": memo(f"wait-{each.rank}", _MACROS.row, *_shown(each, longest), moment.on_ring)
         for each in present
     }
-    words = element("p", _ON_RING if moment.on_ring else _ON_HUB, class_="soft")
-    heads = HEADS_ON_RING if moment.on_ring else HEADS
-    inner = table("waits-table", "Waiting by rank", heads) if rows else None
-    return Section(headed("waits", "Who waits for whom", element("p", _who(moment)), words, inner), rows)
+    return Section(memo("waits", _MACROS.section, _who(moment), moment.on_ring, bool(rows)), rows)
 
 
 def _who(moment: Moment) -> str:
@@ -49,9 +35,3 @@ def _shown(worker: Worker, longest: float) -> tuple[int, int, float, str]:
     """In steps that can be seen, so that a row is made anew only where that changes."""
     share = worker.holding / longest if longest else 0.0
     return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"
-
-
-def _row(rank: int, waiting: int, share: float, holding: str, on_ring: bool) -> Html:
-    now = f"{waiting} s" if waiting else NOTHING
-    told = () if on_ring else (bar(share, "held"), holding)
-    return row(str(rank), now, *told, name=f"wait-{rank}")

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 from hubring.ps.observe.journal import Entry
-from hubring.ps.page.chart import curve, ticks
 from hubring.ps.page.document import answer, page
-from hubring.ps.page.figures import duration, loss, number, size
 from hubring.ps.page.history import Sample
+from hubring.ps.page.kit.chart import bins
+from hubring.ps.page.kit.figures import duration, loss, number, size
+from hubring.ps.page.kit.scale import Linear
 from hubring.ps.page.memo import Memo
 from hubring.ps.page.moment import Moment
 from hubring.ps.page.painter import SECTIONS, Painting
 from hubring.ps.page.rates import Rates
 from hubring.ps.page.section import Section, changes
+from hubring.ps.page.sections.course import curve
 from hubring.ps.page.sections.picture import SIGNS
-from hubring.ps.page.sections.staleness import bins
 from hubring.ps.page.sections.summary import alarms, headline
 from tests.support.outline import Node, outline
 from tests.support.paged import moment, report, shard, worker
@@ -229,7 +230,7 @@ def test_staleness_has_at_most_sixteen_bins_and_loses_no_push() -> None:
     counts = {value: value + 1 for value in range(100)}
     found = bins(counts)
     assert len(found) <= 16
-    assert sum(each.pushes for each in found) == sum(counts.values())
+    assert sum(each.count for each in found) == sum(counts.values())
     assert (found[0].label, bins({0: 3, 1: 1})[1].label) == ("0–6", "1")
     assert bins({}) == ()
 
@@ -273,14 +274,16 @@ def test_what_is_no_longer_asked_for_is_forgotten() -> None:
 
 def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
     for points in ([(0.0, 2.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (5.0, 1e9)]):
-        drawn = outline(curve("x", "a curve", points, number)).one("path").attributes["d"]
+        drawn = curve("x", "a curve", points, number).path
+        assert drawn
         assert "nan" not in drawn
         assert "inf" not in drawn
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (3.0, 3.0), (0.0, 0.0), (-2.0, 7.3), (1e-6, 2e-6)])
 def test_ticks_are_few_and_hold_all(low: float, high: float) -> None:
-    found = ticks(low, high)
+    scale = Linear.around((low, high), most=5)
+    found = scale.ticks()
     assert found[0] <= low + 1e-12
     assert found[-1] >= high - 1e-12
     assert 2 <= len(found) <= 7

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 
 import pytest
 
-from tests.workers.compare.test_colours import TO_XYZ, linear
+from tests.workers.compare.test_colours import TO_XYZ, linear, themed
 
 WORDS = ("ink", "soft", "good", "held", "bad", "calm", "gone", "accent")
 
 
 def colours(theme: str) -> dict[str, str]:
-    light, _, night = (
-        files("hubring.ps.page")
-        .joinpath("page.css")
-        .read_text()
-        .partition("@media (prefers-color-scheme: dark)")
-    )
-    part = light if theme == "light" else night.partition("\n}\n")[0]
-    return dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", part))
+    return dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", themed("hubring.ps.page", theme)))
 
 
 @pytest.mark.parametrize("name", WORDS)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from importlib.resources import files
 from itertools import combinations
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from hubring.ps.page.kit.style import style
 
 Vector = NDArray[np.float64]
 
@@ -49,13 +50,15 @@ def lab(light: Vector) -> Vector:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
+def themed(package: str, theme: str) -> str:
+    """What a page's style sheet says for one theme."""
+    css, night = style(package), r"@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n"
+    return re.sub(night, "", css, flags=re.S) if theme == "light" else "".join(re.findall(night, css, re.S))
+
+
 def colours(theme: str) -> dict[str, str]:
-    style = files("hubring.workers.compare.page").joinpath("page.css").read_text()
-    light, _, night = style.partition("@media screen and (prefers-color-scheme: dark)")
-    part = light if theme == "light" else night.partition("\n}\n")[0]
-    return dict(
-        re.findall(r"(--paper|--soft|--ink|--yes|--no|\.accent-\d)(?:: | \{ --accent: )(#[0-9a-f]{6})", part)
-    )
+    names = r"(--paper|--soft|--ink|--good|--bad|\.accent-\d)(?:: | \{ --accent: )(#[0-9a-f]{6})"
+    return dict(re.findall(names, themed("hubring.workers.compare.page", theme)))
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

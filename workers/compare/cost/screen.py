@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from hubring.ps.page.kit.figures import digits
 from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.figures import digits
 
 NOTHING = "-"
 WORDS = ("row", "bound by", "found by")

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hubring.ps.markup import Html, element, together
-
 SHAPES = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "square": "M-3.6-3.6h7.2v7.2h-7.2z",
@@ -41,16 +39,10 @@ class Mark:
     dash: str
     shape: str
 
-    def symbol(self, x: str = "0", y: str = "0", title: str | None = None) -> Html:
-        """The symbol at a place of a drawing, with the words that a pointer over it shows."""
-        shown = element("path", element("title", title) if title else None, d=SHAPES[self.shape])
-        return element("svg", shown, x=x, y=y, class_=f"symbol {self.accent}")
-
-    def swatch(self) -> Html:
-        """A piece of its line with its symbol, for a key."""
-        line = element("line", x1=0, y1=6, x2=30, y2=6, stroke_dasharray=self.dash or None)
-        drawn = together(line, self.symbol("15", "6"))
-        return element("svg", drawn, width=30, height=12, class_=f"swatch {self.accent}", aria_hidden="true")
+    @property
+    def outline(self) -> str:
+        """Of its symbol, as a path."""
+        return SHAPES[self.shape]
 
 
 KNOWN = ("local", "ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-aggregate", "ddp", "mpi", "rpc", "ray")
@@ -65,9 +57,3 @@ def marks(rows: Iterable[str]) -> dict[str, Mark]:
     found |= {row: left[index % len(left)] for index, row in enumerate(dict.fromkeys(others))}
     shapes = list(SHAPES)
     return {row: Mark(f"accent-{slot}", DASHES[slot], shapes[slot]) for row, slot in found.items()}
-
-
-def key(entries: Iterable[tuple[Mark, str]]) -> Html:
-    """What the marks mean, as a list."""
-    items = (element("li", mark.swatch(), " ", label) for mark, label in entries)
-    return element("ul", *items, class_="key")

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hubring.ps.markup import Html, element, together
 from hubring.workers.compare.circumstance import emulation, name
 from hubring.workers.compare.figures import Figure, figures
 from hubring.workers.compare.findings import Entry, Findings
 from hubring.workers.compare.goal import Goal
-from hubring.workers.compare.page.mark import Mark, key, marks
+from hubring.workers.compare.page.figure import Label
+from hubring.workers.compare.page.mark import Mark, marks
 from hubring.workers.compare.page.panel import Panel, panels
-
-IN_SIGHT = 2
-"""How many settings a section shows before the others are folded away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +35,9 @@ class Material:
         """A row's name as plain text, with what is emulated of it."""
         return name(entry, self.findings)
 
-    def label(self, entry: Entry) -> Html:
-        """A row's name as markup, with what is emulated of it."""
-        slept = emulation(entry, self.findings.setting(entry.setting))
-        return together(
-            element("b", entry.row), element("small", f" {slept}", class_="slept") if slept else ""
-        )
+    def label(self, entry: Entry) -> Label:
+        """A row's name, with what is emulated of it apart."""
+        return Label(entry.row, emulation(entry, self.findings.setting(entry.setting)))
 
     def name_under(self, row: str, settings: Container[str] | None = None) -> str:
         """A row's name over these settings, or over all, with what is emulated in all or in some."""
@@ -54,19 +48,6 @@ class Material:
             return f"{row} (emulated in part)"
         return names[0] if names else row
 
-    def key(self, rows: Iterable[str], settings: Container[str] | None = None) -> Html:
+    def key(self, rows: Iterable[str], settings: Container[str] | None = None) -> list[tuple[Mark, str]]:
         """What the marks of these rows mean."""
-        return key((self.marks[row], self.name_under(row, settings)) for row in dict.fromkeys(rows))
-
-
-def section(name: str, title: str, lead: str | Html, *parts: Html | None) -> Html:
-    """One part of the page, with the sentences that say what to look for."""
-    head = element("h2", title, id=f"{name}-head")
-    return element("section", head, element("p", lead), *parts, id=name, aria_labelledby=f"{name}-head")
-
-
-def folded(found: Sequence[Html], what: str) -> Html:
-    """The first few, and the others behind a line that opens."""
-    seen, rest = found[:IN_SIGHT], found[IN_SIGHT:]
-    more = element("summary", f"{len(rest)} more {what}{'s' if len(rest) > 1 else ''}")
-    return together(*seen, element("details", more, *rest, class_="more") if rest else None)
+        return [(self.marks[row], self.name_under(row, settings)) for row in dict.fromkeys(rows)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from hubring.ps.markup import Html, element
-from hubring.workers.compare.figures import NOTHING, digits
+from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.workers.compare.findings import Entry
-from hubring.workers.compare.page.chart import Column, table
-from hubring.workers.compare.page.chart_bars import Piece, headline, stack
-from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.figure import Column, Figure, Label, Table
+from hubring.workers.compare.page.mark import Mark
+from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
@@ -24,60 +25,63 @@ THIN = {
     "queue": "queue at the server",
     "apply": "apply at the server",
 }
+LEGENDS = (("Thick:", THICK, 14), ("Thin:", THIN, 6))
+"""Of the two bars of every row: what their pieces mean, and how high the legend draws them."""
 
 
-def breakdown(material: Material) -> Html | None:
+class Piece(NamedTuple):
+    """A part of a stacked bar: what it stands for, where it begins, and how long it is."""
+
+    kind: str
+    at: float
+    length: float
+
+
+class Step(NamedTuple):
+    """A row's step; without pieces there is nothing to draw."""
+
+    mark: Mark
+    label: Label
+    value: str
+    thick: list[Piece]
+    thin: list[Piece]
+
+
+class Steps(NamedTuple):
+    """The drawing; what is `reach` long is as wide as it."""
+
+    steps: list[Step]
+    reach: float
+
+
+def breakdown(material: Material) -> dict[str, Any] | None:
     """One stacked bar a row, and below it, thinner, what happens meanwhile."""
     shown = [panel for panel in material.panels if any(map(_known, panel.entries))]
-    if not shown:
-        return None
-    lead = (
-        "The thick bar is the step as a worker lives it, in milliseconds, medians over seeds. The thin one"
-        " below is what goes on meanwhile and costs the worker nothing unless it grows: exchange behind"
-        " compute, and the server’s queue and apply."
-    )
-    found = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
-    keys = (_key("Thick:", THICK, 14), _key("Thin:", THIN, 6))
-    return section("breakdown", "Where a step’s time goes", lead, *keys, folded(found, "setting"))
+    figures = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
+    return {"legends": LEGENDS, "figures": figures} if figures else None
 
 
 def _known(entry: Entry) -> bool:
     return any(entry.median(each) is not None for each in ("compute_ms", "exposed_ms"))
 
 
-def _key(title: str, meanings: Mapping[str, str], height: int) -> Html:
-    items = (element("li", _patch(kind, height), " ", meaning) for kind, meaning in meanings.items())
-    return element("ul", element("li", title), *items, class_="key")
-
-
-def _patch(kind: str, height: int) -> Html:
-    size = {"width": 18, "height": height}
-    hatch = element("rect", **size, class_="hatched") if kind == "read" else None
-    return element("svg", element("rect", **size, class_=f"piece {kind}"), hatch, **size, aria_hidden="true")
-
-
-def _figure(material: Material, panel: Panel, name: str) -> Html:
-    reach = max(_reach(entry) for entry in panel.entries) or 1.0
-    items = (_item(material, entry, reach) for entry in panel.entries)
+def _figure(material: Material, panel: Panel, name: str) -> Figure:
     heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD)]
-    told = table(
+    told = Table(
         f"Parts of a step with {panel.title}", heads, [_line(material, each) for each in panel.entries]
     )
-    numbers = element("details", element("summary", "Numbers: ", panel.title), told)
-    head = element("figcaption", element("h3", panel.title))
-    return element("figure", head, element("ol", *items, class_="bars"), numbers, id=name)
+    steps = [_step(material, entry) for entry in panel.entries]
+    ends = (piece.at + piece.length for step in steps for piece in (*step.thick, *step.thin))
+    return Figure(name, panel.title, "", Steps(steps, max(ends, default=1.0)), told)
 
 
-def _item(material: Material, entry: Entry, reach: float) -> Html:
+def _step(material: Material, entry: Entry) -> Step:
     mark, label = material.marks[entry.row], material.label(entry)
     if not _known(entry):
-        return element("li", headline(mark, label, "withheld" if entry.withheld else "not measured"))
+        return Step(mark, label, "withheld" if entry.withheld else "not measured", [], [])
     step = entry.median("step_ms")
     value = NOTHING if step is None else f"{digits(step)} ms a step"
-    below = _beside(entry)
-    start = max(0.0, (entry.median("compute_ms") or 0.0) - (entry.median("hidden_ms") or 0.0))
-    thin = stack(below, start, reach, 6, mark) if below else None
-    return element("li", headline(mark, label, value), stack(_pieces(entry), 0.0, reach, 16, mark), thin)
+    return Step(mark, label, value, _pieces(entry), _beside(entry))
 
 
 def _pieces(entry: Entry) -> list[Piece]:
@@ -86,20 +90,20 @@ def _pieces(entry: Entry) -> list[Piece]:
     read = min(entry.median("read_wait_ms") or 0.0, exposed)
     other = max(0.0, (entry.median("step_ms") or 0.0) - compute - exposed)
     parts = {"compute": compute, "exposed": exposed - read, "read": read, "other": other}
-    return [Piece(kind, length) for kind, length in parts.items() if length]
+    return _end_to_end(0.0, parts)
 
 
 def _beside(entry: Entry) -> list[Piece]:
     """What goes on meanwhile; where in the step the server's part lies was not measured."""
-    names = {"hidden": "hidden_ms", "queue": "queue_ms", "apply": "apply_ms"}
-    return [Piece(kind, length) for kind, name in names.items() if (length := entry.median(name))]
+    start = max(0.0, (entry.median("compute_ms") or 0.0) - (entry.median("hidden_ms") or 0.0))
+    return _end_to_end(start, {kind: entry.median(f"{kind}_ms") or 0.0 for kind in THIN})
 
 
-def _reach(entry: Entry) -> float:
-    compute, hidden = entry.median("compute_ms") or 0.0, entry.median("hidden_ms") or 0.0
-    below = max(0.0, compute - hidden) + sum(piece.length for piece in _beside(entry))
-    return max(sum(piece.length for piece in _pieces(entry)), below)
+def _end_to_end(start: float, parts: Mapping[str, float]) -> list[Piece]:
+    begins = accumulate(parts.values(), initial=start)
+    placed = zip(parts.items(), begins, strict=False)  # the last of these is where the next would begin
+    return [Piece(kind, at, length) for (kind, length), at in placed if length]
 
 
-def _line(material: Material, entry: Entry) -> list[str | Html]:
+def _line(material: Material, entry: Entry) -> list[str | Label]:
     return [material.label(entry), *(material.figures[each].interval(entry.number(each)) for each in TOLD)]

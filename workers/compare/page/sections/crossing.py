@@ -6,14 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from hubring.ps.markup import Html, element
+from hubring.ps.page.kit.chart import Axis
+from hubring.ps.page.kit.figures import NOTHING, digits
+from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.circumstance import without_servers, words
-from hubring.workers.compare.figures import NOTHING, digits
 from hubring.workers.compare.findings import Crossover
-from hubring.workers.compare.page.chart import Axis, Column, figure, table
-from hubring.workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
+from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.page.scale import Linear, Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +28,15 @@ class Times:
         return [value for both in self.by.values() for value in both if value is not None]
 
 
-def by_servers(material: Material) -> list[Html]:
+def by_servers(material: Material) -> list[Figure]:
     """A drawing for every setting of which several numbers of servers were tried."""
     return [_figure(material, index, key) for index, key in enumerate(_keys(material))]
 
 
-def untold(material: Material) -> Html | None:
-    """The crossings that no drawing shows."""
-    found = [each for each in material.findings.crossover if each.setting not in _keys(material)]
-    items = [element("li", element("b", each.setting), ": ", _says(each)) for each in found]
-    return element("ul", *items) if items else None
+def untold(material: Material) -> list[tuple[str, str]]:
+    """The crossings that no drawing shows: under which setting, and where they are."""
+    keys = _keys(material)
+    return [(each.setting, _says(each)) for each in material.findings.crossover if each.setting not in keys]
 
 
 def _keys(material: Material) -> list[str]:
@@ -69,7 +68,7 @@ def _of(material: Material, row: str, keys: Sequence[str]) -> dict[int, tuple[fl
     return dict(sorted(found.items()))
 
 
-def _figure(material: Material, index: int, key: str) -> Html:
+def _figure(material: Material, index: int, key: str) -> Figure:
     name, found = f"scaling-servers-{index}", _times(material, key)
     x = Axis(Log.of(n for each in found for n in each.by), "servers, log scale")
     y = Axis(Linear.around((value for each in found for value in each.known), zero=True), "ms a step")
@@ -78,9 +77,10 @@ def _figure(material: Material, index: int, key: str) -> Html:
     crossing = next((each for each in material.findings.crossover if each.setting == key), None)
     drawn = list(chain.from_iterable(_lines(material, each, keys) for each in found))
     heads = (Column("row"), Column("servers"), Column("measured ms"), Column("predicted ms"))
-    told = table(title, heads, _cells(material, found, keys))
+    told = Table(title, heads, list(_cells(material, found, keys)))
+    drawing = Lines(drawn, x, y, _rules(crossing, x))
     shown = material.key([each.row for each in found], keys)
-    return figure(name, title, _says(crossing), lines(name, drawn, x, y, _rules(crossing, x)), told, shown)
+    return Figure(name, title, _says(crossing), drawing, told, shown)
 
 
 def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
@@ -89,7 +89,7 @@ def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
     return both if times.row != "ring" else [both[0], Line(mark, label, both[1].spots)]
 
 
-def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> Iterable[Sequence[str | Html]]:
+def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> Iterable[Sequence[str]]:
     for each in found:
         told = {"any": next(iter(each.by.values()))} if each.row == "ring" else each.by
         for servers, both in told.items():
@@ -97,11 +97,11 @@ def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> I
             yield [material.name_under(each.row, keys), str(servers), *times]
 
 
-def _rules(crossing: Crossover | None, x: Axis) -> list[Html]:
+def _rules(crossing: Crossover | None, x: Axis) -> list[Rule]:
     there = [
         (word, at) for word, at in _known(crossing).items() if at is not None and 0 <= x.scale.place(at) <= 1
     ]
-    return [upright(at, x, f"crossover {word}", row) for row, (word, at) in enumerate(there)]
+    return [Rule(at, f"crossover {word}", True, row) for row, (word, at) in enumerate(there)]
 
 
 def _says(crossing: Crossover | None) -> str:

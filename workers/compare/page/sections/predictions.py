@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from hubring.ps.markup import Html, element
-from hubring.workers.compare.figures import NOTHING, digits, percent, signed
+from hubring.ps.page.kit.chart import Axis, path
+from hubring.ps.page.kit.figures import NOTHING, digits, percent, signed
+from hubring.ps.page.kit.scale import Log
 from hubring.workers.compare.findings import Prediction
-from hubring.workers.compare.page.chart import Axis, Column, figure, path, stretched, table
-from hubring.workers.compare.page.chart_lines import Line, Spot, lines
-from hubring.workers.compare.page.material import Material, section
-from hubring.workers.compare.page.scale import Log
+from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.lines import Line, Lines, Spot
+from hubring.workers.compare.page.material import Material
 
 FAIR = 0.15
 """The error that is hoped for; drawn as a band."""
@@ -26,32 +27,18 @@ COLUMNS = (
 )
 
 
-def predictions(material: Material) -> Html | None:
+def predictions(material: Material) -> dict[str, Any] | None:
     """Every measured step beside the predicted one, as a drawing and as a table."""
     found = material.findings.predictions
     if not found:
         return None
-    told = table("Predicted and measured step times", COLUMNS, [_line(material, each) for each in found])
+    told = Table("Predicted and measured step times", COLUMNS, [_line(material, each) for each in found])
     both = [each for each in found if each.measured_ms and each.predicted_ms]
-    drawn = _figure(material, both, told) if both else told
-    return section("predictions", "Did the model see it coming?", _lead(material), drawn)
+    figure = _figure(material, both, told) if both else None
+    return {"score": material.findings.score, "table": told, "figure": figure}
 
 
-def _lead(material: Material) -> str:
-    score = material.findings.score
-    if score is None:
-        return (
-            "No setting was both measured and left out of the calibration, so the predictions have no score."
-        )
-    return (
-        f"The mean error over {score.settings} settings that were not calibrated on is"
-        f" {percent(score.mean_error)}. Every step time was predicted from the constants of this machine, by"
-        " a formula where one holds and by simulation where none does."
-    )
-
-
-def _figure(material: Material, both: Sequence[Prediction], told: Html) -> Html:
-    name = "predictions-chart"
+def _figure(material: Material, both: Sequence[Prediction], told: Table) -> Figure:
     times = [value for each in both for value in (each.measured_ms, each.predicted_ms) if value]
     scale = Log.around([min(times) * (1 - FAIR), max(times) * (1 + FAIR)])
     x, y = Axis(scale, "measured ms, log scale"), Axis(scale, "predicted ms, log scale")
@@ -64,9 +51,9 @@ def _figure(material: Material, both: Sequence[Prediction], told: Html) -> Html:
     if foreseen:
         within = sum(abs(_error(each)) <= FAIR for each in foreseen)
         says += f" Of {len(foreseen)} not calibrated on {within} are in the band, {_worst(foreseen)}."
-    drawing = lines(name, drawn, x, y, [_band(x, y)], height=300)
-    title = "Predicted against measured step time"
-    return figure(name, title, says, drawing, told, material.key(rows), opened=True)
+    drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
+    title, key = "Predicted against measured step time", material.key(rows)
+    return Figure("predictions-chart", title, says, drawing, told, key, opened=True)
 
 
 def _spots(material: Material, row: str, both: Iterable[Prediction]) -> Line:
@@ -75,18 +62,13 @@ def _spots(material: Material, row: str, both: Iterable[Prediction]) -> Line:
     return Line(material.marks[row], "", spots, symbols=True, joined=False)
 
 
-def _band(x: Axis, y: Axis) -> Html:
-    """The line of equality, with what is hoped for on both sides."""
-    low, high = x.scale.place, y.scale.place
-    ends = (x.scale.ticks()[0] / 100, x.scale.ticks()[-1] * 100)
-    sides = [
-        (low(at), high(at * factor))
-        for factor, order in ((1 + FAIR, 1), (1 - FAIR, -1))
-        for at in ends[::order]
-    ]
-    band = element("path", d=path(sides, close=True), class_="fair")
-    equal = element("path", d=path([(low(at), high(at)) for at in ends]), class_="equal")
-    return element("g", stretched(band, equal), class_="clipped")
+def _fair(scale: Log) -> tuple[str, str]:
+    """What is hoped for, on both sides of the line of equality, and that line."""
+    place, ticks = scale.place, scale.ticks()
+    ends = (ticks[0] / 100, ticks[-1] * 100)
+    above = [(place(at), place(at * (1 + FAIR))) for at in ends]
+    below = [(place(at), place(at * (1 - FAIR))) for at in reversed(ends)]
+    return path([*above, *below], close=True), path((place(at), place(at)) for at in ends)
 
 
 def _error(each: Prediction) -> float:
@@ -100,7 +82,7 @@ def _worst(both: Sequence[Prediction]) -> str:
     return f"the worst is {worst.row} under {worst.setting}, off by {signed(_error(worst))}"
 
 
-def _line(material: Material, each: Prediction) -> list[str | Html]:
+def _line(material: Material, each: Prediction) -> list[str]:
     times = [NOTHING if value is None else digits(value) for value in (each.measured_ms, each.predicted_ms)]
     error = NOTHING if each.error is None else signed(each.error)
     return [

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
-from typing import Literal
+from typing import Any, Literal
 
-from hubring.ps.markup import Html
-from hubring.workers.compare.figures import digits
+from hubring.ps.page.kit.chart import Axis
+from hubring.ps.page.kit.figures import digits
+from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.findings import Curve, Entry, Point
-from hubring.workers.compare.page.chart import Axis, Column, figure, table
-from hubring.workers.compare.page.chart_lines import Line, Spot, level, lines
-from hubring.workers.compare.page.mark import key
-from hubring.workers.compare.page.material import Material, folded, section
+from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.lines import Line, Lines, Rule, Spot
+from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel, unaffected
-from hubring.workers.compare.page.scale import Linear, Log
 from hubring.workers.compare.statistics import interval_words, median_interval
 
 SPOTS, TOLD = 60, 12
@@ -23,68 +22,57 @@ SPOTS, TOLD = 60, 12
 Kind = Literal["metric", "loss"]
 
 
-def accuracy(material: Material) -> Html | None:
+def accuracy(material: Material) -> dict[str, Any] | None:
     """The measure against wall time: what a user waits for."""
-    goal = material.goal
-    lead = (
-        f"What counts in the end: {goal.title}, against the time on the clock since the first step."
-        f" Each line is the median over seeds; its band {interval_words(material.findings.seeds)}."
-    )
     found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
-    return _section("accuracy", f"{goal.title.capitalize()} against time", lead, found)
+    return _shown(found, interval=interval_words(material.findings.seeds))
 
 
-def loss(material: Material) -> Html | None:
+def loss(material: Material) -> dict[str, Any] | None:
     """The loss against samples: what asynchrony costs, free of how fast anything ran."""
-    lead = (
-        "The same samples, whatever time they took. Lines that lie on each other learn alike from each"
-        " sample; one that lies higher pays for stale gradients. Training loss, means of neighbouring steps."
-    )
-    found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
-    return _section("loss", f"Loss against {material.goal.samples}", lead, found)
+    return _shown(_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels))
 
 
-def _section(name: str, title: str, lead: str, found: Iterable[Html | None]) -> Html | None:
-    there = [each for each in found if each is not None]
-    return section(name, title, lead, folded(there, "setting")) if there else None
+def _shown(found: Iterable[Figure | None], **more: str) -> dict[str, Any] | None:
+    figures = [each for each in found if each is not None]
+    return {"figures": figures, **more} if figures else None
 
 
-def _metric(material: Material, panel: Panel, name: str) -> Html | None:
-    drawn = _lines(material, panel, "metric")
+def _metric(material: Material, panel: Panel, name: str) -> Figure | None:
+    drawn, goal = _lines(material, panel, "metric"), material.goal
     if not drawn:
         return None
-    goal, spots = material.goal, [spot for each in drawn for spot in each.spots]
-    values = [value for spot in spots for value in (spot.low, spot.high)]
     target = [] if goal.target is None else [goal.target]
-    x = Axis(Linear.around((spot.x for spot in spots), zero=True), "seconds")
-    y = Axis(Linear.around([*values, *target]), goal.title)
-    rules = [level(value, y, f"target {value:g}") for value in target]
+    y = Axis(Linear.around([*_values(drawn), *target]), goal.title)
+    drawing = Lines(drawn, _across(drawn, "seconds"), y, [Rule(at, f"target {at:g}") for at in target])
     says = _ends(drawn, "after {x} s", goal.title) + _missing(material, panel, drawn)
-    told = _table(drawn, "seconds", goal.title, panel)
-    drawing = lines(name, drawn, x, y, rules)
-    return figure(name, panel.title, says, drawing, told, key((each.mark, each.label) for each in drawn))
+    return _figure(name, panel, says, drawing, goal.title)
 
 
-def _loss(material: Material, panel: Panel, name: str) -> Html | None:
-    drawn = _lines(material, panel, "loss")
+def _loss(material: Material, panel: Panel, name: str) -> Figure | None:
+    drawn, samples = _lines(material, panel, "loss"), material.goal.samples
     if not drawn:
         return None
-    spots = [spot for each in drawn for spot in each.spots]
-    x = Axis(Linear.around((spot.x for spot in spots), zero=True), material.goal.samples)
-    values = [value for spot in spots for value in (spot.low, spot.high)]
-    logarithmic = min(values) > 0
-    scale = Log.around(values) if logarithmic else Linear.around(values)
-    y = Axis(scale, "training loss, log scale" if logarithmic else "training loss")
-    says = _ends(drawn, f"after {{x}} {material.goal.samples}", "loss") + _missing(material, panel, drawn)
-    told = _table(drawn, material.goal.samples, "loss", panel)
-    return figure(
-        name,
-        panel.title,
-        says,
-        lines(name, drawn, x, y),
-        told,
-        key((each.mark, each.label) for each in drawn),
-    )
+    values = _values(drawn)
+    y = Axis(Linear.around(values), "training loss")
+    if min(values) > 0:
+        y = Axis(Log.around(values), "training loss, log scale")
+    says = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, drawn)
+    return _figure(name, panel, says, Lines(drawn, _across(drawn, samples), y), "loss")
+
+
+def _figure(name: str, panel: Panel, says: str, drawing: Lines, what: str) -> Figure:
+    told = _table(drawing.drawn, drawing.x.title, what, panel)
+    key = [(each.mark, each.label) for each in drawing.drawn]
+    return Figure(name, panel.title, says, drawing, told, key)
+
+
+def _across(drawn: Sequence[Line], title: str) -> Axis:
+    return Axis(Linear.around((spot.x for each in drawn for spot in each.spots), zero=True), title)
+
+
+def _values(drawn: Sequence[Line]) -> list[float]:
+    return [value for each in drawn for spot in each.spots for value in (spot.low, spot.high)]
 
 
 def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
@@ -144,11 +132,11 @@ def _missing(material: Material, panel: Panel, drawn: Sequence[Line]) -> str:
     )
 
 
-def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Html:
+def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Table:
     columns = (Column("row"), Column(x), Column(y), Column("interval"))
     told = [(each.label, spot) for each in drawn for spot in _few(each.spots)]
     lines = [[label, _short(spot.x), digits(spot.y, 4), _between(spot)] for label, spot in told]
-    return table(f"{y} by {x} with {panel.title}, a selection of the points drawn", columns, lines)
+    return Table(f"{y} by {x} with {panel.title}, a selection of the points drawn", columns, lines)
 
 
 def _few(spots: Sequence[Spot]) -> list[Spot]:

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 
-from hubring.ps.markup import Html
-from hubring.workers.compare.figures import NOTHING, digits, signed
+from hubring.ps.page.kit.chart import Axis
+from hubring.ps.page.kit.figures import NOTHING, digits, signed
+from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.findings import Scaling
-from hubring.workers.compare.page.chart import Axis, Column, figure, table
-from hubring.workers.compare.page.chart_lines import Line, lines, measured_and_predicted, upright
-from hubring.workers.compare.page.material import Material, folded, section
-from hubring.workers.compare.page.scale import Linear, Log
+from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
+from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.crossing import by_servers, untold
 
 
-def scaling(material: Material) -> Html | None:
+def scaling(material: Material) -> dict[str, Any] | None:
     """Throughput by workers, step time by servers, and where hub and ring cross."""
-    servers, told = by_servers(material), untold(material)
-    found = [*([_by_workers(material)] if material.findings.scaling else []), *servers]
-    if not found and told is None:
-        return None
-    lead = (
-        "Symbols are measured, thin lines predicted. Where hub and ring cross is marked: from there on the"
-        " hub is faster."
-    )
-    return section("scaling", "With more workers, with more servers", lead, told, folded(found, "setting"))
+    workers = [_by_workers(material)] if material.findings.scaling else []
+    figures, crossings = [*workers, *by_servers(material)], untold(material)
+    return {"figures": figures, "crossings": crossings} if figures or crossings else None
 
 
-def _by_workers(material: Material) -> Html:
+def _by_workers(material: Material) -> Figure:
     rows = material.findings.scaling
     x = Axis(Log.of(size for row in rows for size in row.workers), "workers, log scale")
     y = Axis(Linear.around(_shares(rows), zero=True), f"{material.goal.samples}/s and worker")
     drawn = list(chain.from_iterable(_pair(material, row) for row in rows))
     heads = (Column("row"), Column("workers"), Column("measured"), Column("predicted"), Column("off by"))
-    told = table(f"{material.goal.samples.capitalize()}/s by workers", heads, _lines(material, rows))
+    told = Table(f"{material.goal.samples.capitalize()}/s by workers", heads, list(_lines(material, rows)))
     name, key = "scaling-workers", material.key(row.row for row in rows)
-    rules = [upright(at, x, f"{row} overtakes", place) for place, (row, at) in enumerate(overtaking(rows))]
+    rules = [Rule(at, f"{row} overtakes", True, place) for place, (row, at) in enumerate(overtaking(rows))]
     title = "What each worker gets done, by their number"
-    return figure(name, title, _says(rows), lines(name, drawn, x, y, rules), told, key)
+    return Figure(name, title, _says(rows), Lines(drawn, x, y, rules), told, key)
 
 
 def _shares(rows: Iterable[Scaling]) -> list[float]:
@@ -77,7 +72,7 @@ def _says(rows: Sequence[Scaling]) -> str:
     return f"{'; '.join(told) or 'Nothing was measured'}; predicted up to {far:,}.{''.join(ahead)}"
 
 
-def _lines(material: Material, rows: Iterable[Scaling]) -> Iterable[list[str | Html]]:
+def _lines(material: Material, rows: Iterable[Scaling]) -> Iterable[list[str]]:
     for row in rows:
         for size, real, thought in zip(row.workers, row.measured, row.predicted, strict=True):
             off = NOTHING if real is None or thought is None else signed(thought / real - 1)

@@ -3,53 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from hubring.ps.markup import Html, element
+from hubring.ps.page.kit.chart import bins
+from hubring.ps.page.kit.figures import digits, percent
 from hubring.workers.compare.circumstance import words
-from hubring.workers.compare.figures import digits, percent
 from hubring.workers.compare.findings import Entry
-from hubring.workers.compare.page.chart import Column, figure, table
-from hubring.workers.compare.page.chart_histogram import bins, histogram
-from hubring.workers.compare.page.material import IN_SIGHT, Material, section
+from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.mark import Mark
+from hubring.workers.compare.page.material import Material
 
 
-def staleness(material: Material) -> Html | None:
+class Histogram(NamedTuple):
+    """How often each whole number came up: labels, and shares of all."""
+
+    mark: Mark
+    shares: Mapping[str, float]
+
+
+def staleness(material: Material) -> dict[str, Any] | None:
     """One histogram for every row that let workers run apart."""
-    counted = _counted(material)
-    if not counted:
-        return None
-    top = max(each.share for entry in counted for each in bins(_counts(entry)))
-    found = [_figure(material, index, each, top) for index, each in enumerate(counted)]
-    lead = (
-        "Updates by others between a worker’s read and its own push: 0 is as fresh as a synchronous step."
-        " Shares of all pushes, over all seeds."
-    )
-    seen, rest = found[: 3 * IN_SIGHT], found[3 * IN_SIGHT :]
-    more = element("summary", f"{len(rest)} more histograms")
-    folded = element("details", more, element("div", *rest, class_="small-multiples"), class_="more")
-    grid = element("div", *seen, class_="small-multiples")
-    return section("staleness", "How stale were the gradients?", lead, grid, folded if rest else None)
+    rows = material.findings.rows
+    counted = [each for each in rows if not each.synchronous and any(each.staleness.values())]
+    figures = [_figure(material, index, each) for index, each in enumerate(counted)]
+    top = max((max(each.drawing.shares.values()) for each in figures), default=0.0)
+    return {"figures": figures, "top": top} if figures else None
 
 
-def _counted(material: Material) -> list[Entry]:
-    return [each for each in material.findings.rows if not each.synchronous and any(each.staleness.values())]
-
-
-def _counts(entry: Entry) -> dict[int, int]:
-    return {int(age): count for age, count in entry.staleness.items()}
-
-
-def _figure(material: Material, index: int, entry: Entry, top: float) -> Html:
-    name, title, found = f"staleness-{index}", material.name(entry), bins(_counts(entry))
-    lines = [[each.label, percent(each.share)] for each in found]
-    where = words(material.findings.setting(entry.setting), entry.setting)
-    heads = (Column("updates by others"), Column("share of pushes"))
-    told = table(f"Staleness of {title} with {where}", heads, lines)
-    drawing = histogram(name, found, top, material.marks[entry.row])
-    return figure(name, title, f"{where}: {_says(_counts(entry))}", drawing, told)
-
-
-def _says(counts: Mapping[int, int]) -> str:
-    total = sum(counts.values())
+def _figure(material: Material, index: int, entry: Entry) -> Figure:
+    counts = {int(age): count for age, count in entry.staleness.items()}
+    total, title = sum(counts.values()), material.name(entry)
+    shares = {each.label: each.count / total for each in bins(counts)}
     mean = sum(age * count for age, count in counts.items()) / total
-    return f"{digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
+    where = words(material.findings.setting(entry.setting), entry.setting)
+    says = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
+    heads = (Column("updates by others"), Column("share of pushes"))
+    lines = [[label, percent(share)] for label, share in shares.items()]
+    told = Table(f"Staleness of {title} with {where}", heads, lines)
+    return Figure(f"staleness-{index}", title, says, Histogram(material.marks[entry.row], shares), told)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hubring.ps.markup import Html, element
-from hubring.workers.compare.findings import Entry
-from hubring.workers.compare.page.chart import Column, table
-from hubring.workers.compare.page.chart_bars import Bar, bars
-from hubring.workers.compare.page.material import Material, folded, section
+from typing import Any, NamedTuple
+
+from hubring.workers.compare.findings import Entry, Number
+from hubring.workers.compare.page.figure import Column, Figure, Label, Table
+from hubring.workers.compare.page.mark import Mark
+from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
 from hubring.workers.compare.statistics import interval_words
 from hubring.workers.compare.unevenness import uneven
@@ -22,31 +23,40 @@ TOLD = (
 )
 
 
-def throughput(material: Material) -> Html:
+class Bar(NamedTuple):
+    """One row: its length in words and as a number; None: there is no bar, and `value` says why."""
+
+    mark: Mark
+    label: Label
+    value: str
+    length: Number | None
+    note: str
+
+
+class Bars(NamedTuple):
+    """The drawing; what is `reach` long is as wide as it."""
+
+    bars: list[Bar]
+    reach: float
+
+
+def throughput(material: Material) -> dict[str, Any]:
     """Bars with intervals, one list a setting."""
-    found = [_figure(material, panel, f"throughput-{index}") for index, panel in enumerate(material.panels)]
-    lead = (
-        f"{material.goal.samples.capitalize()} a second after warm-up, medians over seeds; the whisker"
-        f" {interval_words(material.findings.seeds)}. Fast steps are worth nothing that need more samples to"
-        " get there, so the way to the target stands below each bar."
-    )
-    notes = [element("p", note) for note in uneven(material.findings)]
-    return section(
-        "throughput", "Throughput, and what it was good for", lead, *notes, folded(found, "setting")
-    )
+    panels = material.panels
+    return {
+        "interval": interval_words(material.findings.seeds),
+        "notes": uneven(material.findings),
+        "figures": [_figure(material, panel, f"throughput-{at}") for at, panel in enumerate(panels)],
+    }
 
 
-def _figure(material: Material, panel: Panel, name: str) -> Html:
-    drawn = bars([_bar(material, entry) for entry in panel.entries])
+def _figure(material: Material, panel: Panel, name: str) -> Figure:
+    bars = [_bar(material, entry) for entry in panel.entries]
+    reach = max((each.length.high for each in bars if each.length), default=1.0) or 1.0
     heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD), Column("seeds")]
-    told = table(
-        f"Throughput and progress with {panel.title}",
-        heads,
-        [_line(material, each) for each in panel.entries],
-    )
-    numbers = element("details", element("summary", "Numbers: ", panel.title), told)
-    head = element("figcaption", element("h3", panel.title))
-    return element("figure", head, drawn, numbers, id=name)
+    lines = [_line(material, each) for each in panel.entries]
+    told = Table(f"Throughput and progress with {panel.title}", heads, lines)
+    return Figure(name, panel.title, "", Bars(bars, reach), told)
 
 
 def _bar(material: Material, entry: Entry) -> Bar:
@@ -74,6 +84,6 @@ def _note(material: Material, entry: Entry) -> str:
     return ", ".join([*parts, *(["one seed"] if len(entry.seeds) == 1 else [])])
 
 
-def _line(material: Material, entry: Entry) -> list[str | Html]:
-    told: list[str | Html] = [material.figures[each].interval(entry.number(each)) for each in TOLD]
+def _line(material: Material, entry: Entry) -> list[str | Label]:
+    told: list[str | Label] = [material.figures[each].interval(entry.number(each)) for each in TOLD]
     return [material.label(entry), *told, str(len(entry.seeds))]

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from hubring.workers.compare.figures import digits
+from hubring.ps.page.kit.figures import digits
+
+MOST = 6.25
+"""Steps between the ends of a scale."""
 
 
 class Scale(Protocol):
@@ -29,23 +32,31 @@ class Linear:
 
     low: float
     high: float
+    step: float
+    """From one tick to the next."""
 
     @staticmethod
-    def around(values: Iterable[float], zero: bool = False) -> Linear:
-        """A scale that holds the values and ends at round ones; with `zero`, it begins at 0."""
+    def around(values: Iterable[float], zero: bool = False, most: float = MOST) -> Linear:
+        """A scale that holds the values and ends at round ones.
+
+        Args:
+            values: The values.
+            zero: It begins at 0.
+            most: How many steps the values span at most.
+        """
         known = [*values, *([0.0] if zero else [])] or [0.0]
         low, high = min(known), max(known)
-        step = _round_step((high - low or abs(high) or 1.0) / 5)
+        step = _round_step((high - low or abs(high) or 1.0) / most)
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        return Linear(first * step, max(last, first + 1) * step)
+        low, high = first * step, max(last, first + 1) * step
+        return Linear(low, high, max(step, _round_step((high - low) / MOST)))
 
     def place(self, value: float) -> float:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        step = _round_step((self.high - self.low) / 5)
-        first = math.ceil(self.low / step - 1e-9)
-        return [index * step for index in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        first, last = math.ceil(self.low / self.step - 1e-9), math.floor(self.high / self.step + 1e-9)
+        return [index * self.step for index in range(first, last + 1)]
 
     def label(self, tick: float) -> str:
         return _short(tick, max(abs(self.low), abs(self.high)))
@@ -84,7 +95,7 @@ class Log:
             found = [at for ten in tens for step in steps if self.low <= (at := ten * step) <= self.high]
             if len(found) > 2:
                 return found[:: math.ceil(len(found) / 6)]
-        return Linear(self.low, self.high).ticks()
+        return Linear(self.low, self.high, _round_step((self.high - self.low) / MOST)).ticks()
 
     def label(self, tick: float) -> str:
         return _short(tick, tick)
@@ -94,10 +105,10 @@ def _powers(low: float, high: float) -> range:
     return range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
 
 
-def _round_step(rough: float) -> float:
-    """The nearest of 1, 2, 5 times a power of ten that is not much smaller."""
-    ten = 10.0 ** math.floor(math.log10(rough))
-    return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= 0.8 * rough)
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 5 times a power of ten that is at least so large."""
+    ten = 10.0 ** math.floor(math.log10(least))
+    return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= least)
 
 
 def _short(value: float, largest: float) -> str:

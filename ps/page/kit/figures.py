@@ -1,9 +1,11 @@
-"""How numbers are written on the page."""
+"""How numbers are written for people."""
 
 from __future__ import annotations
 
+import math
+
 NOTHING = "–"
-"""Stands where there is nothing to tell yet."""
+"""Stands where there is no number."""
 
 
 def number(value: float) -> str:
@@ -18,6 +20,22 @@ def loss(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.4g}"
 
 
+def digits(value: float, count: int = 3) -> str:
+    """As many significant digits as asked for, zeros too, and no exponent where it can be read without."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    scale = math.floor(math.log10(abs(value)))
+    if not -5 <= scale <= 11:
+        return f"{value:.{count - 1}e}"
+    rounded = round(value, count - 1 - scale)
+    return f"{rounded:,.{max(0, count - 1 - scale)}f}"
+
+
+def grouped(count: int) -> str:
+    """A whole number, with a comma before every three digits."""
+    return f"{count:,}"
+
+
 def size(count: float) -> str:
     """Bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -25,6 +43,16 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def percent(share: float) -> str:
+    """A relative number as people say it."""
+    return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
+
+
+def signed(share: float) -> str:
+    """A relative difference, with its sign as printers set it."""
+    return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,83 @@
+"""Templates: the kit's and those of one package, with the rules that hold for every page.
+
+All values are escaped, and one that is missing raises an error. Templates are compiled once. Lines are joined
+as JSX joins them: a line break beside a tag or a statement is nothing, any other is a space.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
+from markupsafe import Markup
+
+from hubring.ps.page.kit import figures
+
+_BREAK = re.compile(r"\s*\n\s*")
+_BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)")
+
+_UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
+"""A number and its unit, which stay on one line."""
+
+
+class Templates:
+    """What the folder `templates` of a package holds, and what the kit's does.
+
+    Args:
+        package: Its full name.
+    """
+
+    def __init__(self, package: str) -> None:
+        self._environment = Environment(
+            loader=ChoiceLoader([PackageLoader(package), PackageLoader(__package__)]),
+            extensions=[_Joined],
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_written,
+            auto_reload=False,
+        )
+        named = (figures.digits, figures.duration, figures.grouped, figures.loss, figures.number)
+        named = (*named, figures.percent, figures.signed, figures.size, share)
+        self._environment.filters |= {each.__name__: each for each in named}
+
+    def render(self, name: str, **values: Any) -> str:
+        """A whole page."""
+        return self._environment.get_template(name).render(values)
+
+    def macros(self, name: str) -> Any:
+        """A template's macros, as functions that return `Markup`."""
+        return self._environment.get_template(name).module
+
+
+class _Joined(Extension):
+    """Joins the lines of a template; what values hold stays as it is."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return _BREAK.sub(" ", _BREAK_AT_TAG.sub("", source))
+
+
+def share(value: float) -> str:
+    """A coordinate as a share of the drawing."""
+    return f"{_coordinate(100.0 * value)}%"
+
+
+def _written(value: object) -> object:
+    """What a template writes for a value. `|e` makes markup of text, and leaves its spaces as they are."""
+    if isinstance(value, Markup):
+        return value
+    if isinstance(value, str):
+        return _unbroken(value)
+    return _coordinate(value) if isinstance(value, float) else value
+
+
+@lru_cache(maxsize=1024)  # of a table's cells, most say what others say, or said before
+def _unbroken(text: str) -> Markup:
+    return Markup.escape(_UNIT.sub("\\1\u00a0\\2", text))
+
+
+def _coordinate(value: float) -> str:
+    """To a hundredth: no eye sees more, and the page stays small."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
