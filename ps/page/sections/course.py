@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 
 from hubring.ps.page.history import Sample
-from hubring.ps.page.kit.chart import Axis, Tick, path
+from hubring.ps.page.kit.chart import Axis, path
 from hubring.ps.page.kit.figures import loss, number
 from hubring.ps.page.kit.scale import Linear
 from hubring.ps.page.memo import Memo
@@ -21,39 +21,9 @@ MOST_ROWS = 24
 _MACROS = TEMPLATES.macros("course.html")
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """Values over time.
-
-    Attributes:
-        name: What ids begin with.
-        title: What is drawn.
-        path: Its line; empty: there is nothing to draw.
-        levels: Of the axis at the left.
-        begin: Seconds, since the server began.
-        end: Seconds.
-        first: The first value, as text.
-        last: The last one.
-    """
-
-    name: str
-    title: str
-    path: str = ""
-    levels: Sequence[Tick] = ()
-    begin: float = 0.0
-    end: float = 0.0
-    first: str = ""
-    last: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """How long it is, above 0."""
-        return self.end - self.begin or 1.0
-
-
 def curve(
     name: str, title: str, points: Sequence[tuple[float, float]], write: Callable[[float], str]
-) -> Curve:
+) -> dict[str, Any]:
     """What is drawn of these points.
 
     Args:
@@ -63,14 +33,23 @@ def curve(
         write: Spells a value.
     """
     if not points:
-        return Curve(name, title)
+        return {"title": title, "path": ""}
     scale = Linear.around((value for _, value in points), most=5)
     (begin, first), (end, last) = points[0], points[-1]
     across = end - begin or 1.0
     # One sample alone would be a line without length: it goes level through the drawing.
     drawn = points if len(points) > 1 else [(begin, first), (begin + across, first)]
-    line = path(((at - begin) / across, scale.place(value)) for at, value in drawn)
-    return Curve(name, title, line, Axis(scale, write=write).ticks, begin, end, write(first), write(last))
+    return {
+        "name": name,
+        "title": title,
+        "path": path(((at - begin) / across, scale.place(value)) for at, value in drawn),
+        "levels": Axis(scale, write=write).ticks,
+        "begin": begin,
+        "end": end,
+        "across": across,
+        "first": write(first),
+        "last": write(last),
+    }
 
 
 def course(moment: Moment, memo: Memo) -> Section:

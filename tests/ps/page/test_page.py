@@ -274,7 +274,7 @@ def test_what_is_no_longer_asked_for_is_forgotten() -> None:
 
 def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
     for points in ([(0.0, 2.0)], [(0.0, 0.0), (1.0, 0.0)], [(0.0, -1.0), (5.0, 1e9)]):
-        drawn = curve("x", "a curve", points, number).path
+        drawn = curve("x", "a curve", points, number)["path"]
         assert drawn
         assert "nan" not in drawn
         assert "inf" not in drawn

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,26 +23,21 @@ class Answer(NamedTuple):
     good: bool
 
 
-class Column(NamedTuple):
-    """A column of numbers: its head, and whether it holds words."""
-
-    head: str
-    words: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table of numbers.
 
     Attributes:
         caption: What it holds.
-        columns: Its heads; the first column names the line.
+        heads: Of its columns; the first column names the line.
         lines: Cells, as many as there are columns.
+        words: Heads of the other columns that hold words.
     """
 
     caption: str
-    columns: Sequence[Column]
-    lines: Iterable[Sequence[str | Label | Answer]]
+    heads: Sequence[str]
+    lines: Sequence[Sequence[str | Label | Answer]]
+    words: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

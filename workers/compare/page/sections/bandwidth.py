@@ -6,7 +6,7 @@ from typing import Any
 
 from hubring.workers.compare.exchange_table import cells
 from hubring.workers.compare.nccl_tests import COLUMNS
-from hubring.workers.compare.page.figure import Column, Table
+from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
 
 
@@ -15,6 +15,7 @@ def bandwidth(material: Material) -> dict[str, Any] | None:
     found = material.findings.bandwidth
     if not found:
         return None
-    heads = (Column("row"), Column("setting", words=True), *map(Column, COLUMNS))
+    heads = ("row", "setting", *COLUMNS)
     lines = [[material.name_under(each.row, [each.setting]), each.setting, *cells(each)] for each in found]
-    return {"table": Table("Exchanges in the columns of nccl-tests", heads, lines)}
+    told = Table("Exchanges in the columns of nccl-tests", heads, lines, words=("setting",))
+    return {"title": "Bandwidth, as nccl-tests has it", "table": told}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.workers.compare.findings import Entry
-from hubring.workers.compare.page.figure import Column, Figure, Label, Table
+from hubring.workers.compare.page.figure import Figure, Label, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
@@ -47,18 +47,12 @@ class Step(NamedTuple):
     thin: list[Piece]
 
 
-class Steps(NamedTuple):
-    """The drawing; what is `reach` long is as wide as it."""
-
-    steps: list[Step]
-    reach: float
-
-
 def breakdown(material: Material) -> dict[str, Any] | None:
     """One stacked bar a row, and below it, thinner, what happens meanwhile."""
     shown = [panel for panel in material.panels if any(map(_known, panel.entries))]
     figures = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
-    return {"legends": LEGENDS, "figures": figures} if figures else None
+    title = "Where a step’s time goes"
+    return {"title": title, "legends": LEGENDS, "figures": figures} if figures else None
 
 
 def _known(entry: Entry) -> bool:
@@ -66,13 +60,12 @@ def _known(entry: Entry) -> bool:
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
-    heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD)]
-    told = Table(
-        f"Parts of a step with {panel.title}", heads, [_line(material, each) for each in panel.entries]
-    )
+    heads = ["row", *(material.figures[each].head for each in TOLD)]
+    lines = [_line(material, each) for each in panel.entries]
+    told = Table(f"Parts of a step with {panel.title}", heads, lines)
     steps = [_step(material, entry) for entry in panel.entries]
     ends = (piece.at + piece.length for step in steps for piece in (*step.thick, *step.thin))
-    return Figure(name, panel.title, "", Steps(steps, max(ends, default=1.0)), told)
+    return Figure(name, panel.title, "", {"steps": steps, "reach": max(ends, default=1.0)}, told)
 
 
 def _step(material: Material, entry: Entry) -> Step:

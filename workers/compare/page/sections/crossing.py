@@ -11,7 +11,7 @@ from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.circumstance import without_servers, words
 from hubring.workers.compare.findings import Crossover
-from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
 
@@ -76,7 +76,7 @@ def _figure(material: Material, index: int, key: str) -> Figure:
     title = f"Step time by servers: {words(material.findings.setting(keys[0]), key, servers=False)}"
     crossing = next((each for each in material.findings.crossover if each.setting == key), None)
     drawn = list(chain.from_iterable(_lines(material, each, keys) for each in found))
-    heads = (Column("row"), Column("servers"), Column("measured ms"), Column("predicted ms"))
+    heads = ("row", "servers", "measured ms", "predicted ms")
     told = Table(title, heads, list(_cells(material, found, keys)))
     drawing = Lines(drawn, x, y, _rules(crossing, x))
     shown = material.key([each.row for each in found], keys)

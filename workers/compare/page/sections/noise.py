@@ -6,7 +6,7 @@ from typing import Any
 
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
 from hubring.workers.compare.findings import Load
-from hubring.workers.compare.page.figure import Answer, Column, Table
+from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.statistics import by_chance
 
@@ -16,8 +16,9 @@ def noise(material: Material) -> dict[str, Any]:
     found = material.findings.noise
     word = "The machine was quiet." if found.quiet else "The machine was busy with something else."
     lines = [[row, NOTHING if share is None else percent(share)] for row, share in found.spread.items()]
-    heads = (Column("row"), Column("spread of the step time"))
+    heads = ("row", "spread of the step time")
     return {
+        "title": "How noisy was it?",
         "answer": Answer(word, found.quiet),
         "load": _load(material),
         "said": found.said,

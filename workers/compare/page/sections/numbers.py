@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hubring.workers.compare.circumstance import words
-from hubring.workers.compare.page.figure import Column, Label, Table
+from hubring.workers.compare.page.figure import Label, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.statistics import interval_words
 
@@ -16,7 +16,7 @@ def numbers(material: Material) -> dict[str, Any] | None:
     there = [name for name in figures if any(each.number(name) is not None for each in findings.rows)]
     if not there:
         return None
-    heads = [Column("row"), Column("setting", words=True), *(Column(figures[each].head) for each in there)]
+    heads = ["row", "setting", *(figures[each].head for each in there)]
     lines: list[list[str | Label]] = []
     for each in findings.rows:
         told = [figures[name].interval(each.number(name)) for name in there]
@@ -24,7 +24,8 @@ def numbers(material: Material) -> dict[str, Any] | None:
     rows = {each.row: each.about for each in findings.rows if each.about}
     settings = {key: words(findings.setting(key), key) for key in findings.setting_keys}
     return {
+        "title": "Every number",
         "interval": interval_words(findings.seeds),
         "meanings": [terms for terms in (rows, settings) if terms],
-        "table": Table("Every number: median over seeds, and its interval", heads, lines),
+        "table": Table("Every number: median over seeds, and its interval", heads, lines, ("setting",)),
     }

@@ -9,22 +9,15 @@ from hubring.ps.page.kit.chart import Axis, path
 from hubring.ps.page.kit.figures import NOTHING, digits, percent, signed
 from hubring.ps.page.kit.scale import Log
 from hubring.workers.compare.findings import Prediction
-from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Spot
 from hubring.workers.compare.page.material import Material
 
 FAIR = 0.15
 """The error that is hoped for; drawn as a band."""
 
-COLUMNS = (
-    Column("row"),
-    Column("setting", words=True),
-    Column("measured ms"),
-    Column("predicted ms"),
-    Column("error"),
-    Column("by", words=True),
-    Column("calibrated on", words=True),
-)
+HEADS = ("row", "setting", "measured ms", "predicted ms", "error", "by", "calibrated on")
+WORDS = ("setting", "by", "calibrated on")
 
 
 def predictions(material: Material) -> dict[str, Any] | None:
@@ -32,10 +25,12 @@ def predictions(material: Material) -> dict[str, Any] | None:
     found = material.findings.predictions
     if not found:
         return None
-    told = Table("Predicted and measured step times", COLUMNS, [_line(material, each) for each in found])
+    lines = [_line(material, each) for each in found]
+    told = Table("Predicted and measured step times", HEADS, lines, WORDS)
     both = [each for each in found if each.measured_ms and each.predicted_ms]
     figure = _figure(material, both, told) if both else None
-    return {"score": material.findings.score, "table": told, "figure": figure}
+    title = "Did the model see it coming?"
+    return {"title": title, "score": material.findings.score, "table": told, "figure": figure}
 
 
 def _figure(material: Material, both: Sequence[Prediction], told: Table) -> Figure:

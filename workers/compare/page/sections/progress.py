@@ -10,7 +10,7 @@ from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import digits
 from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.findings import Curve, Entry, Point
-from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, Spot
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel, unaffected
@@ -25,17 +25,19 @@ Kind = Literal["metric", "loss"]
 def accuracy(material: Material) -> dict[str, Any] | None:
     """The measure against wall time: what a user waits for."""
     found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
-    return _shown(found, interval=interval_words(material.findings.seeds))
+    title = f"{material.goal.title.capitalize()} against time"
+    return _shown(title, found, interval=interval_words(material.findings.seeds))
 
 
 def loss(material: Material) -> dict[str, Any] | None:
     """The loss against samples: what asynchrony costs, free of how fast anything ran."""
-    return _shown(_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels))
+    found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
+    return _shown(f"Loss against {material.goal.samples}", found)
 
 
-def _shown(found: Iterable[Figure | None], **more: str) -> dict[str, Any] | None:
+def _shown(title: str, found: Iterable[Figure | None], **more: str) -> dict[str, Any] | None:
     figures = [each for each in found if each is not None]
-    return {"figures": figures, **more} if figures else None
+    return {"title": title, "figures": figures, **more} if figures else None
 
 
 def _metric(material: Material, panel: Panel, name: str) -> Figure | None:
@@ -133,7 +135,7 @@ def _missing(material: Material, panel: Panel, drawn: Sequence[Line]) -> str:
 
 
 def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Table:
-    columns = (Column("row"), Column(x), Column(y), Column("interval"))
+    columns = ("row", x, y, "interval")
     told = [(each.label, spot) for each in drawn for spot in _few(each.spots)]
     lines = [[label, _short(spot.x), digits(spot.y, 4), _between(spot)] for label, spot in told]
     return Table(f"{y} by {x} with {panel.title}, a selection of the points drawn", columns, lines)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hubring.workers.compare.page import toml
-from hubring.workers.compare.page.figure import Column, Table
+from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
 
 
@@ -14,13 +14,13 @@ def repeat(material: Material) -> dict[str, Any]:
     """Command, experiment, machine, versions, seeds, and the programs that each run consisted of."""
     findings = material.findings
     lines = [[name, str(value)] for name, value in _flat(findings.machine).items()]
-    heads = (Column("what"), Column("value", words=True))
     programs = ("\n".join((f"# {run}", *lines)) for run, lines in findings.commands.items())
     return {
+        "title": "Run it again",
         "seeds": sorted({seed for each in findings.rows for seed in each.seeds}),
         "command": findings.command,
         "experiment": toml.dumps(findings.experiment),
-        "machine": Table("The machine and the versions", heads, lines),
+        "machine": Table("The machine and the versions", ("what", "value"), lines, words=("value",)),
         "programs": "\n\n".join(programs),
     }
 

@@ -10,7 +10,7 @@ from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import NOTHING, digits, signed
 from hubring.ps.page.kit.scale import Linear, Log
 from hubring.workers.compare.findings import Scaling
-from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.crossing import by_servers, untold
@@ -20,7 +20,9 @@ def scaling(material: Material) -> dict[str, Any] | None:
     """Throughput by workers, step time by servers, and where hub and ring cross."""
     workers = [_by_workers(material)] if material.findings.scaling else []
     figures, crossings = [*workers, *by_servers(material)], untold(material)
-    return {"figures": figures, "crossings": crossings} if figures or crossings else None
+    if not figures and not crossings:
+        return None
+    return {"title": "With more workers, with more servers", "figures": figures, "crossings": crossings}
 
 
 def _by_workers(material: Material) -> Figure:
@@ -28,7 +30,7 @@ def _by_workers(material: Material) -> Figure:
     x = Axis(Log.of(size for row in rows for size in row.workers), "workers, log scale")
     y = Axis(Linear.around(_shares(rows), zero=True), f"{material.goal.samples}/s and worker")
     drawn = list(chain.from_iterable(_pair(material, row) for row in rows))
-    heads = (Column("row"), Column("workers"), Column("measured"), Column("predicted"), Column("off by"))
+    heads = ("row", "workers", "measured", "predicted", "off by")
     told = Table(f"{material.goal.samples.capitalize()}/s by workers", heads, list(_lines(material, rows)))
     name, key = "scaling-workers", material.key(row.row for row in rows)
     rules = [Rule(at, f"{row} overtakes", True, place) for place, (row, at) in enumerate(overtaking(rows))]

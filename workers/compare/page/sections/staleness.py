@@ -9,7 +9,7 @@ from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import digits, percent
 from hubring.workers.compare.circumstance import words
 from hubring.workers.compare.findings import Entry
-from hubring.workers.compare.page.figure import Column, Figure, Table
+from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
 
@@ -27,7 +27,8 @@ def staleness(material: Material) -> dict[str, Any] | None:
     counted = [each for each in rows if not each.synchronous and any(each.staleness.values())]
     figures = [_figure(material, index, each) for index, each in enumerate(counted)]
     top = max((max(each.drawing.shares.values()) for each in figures), default=0.0)
-    return {"figures": figures, "top": top} if figures else None
+    title = "How stale were the gradients?"
+    return {"title": title, "figures": figures, "top": top} if figures else None
 
 
 def _figure(material: Material, index: int, entry: Entry) -> Figure:
@@ -37,7 +38,7 @@ def _figure(material: Material, index: int, entry: Entry) -> Figure:
     mean = sum(age * count for age, count in counts.items()) / total
     where = words(material.findings.setting(entry.setting), entry.setting)
     says = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
-    heads = (Column("updates by others"), Column("share of pushes"))
+    heads = ("updates by others", "share of pushes")
     lines = [[label, percent(share)] for label, share in shares.items()]
     told = Table(f"Staleness of {title} with {where}", heads, lines)
     return Figure(f"staleness-{index}", title, says, Histogram(material.marks[entry.row], shares), told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hubring.workers.compare.findings import Entry, Number
-from hubring.workers.compare.page.figure import Column, Figure, Label, Table
+from hubring.workers.compare.page.figure import Figure, Label, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
@@ -33,17 +33,11 @@ class Bar(NamedTuple):
     note: str
 
 
-class Bars(NamedTuple):
-    """The drawing; what is `reach` long is as wide as it."""
-
-    bars: list[Bar]
-    reach: float
-
-
 def throughput(material: Material) -> dict[str, Any]:
     """Bars with intervals, one list a setting."""
     panels = material.panels
     return {
+        "title": "Throughput, and what it was good for",
         "interval": interval_words(material.findings.seeds),
         "notes": uneven(material.findings),
         "figures": [_figure(material, panel, f"throughput-{at}") for at, panel in enumerate(panels)],
@@ -53,10 +47,10 @@ def throughput(material: Material) -> dict[str, Any]:
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
     bars = [_bar(material, entry) for entry in panel.entries]
     reach = max((each.length.high for each in bars if each.length), default=1.0) or 1.0
-    heads = [Column("row"), *(Column(material.figures[each].head) for each in TOLD), Column("seeds")]
+    heads = ["row", *(material.figures[each].head for each in TOLD), "seeds"]
     lines = [_line(material, each) for each in panel.entries]
     told = Table(f"Throughput and progress with {panel.title}", heads, lines)
-    return Figure(name, panel.title, "", Bars(bars, reach), told)
+    return Figure(name, panel.title, "", {"bars": bars, "reach": reach}, told)
 
 
 def _bar(material: Material, entry: Entry) -> Bar:
