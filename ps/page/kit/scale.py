@@ -1,29 +1,19 @@
-"""Scales: where on a drawing a value lies, and which values are written at its edge."""
+"""Scales: where on a drawing a value lies, and which values are written at its edge.
+
+`place` gives a value's share of the drawing's length, below 0 or above 1 outside; `ticks` are round values
+within, rising, about five; `label` says how one of them is written.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from hubring.ps.page.kit.figures import digits
 
 MOST = 6.25
-"""Steps between the ends of a scale."""
-
-
-class Scale(Protocol):
-    """From values to shares of the drawing's length, 0 at its beginning."""
-
-    def place(self, value: float) -> float:
-        """Where a value lies; below 0 or above 1 outside."""
-
-    def ticks(self) -> list[float]:
-        """Round values within, rising, about five."""
-
-    def label(self, tick: float) -> str:
-        """How one of the ticks is written."""
+"""Steps between the ends of a scale, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +89,9 @@ class Log:
 
     def label(self, tick: float) -> str:
         return _short(tick, tick)
+
+
+Scale = Linear | Log
 
 
 def _powers(low: float, high: float) -> range:

@@ -81,16 +81,6 @@ class Rule(NamedTuple):
     row: int = 0
 
 
-class Symbol(NamedTuple):
-    """A row's symbol at a place, with the words that a pointer over it shows; `whisker` has two ends."""
-
-    mark: Mark
-    x: float
-    y: float
-    words: str
-    whisker: tuple[float, float] | None
-
-
 @dataclass(frozen=True, slots=True)
 class Lines:
     """The drawing; `lines.html` draws it.
@@ -126,17 +116,6 @@ class Lines:
         for line in self.drawn:
             if line.joined and line.spots:
                 yield line, path(self.place(spot.x, spot.y) for spot in line.spots)
-
-    @property
-    def symbols(self) -> Iterator[Symbol]:
-        """The symbols of the lines that have them."""
-        for line in self.drawn:
-            for spot in line.spots if line.symbols and not line.predicted else ():
-                (x, y), whisker = self.place(spot.x, spot.y), None
-                if spot.low != spot.high and not line.joined:
-                    whisker = self.y.scale.place(spot.low), self.y.scale.place(spot.high)
-                words = f"{line.label}: {spot.y:.4g} at {spot.x:.4g}".removeprefix(": ")
-                yield Symbol(line.mark, x, y, words, whisker)
 
     def place(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies, as shares of width and height, y upwards."""
