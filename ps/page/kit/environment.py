@@ -22,6 +22,9 @@ _BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
 """A number and its unit, which stay on one line."""
 
+_FILTERS = ("duration", "grouped", "loss", "number", "percent", "share", "size")
+"""Of `figures`, as templates call them."""
+
 
 class Templates:
     """What the folder `templates` of a package holds, and what the kit's does.
@@ -39,9 +42,7 @@ class Templates:
             finalize=_written,
             auto_reload=False,
         )
-        named = (figures.digits, figures.duration, figures.grouped, figures.loss, figures.number)
-        named = (*named, figures.percent, figures.signed, figures.size, share)
-        self._environment.filters |= {each.__name__: each for each in named}
+        self._environment.filters |= {name: getattr(figures, name) for name in _FILTERS}
 
     def render(self, name: str, **values: Any) -> str:
         """A whole page."""
@@ -59,25 +60,15 @@ class _Joined(Extension):
         return _BREAK.sub(" ", _BREAK_AT_TAG.sub("", source))
 
 
-def share(value: float) -> str:
-    """A coordinate as a share of the drawing."""
-    return f"{_coordinate(100.0 * value)}%"
-
-
 def _written(value: object) -> object:
     """What a template writes for a value. `|e` makes markup of text, and leaves its spaces as they are."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, str):
         return _unbroken(value)
-    return _coordinate(value) if isinstance(value, float) else value
+    return figures.coordinate(value) if isinstance(value, float) else value
 
 
 @lru_cache(maxsize=1024)  # of a table's cells, most say what others say, or said before
 def _unbroken(text: str) -> Markup:
     return Markup.escape(_UNIT.sub("\\1\u00a0\\2", text))
-
-
-def _coordinate(value: float) -> str:
-    """To a hundredth: no eye sees more, and the page stays small."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -66,3 +66,13 @@ def duration(seconds: float) -> str:
     ]
     first = next((index for index, (count, _) in enumerate(parts) if count), len(parts) - 1)
     return " ".join(f"{count} {unit}" for count, unit in parts[first : first + 2] if count) or "0 s"
+
+
+def coordinate(value: float) -> str:
+    """To a hundredth: no eye sees more, and the page stays small."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def share(value: float) -> str:
+    """A coordinate as a share of the drawing."""
+    return f"{coordinate(100.0 * value)}%"
