@@ -34,7 +34,7 @@ def judge_gloo(address: str, trouble: str) -> Finding:
 
 
 def examine_gloo(subject: Subject) -> Iterator[Finding]:
-    """Opens a group of two ranks, on threads, as `hubring.workers.communicators.ring_group` opens one of all workers."""
+    """Opens a group of two ranks, on threads, as `ring_group` opens one of all workers."""
     try:
         address = subject.ring_address
     except ConfigError:  # another check reports it; without a server this machine's ranks would meet here
