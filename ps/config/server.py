@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from hubring.ps.config.address import address, is_loopback
 from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
 from hubring.ps.config.kinds import Bytes, DeviceName, LogFormat, Port, Seconds, Whole
 from hubring.ps.config.settings import flag
 from hubring.ps.core.errors import ConfigError
@@ -22,58 +23,57 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
         ConfigError: Two settings contradict each other; says which and how to mend it.
     """
 
-    host: str = "127.0.0.1"
-    """Address to listen on; anything but loopback needs `insecure`."""
-    port: Port = 5555
-    """Port of the control service; 0 takes a free one, and the banner names it."""
-    page_port: Port | None = None
-    """Port of the status page and the metrics, over HTTP; None: the one after `port`, or a free one where
-    that is 0."""
-    no_page: bool = False
-    """Serve neither page nor metrics."""
-    token_file: Path | None = None
-    """File that holds the token for the page's buttons; None: drawn at the start, and the banner shows it."""
-    shards: Whole = 1
-    """Shard processes to start on this host; 0 where others bring all of them."""
-    await_shards: Whole = 0
-    """Shards of other hosts (`join`) that a job waits for, besides this host's own."""
-    colocate: bool = False
-    """Start none: each worker brings one, on its own host."""
-    workers: Whole = 0
-    """Workers that the job needs, spare ones included; 0: as their launcher says, else 1."""
-    mode: Literal["bsp", "asp", "ssp", "backup"] = "bsp"
-    """When a gradient is applied and parameters may be read: see `hubring.ps.store.consistency`."""
-    staleness: Whole = 0
-    """Under ssp: steps by which the fastest worker may lead the slowest."""
-    backup: Whole = 0
-    """Under backup: how many of the workers a round does not wait for."""
-    nonfinite: Literal["refuse", "allow"] = "refuse"
-    """A gradient is NaN or infinite where the hub steps: end the job before anybody has it, or apply it."""
-    checkpoint_dir: Path | None = None
-    """Where checkpoints are written, and looked for at the start; None writes none."""
-    checkpoint_every: Seconds = 60.0
-    """Seconds from one checkpoint to the next."""
-    once: bool = False
-    """End the server when its first job ends."""
-    join: str | None = None
-    """Coordinator (`HOST:PORT`) that this host's shards serve, instead of a new one."""
-    on_loss: Literal["drop", "wait"] = "drop"
-    """A worker is lost: go on with the others, or give it 1.5 leases to return before the job fails."""
-    lease: Seconds = 8.0
-    """Seconds of silence after which a worker counts as lost."""
-    insecure: bool = False
-    """Listen beyond loopback though nobody is asked for credentials."""
-    address_file: Path | None = None
-    """File into which the server writes its address once it listens."""
-    slice_bytes: Bytes | None = None
-    """Largest piece in which a bucket travels and is spread over the shards, in bytes; None: as in the
-    checkpoint, else the workers find out by trying, before training begins."""
-    device: DeviceName = "cpu"
-    """Where this host's shards keep parameters and step them: cpu, cuda or cuda:N."""
-    trace: Path | None = None
-    """Folder for a trace of what this host's shards do, which Perfetto loads; None writes none."""
-    log_format: LogFormat = "text"
-    """How a line of the log looks."""
+    host: Annotated[str, cluster("address to listen on; beyond loopback, it needs --insecure")] = "127.0.0.1"
+    port: Annotated[Port, cluster("control port; 0 picks a free one")] = 5555
+    page_port: Annotated[
+        Port | None,
+        cluster("port of the status page and /metrics", "the one after --port, or a free one if that is 0"),
+    ] = None
+    no_page: Annotated[bool, cluster("serve no status page and no /metrics")] = False
+    token_file: Annotated[
+        Path | None,
+        cluster("file with the token for the page's buttons", "a random token, shown in the banner"),
+    ] = None
+    shards: Annotated[
+        Whole, cluster("shard processes on the server's host; 0 if other hosts bring them all")
+    ] = 1
+    await_shards: Annotated[
+        Whole, cluster("shards to wait for from other hosts, which add them with --join")
+    ] = 0
+    colocate: Annotated[bool, cluster("start no shards; each worker brings one to its host")] = False
+    workers: Annotated[
+        Whole, cluster("workers the job needs, spares included", "from the workers' launcher, or 1")
+    ] = 0
+    mode: Annotated[
+        Literal["bsp", "asp", "ssp", "backup"],
+        data_path("consistency: when gradients are applied and parameters may be read"),
+    ] = "bsp"
+    staleness: Annotated[Whole, data_path("ssp: steps the fastest worker may lead the slowest")] = 0
+    backup: Annotated[Whole, data_path("backup: workers that a round does not wait for")] = 0
+    nonfinite: Annotated[
+        Literal["refuse", "allow"],
+        data_path("NaN or infinite gradients: refuse them and end the job, or apply them"),
+    ] = "refuse"
+    checkpoint_dir: Annotated[Path | None, checkpoint("folder to save checkpoints to and resume from")] = None
+    checkpoint_every: Annotated[Seconds, checkpoint("seconds between checkpoints")] = 60.0
+    once: Annotated[bool, cluster("exit when the first job ends")] = False
+    join: Annotated[str | None, cluster("add this host's shards to the hub at HOST:PORT")] = None
+    on_loss: Annotated[
+        Literal["drop", "wait"],
+        cluster("after losing a worker: drop it, or wait 1.5 leases for it to return"),
+    ] = "drop"
+    lease: Annotated[Seconds, cluster("seconds of silence before a worker counts as lost")] = 8.0
+    insecure: Annotated[bool, cluster("allow listening beyond loopback without credentials")] = False
+    address_file: Annotated[Path | None, cluster("file to write HOST:PORT to once the server listens")] = None
+    slice_bytes: Annotated[
+        Bytes | None,
+        data_path("largest piece of a bucket that travels, in bytes", "from the checkpoint, or tuned"),
+    ] = None
+    device: Annotated[
+        DeviceName, data_path("where this host's shards keep parameters: cpu, cuda or cuda:N")
+    ] = "cpu"
+    trace: Annotated[Path | None, debugging("folder for a Perfetto trace of this host's shards")] = None
+    log_format: Annotated[LogFormat, debugging("format of a log line")] = "text"
 
     def __post_init__(self) -> None:
         self._check_mode()

@@ -126,7 +126,8 @@ def allowed(kind: Any) -> str:
     if origin is tuple:
         return f"{allowed(get_args(kind)[0])}; or a list of such"
     if origin is Annotated:
-        return str(kind.__metadata__[0].description)
+        said = [part.description for part in kind.__metadata__ if isinstance(part, msgspec.Meta)]
+        return said[0] or "" if said else allowed(kind.__origin__)
     if origin is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if origin in (Union, UnionType):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 from msgspec.structs import fields
 
 from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.declaration import cluster
 from hubring.ps.config.kinds import Count, DirectiveLine, Duration, Image, JobName, Partition, Whole
 from hubring.ps.config.settings import flag
 from hubring.ps.core.errors import ConfigError
@@ -20,32 +21,30 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
         ConfigError: Two settings contradict each other; says which and how to mend it.
     """
 
-    engine: Literal["slurm", "kubernetes", "compose"] | None = None
-    """Who runs the job."""
-    kind: Literal["jobset", "trainjob"] = "jobset"
-    """On Kubernetes: JobSet's object, or Kubeflow Trainer's."""
-    workers: Whole = 0
-    """Workers of the job; 0: one a GPU, on `nodes` (else one) with `gpus` each."""
-    nodes: Count | None = None
-    """Hosts (on Kubernetes: pods) that share the workers evenly; None: as the engine places them."""
-    gpus: Whole = 0
-    """GPUs of each node, one for each of its workers; 0: workers on the CPU."""
-    cpus: Count | None = None
-    """Cores of each worker; None: SLURM's default, and 2 in a container."""
-    memory: Count | None = None
-    """GiB of memory of each worker, in a container of the server too; None: SLURM's default, and 4 there."""
-    job_name: JobName = "hubring"
-    """What the engine calls the job."""
-    image: Image | None = None
-    """Container image that holds this package and the script."""
-    time: Duration | None = None
-    """When the engine ends the job at the latest."""
-    partition: Partition | None = None
-    """SLURM's partitions, one of which takes the job."""
-    requeue: bool = False
-    """A job that was pre-empted (75) is started again, as often as that happens."""
-    engine_option: tuple[DirectiveLine, ...] = ()
-    """More `#SBATCH` lines, behind those that say the rest."""
+    engine: Annotated[
+        Literal["slurm", "kubernetes", "compose"] | None, cluster("what runs the job; required")
+    ] = None
+    kind: Annotated[Literal["jobset", "trainjob"], cluster("kubernetes: a JobSet or a TrainJob")] = "jobset"
+    workers: Annotated[Whole, cluster("number of workers", "one per GPU")] = 0
+    nodes: Annotated[
+        Count | None, cluster("hosts or pods that share the workers evenly", "up to the engine")
+    ] = None
+    gpus: Annotated[Whole, cluster("GPUs per node, one for each worker", "0; workers run on the CPU")] = 0
+    cpus: Annotated[Count | None, cluster("cores per worker", "2 in a container, or SLURM's default")] = None
+    memory: Annotated[
+        Count | None, cluster("GiB of memory per worker", "4 in a container, or SLURM's default")
+    ] = None
+    job_name: Annotated[JobName, cluster("name of the job in the engine")] = "hubring"
+    image: Annotated[Image | None, cluster("kubernetes, compose: image with Hubring and your script")] = None
+    time: Annotated[Duration | None, cluster("time limit, [DAYS-]HH:MM:SS")] = None
+    partition: Annotated[
+        Partition | None, cluster("slurm: partitions, by comma; one of them takes the job")
+    ] = None
+    requeue: Annotated[bool, cluster("start the job again after a preemption (exit code 75)")] = False
+    engine_option: Annotated[
+        tuple[DirectiveLine, ...],
+        cluster("slurm: one more directive, as in '#SBATCH --account=a'; repeatable"),
+    ] = ()
 
     def __post_init__(self) -> None:
         if self.engine is None:

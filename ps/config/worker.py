@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from msgspec import Struct
 
 from hubring.ps.config.address import address
 from hubring.ps.config.contradiction import only_with
+from hubring.ps.config.declaration import checkpoint, cluster, data_path, debugging
 from hubring.ps.config.kinds import Bytes, Count, LogFormat, Seconds, Whole
 from hubring.ps.config.settings import flag
 from hubring.ps.core import codecs
@@ -22,57 +23,61 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         ConfigError: Two settings contradict each other; says which and how to mend it.
     """
 
-    server: str | None = None
-    """Coordinator's `HOST:PORT`; None trains alone."""
-    topology: Literal["hub", "ring"] = "hub"
-    """Through the parameter server, or around an allreduce ring."""
-    backend: Literal["gloo", "nccl"] = "gloo"
-    """What carries the ring."""
-    aggregate: bool = False
-    """The hub only averages, and this worker's own optimizer steps."""
-    compress: str | None = None
-    """What gradients are compressed with: bf16, fp16, int8, sign, topk:F or powersgd:R; None: nothing."""
-    transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
-    """Wire to the hub's shards; auto takes the fastest that both ends share."""
-    rank: Whole | None = None
-    """This worker's rank; None: as the launcher says, else as the server assigns."""
-    world_size: Count | None = None
-    """How many workers there are; None: as the launcher says, else as the server says."""
-    local_rank: Whole | None = None
-    """This worker's rank among those on its host; None: as the launcher says, else 0."""
-    as_horovod: bool = False
-    """Make `import horovod.torch` in the script mean `hubring.workers.horovod`."""
-    nodes: Count | None = None
-    """With `gpus`: how many hosts there are; None: as the launcher says, else 1."""
-    gpus: Count | None = None
-    """Start so many workers on this host instead of being one: one a GPU, or as many processes on the CPU."""
-    nr: Whole | None = None
-    """With `gpus`: which of the hosts this is; None: as the launcher says, else 0."""
-    checkpoint_dir: Path | None = None
-    """Where rank 0 keeps what no hub does: the model and optimizer of workers that step themselves."""
-    checkpoint_every: Seconds = 60.0
-    """Seconds from one such checkpoint to the next."""
-    on_preempt: Literal["auto", "all", "leave"] = "auto"
-    """SIGTERM: all workers stop after a common step, or this one leaves; auto: all where the launcher stops
-    all of them. SIGUSR1 always stops all."""
-    job: Literal["digits", "char-lm"] = "digits"
-    """Built-in job to train where no script is given."""
-    record: Path | None = None
-    """File to which every step is written, one JSON object a line."""
-    trace: Path | None = None
-    """Folder for a trace of this worker's steps and exchanges, which Perfetto loads; None writes none."""
-    save_parameters: Path | None = None
-    """File to which the last parameters are written."""
-    save_parameters_at: Count | None = None
-    """Write those after so many steps too, into a file beside it: NAME step20.safetensors, say."""
-    bucket_bytes: Bytes | None = None
-    """How much gradient is exchanged together, in bytes; None: found out by trying, in the first steps."""
-    timeout: Seconds = 300.0
-    """Seconds that one exchange, or the start of the job, may take."""
-    hardship: Path | None = None
-    """For experiments: JSON file with this worker's sleep in each step (`workers/slowdown`)."""
-    log_format: LogFormat = "text"
-    """How a line of the log looks."""
+    server: Annotated[str | None, cluster("HOST:PORT of the hub", "none; the worker trains alone")] = None
+    topology: Annotated[
+        Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
+    ] = "hub"
+    backend: Annotated[Literal["gloo", "nccl"], data_path("library that carries the ring")] = "gloo"
+    aggregate: Annotated[
+        bool, data_path("the hub averages gradients; each worker runs its own optimizer")
+    ] = False
+    compress: Annotated[
+        str | None, data_path("gradient codec: bf16, fp16, int8, sign, topk:0.01 or powersgd:4", "none")
+    ] = None
+    transport: Annotated[
+        Literal["auto", "shm", "zmq", "grpc"],
+        data_path("transport to the hub's shards; auto: the fastest that both ends share"),
+    ] = "auto"
+    rank: Annotated[
+        Whole | None, cluster("rank of this worker", "from the launcher, or assigned by the hub")
+    ] = None
+    world_size: Annotated[
+        Count | None, cluster("number of workers", "from the launcher, or from the hub")
+    ] = None
+    local_rank: Annotated[
+        Whole | None, cluster("rank among the workers on this host", "from the launcher, or 0")
+    ] = None
+    as_horovod: Annotated[bool, cluster("replace `import horovod.torch` with Hubring")] = False
+    nodes: Annotated[Count | None, cluster("with --gpus: number of hosts", "from the launcher, or 1")] = None
+    gpus: Annotated[
+        Count | None,
+        cluster("start this many workers here, one per GPU, or on the CPU where there is no GPU"),
+    ] = None
+    nr: Annotated[Whole | None, cluster("with --gpus: index of this host", "from the launcher, or 0")] = None
+    checkpoint_dir: Annotated[
+        Path | None, checkpoint("ring, --aggregate or alone: folder where rank 0 saves and resumes")
+    ] = None
+    checkpoint_every: Annotated[Seconds, checkpoint("seconds between these checkpoints")] = 60.0
+    # SIGUSR1 stops all workers whatever this says.
+    on_preempt: Annotated[
+        Literal["auto", "all", "leave"],
+        cluster("on SIGTERM: all workers stop, this one leaves, or auto: as the launcher does"),
+    ] = "auto"
+    job: Annotated[Literal["digits", "char-lm"], cluster("built-in job to train without a script")] = "digits"
+    record: Annotated[Path | None, debugging("file for one JSON line per step")] = None
+    trace: Annotated[Path | None, debugging("folder for a Perfetto trace of this worker")] = None
+    save_parameters: Annotated[Path | None, checkpoint("file for the last parameters, from rank 0")] = None
+    save_parameters_at: Annotated[
+        Count | None, checkpoint("also save the parameters after this many steps, in a file next to it")
+    ] = None
+    bucket_bytes: Annotated[
+        Bytes | None, data_path("gradient that is exchanged together, in bytes", "tuned in the first steps")
+    ] = None
+    timeout: Annotated[Seconds, cluster("seconds that an exchange or the start may take")] = 300.0
+    hardship: Annotated[
+        Path | None, debugging("experiments: JSON file with this worker's delays in each step", hidden=True)
+    ] = None
+    log_format: Annotated[LogFormat, debugging("format of a log line")] = "text"
 
     def __post_init__(self) -> None:
         if self.server is None:

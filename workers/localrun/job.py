@@ -7,8 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Annotated
+
+import typer
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
@@ -25,28 +29,67 @@ LEASE_SECONDS = 5.0
 """For how long the hub keeps the place of a worker that it does not hear of."""
 
 
+_cluster = partial(typer.Option, rich_help_panel="Cluster")
+_data_path = partial(typer.Option, rich_help_panel="Data path")
+_debugging = partial(typer.Option, rich_help_panel="Debugging")
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
-    """What `ps-run` was told; the fields are its flags."""
+    """What `ps-run` does; the fields are its flags."""
 
-    num_proc: int | None = None
-    min_num_proc: int | None = None
-    max_num_proc: int | None = None
-    reset_limit: int | None = None
-    hosts: str | None = None
-    hostfile: Path | None = None
-    host_discovery_script: str | None = None
-    slots_per_host: int | None = None
-    topology: str = "hub"
-    backend: str | None = None
-    transport: str | None = None
-    aggregate: bool = False
-    shards: int = 1
-    output_filename: Path | None = None
-    timeline_filename: str | None = None
-    fusion_threshold_mb: int | None = None
-    start_timeout: float = 300.0
-    verbose: bool = False
+    num_proc: Annotated[
+        int | None,
+        _cluster("-np", "--num-proc", min=1, help="number of workers [default: the hosts' slots, or 1]"),
+    ] = None
+    hosts: Annotated[str | None, _cluster("-H", "--hosts", help="localhost:SLOTS")] = None
+    hostfile: Annotated[
+        Path | None,
+        _cluster("-hostfile", "--hostfile", help="file with lines such as localhost slots=4"),
+    ] = None
+    host_discovery_script: Annotated[
+        str | None, _cluster(help="elastic: program that prints localhost:SLOTS; runs once")
+    ] = None
+    slots_per_host: Annotated[
+        int | None, _cluster(min=1, help="slots of a host without a number [default: 1]")
+    ] = None
+    min_num_proc: Annotated[
+        int | None,
+        _cluster(
+            "--min-np", "--min-num-proc", min=1, help="elastic: workers that training needs to continue"
+        ),
+    ] = None
+    max_num_proc: Annotated[
+        int | None,
+        _cluster("--max-np", "--max-num-proc", help="elastic: upper limit; there are never more than -np"),
+    ] = None
+    reset_limit: Annotated[
+        int | None, _cluster(min=0, help=f"elastic: lost workers to replace [default: {RESTARTS}]")
+    ] = None
+    shards: Annotated[int, _cluster(min=1, help="shard processes of the hub")] = 1
+    start_timeout: Annotated[
+        float, _cluster(envvar="HOROVOD_START_TIMEOUT", help="seconds that the start may take")
+    ] = 300.0
+    topology: Annotated[str, _data_path(help="hub or ring")] = "hub"
+    backend: Annotated[
+        str | None, _data_path(help="library that carries the ring: gloo or nccl [default: gloo]")
+    ] = None
+    transport: Annotated[
+        str | None, _data_path(help="transport to the hub: auto, shm, zmq or grpc [default: auto]")
+    ] = None
+    aggregate: Annotated[
+        bool, _data_path("--aggregate", help="the hub averages gradients; each worker runs its own optimizer")
+    ] = False
+    fusion_threshold_mb: Annotated[
+        int | None, _data_path(min=0, help="MiB of gradients that are exchanged together [default: 4]")
+    ] = None
+    output_filename: Annotated[
+        Path | None, _debugging(help="folder for copies of the output: rank.N/stdout and rank.N/stderr")
+    ] = None
+    timeline_filename: Annotated[
+        str | None, _debugging(help="file for rank 0's trace of Horovod's operations")
+    ] = None
+    verbose: Annotated[bool, _debugging("--verbose", help="show the server's log")] = False
 
     @property
     def size(self) -> int:

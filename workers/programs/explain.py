@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
+from hubring.ps.config.options import Command, ConfigFile, options, takes
+from hubring.ps.config.worker import WorkerConfig
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -28,24 +31,16 @@ class Value:
     source: str
 
 
-@app.command()
+@app.command(cls=Command)
+@takes(options(WorkerConfig, ["server", "topology", "backend", "rank", "world_size", "local_rank"]))
 def env(
     explain: Annotated[bool, typer.Option("--explain", help="say where each value comes from")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of lines")] = False,
-    server: Annotated[str | None, typer.Option(help="as of ps-worker, like all that follow")] = None,
-    topology: Annotated[str | None, typer.Option()] = None,
-    backend: Annotated[str | None, typer.Option()] = None,
-    rank: Annotated[int | None, typer.Option()] = None,
-    world_size: Annotated[int | None, typer.Option()] = None,
-    local_rank: Annotated[int | None, typer.Option()] = None,
-    config: Annotated[Path | None, typer.Option()] = None,
+    config: ConfigFile = None,
+    **flags: object,
 ) -> None:
     """Print this worker's place: rank, sizes, launcher, server, device and threads."""
-    flags = dict(locals())
-    config_file = flags.pop("config")
-    for own in ("explain", "as_json"):
-        flags.pop(own)
-    raise SystemExit(_run(flags, config_file, explain, as_json))
+    raise SystemExit(_run(flags, config, explain, as_json))
 
 
 def main(argv: list[str]) -> None:
@@ -54,8 +49,6 @@ def main(argv: list[str]) -> None:
 
 
 def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, as_json: bool) -> int:
-    import sys
-
     from hubring.ps.core.errors import HubringError
 
     try:
