@@ -1,4 +1,4 @@
-"""`ps-server`: start a hub, ask it how it goes, make it save, submit a job, find out what is wrong.
+"""`ps-server`: start a hub, print its status, make it save, submit a job, check this machine.
 
 Only typer and the settings are imported here, so that `--help` answers at once.
 """
@@ -26,17 +26,17 @@ _OF_WORKER = (
     *("topology", "backend", "aggregate", "compress", "transport"),
     *("job", "save_parameters", "log_format"),
 )
-"""The flags of `submit` that the server or the workers get."""
+"""Flags of `submit` that it passes on to the server or to the workers."""
 
 app = typer.Typer(
-    help="The hub: a parameter server, and the meeting point of the ring.",
+    help="Run a hub: the parameter server, and the meeting point of a ring.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-Address = Annotated[str, typer.Argument(help="the server's HOST:PORT, as its banner names it")]
+Address = Annotated[str, typer.Argument(help="HOST:PORT of the server, from its banner")]
 
 
 @app.command(cls=Command)
@@ -48,18 +48,18 @@ def start(config: ConfigFile = None, **flags: object) -> None:
 
 @app.command()
 def status(server: Address) -> None:
-    """Print how a hub is doing, as one JSON object."""
+    """Print the status of a hub as one JSON object."""
     _run(lambda: (0, _status(server)))
 
 
 @app.command()
 def health(
-    server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard as its status names it")],
+    server: Annotated[str, typer.Argument(help="HOST:PORT of a hub, or of a shard from the hub's status")],
     service: Annotated[
-        str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [the process]")
+        str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [default: the process]")
     ] = "",
 ) -> None:
-    """End with 0 if a hub or one of its services is serving, else with 69: for a container's health check."""
+    """Exit with 0 if a hub or one of its services is serving, else with 69; for container health checks."""
     _run(lambda: (0, _health(server, service)))
 
 
@@ -73,15 +73,15 @@ def checkpoint(server: Address) -> None:
 @takes(options(ServerConfig, ["checkpoint_dir"]))
 def doctor(
     server: Annotated[
-        str | None, typer.Argument(help="HOST:PORT of a running server: look at the way to it too")
+        str | None, typer.Argument(help="HOST:PORT of a running server; also checks the connection to it")
     ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="seconds that the checks may take")] = 12.0,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
-    """Look for what would keep a job from running here, and name each mend.
+    """Check whether a job can run on this machine, and suggest a fix for each problem.
 
-    Ends with 0 if nothing failed, with 69 if only the server is missing, with 78 if this machine fails.
+    Exits with 0 if nothing failed, with 69 if only the server is missing, with 78 if this machine fails.
     """
     terminal.unwind_on_sigterm()
     raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
@@ -92,17 +92,19 @@ def doctor(
 def submit(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- SCRIPT ARGS...]", help="your script and its arguments; none: --job"),
+        typer.Argument(
+            metavar="[-- SCRIPT ARGS...]", help="your script and its arguments [default: a built-in --job]"
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what the engine would read, and nothing else")
+        bool, typer.Option("--dry-run", help="print what the engine would read, and submit nothing")
     ] = False,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
-    """Hand a job to SLURM, Kubernetes or Compose: the server, its workers, and how they find each other.
+    """Submit a job, a server and its workers, to SLURM, Kubernetes or Compose.
 
-    What is not a flag here may stand in the TOML file's tables, or in PS_* of the environment.
+    Set other options in the TOML file's tables or with PS_* variables.
     """
     _run(lambda: _submit(flags, command or [], config, dry_run))
 

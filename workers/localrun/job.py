@@ -42,10 +42,12 @@ class LocalJob:
         int | None,
         _cluster("-np", "--num-proc", min=1, help="number of workers [default: the hosts' slots, or 1]"),
     ] = None
-    hosts: Annotated[str | None, _cluster("-H", "--hosts", help="localhost:SLOTS")] = None
+    hosts: Annotated[
+        str | None, _cluster("-H", "--hosts", help="where to start workers: localhost:SLOTS")
+    ] = None
     hostfile: Annotated[
         Path | None,
-        _cluster("-hostfile", "--hostfile", help="file with lines such as localhost slots=4"),
+        _cluster("-hostfile", "--hostfile", help="file with lines as in localhost slots=4"),
     ] = None
     host_discovery_script: Annotated[
         str | None, _cluster(help="elastic: program that prints localhost:SLOTS; runs once")

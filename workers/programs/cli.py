@@ -1,4 +1,4 @@
-"""`ps-worker`: runs a training script, or a job that ships, as one worker.
+"""`ps-worker`: runs a training script, or a built-in job, as one worker.
 
 Only typer and the settings are imported here, so that `--help` answers at once.
 """
@@ -29,18 +29,20 @@ JOBS = {"digits": "hubring.workers.examples.digits", "char-lm": "hubring.workers
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SCRIPT] [ARGS]...", help="your script and its arguments; none: --job"),
+        typer.Argument(
+            metavar="[SCRIPT] [ARGS]...", help="your script and its arguments [default: a built-in --job]"
+        ),
     ] = None,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
     """Train as one worker: through a hub, around a ring, or alone.
 
-    Arguments for a job that ships stand behind --, as in: ps-worker --job digits -- --epochs 3
+    Pass arguments to a built-in job after --, as in: ps-worker --job digits -- --epochs 3
 
-    ps-worker bench times the exchange alone: see ps-worker bench --help
+    ps-worker bench measures the exchange: see ps-worker bench --help
 
-    ps-worker env --explain says which rank this would be, and why
+    ps-worker env --explain prints which rank this worker would have, and why
     """
     raise SystemExit(_run(flags, config, command or []))
 

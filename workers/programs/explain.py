@@ -34,8 +34,8 @@ class Value:
 @app.command(cls=Command)
 @takes(options(WorkerConfig, ["server", "topology", "backend", "rank", "world_size", "local_rank"]))
 def env(
-    explain: Annotated[bool, typer.Option("--explain", help="say where each value comes from")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object instead of lines")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="print where each value comes from")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of lines")] = False,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:

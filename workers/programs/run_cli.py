@@ -28,23 +28,23 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 def run(
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SCRIPT [ARGS]...", help="your script, as such or behind python"),
+        typer.Argument(metavar="SCRIPT [ARGS]...", help="your script, with or without python in front of it"),
     ] = None,
     check_build: Annotated[
-        bool, typer.Option("-cb", "--check-build", help="print what there is here, and exit")
+        bool, typer.Option("-cb", "--check-build", help="print the features of this build, and exit")
     ] = False,
     version: Annotated[
-        bool, typer.Option("-v", "--version", help="print the version of Horovod's surface, and exit")
+        bool, typer.Option("-v", "--version", help="print the version of Horovod's API, and exit")
     ] = False,
     jsrun: Annotated[bool | None, typer.Option(hidden=True)] = None,
     **flags: Any,
 ) -> None:
     """Start a server and workers on this machine, and run a script on them.
 
-    The script may be written to workers, or to horovod.torch. Each line of its output is marked with
-    its rank. When one worker fails, all are ended; the exit code is the first failure's.
+    The script may use workers or horovod.torch. Each line of its output is marked with its rank. When one
+    worker fails, ps-run stops all workers. The exit code is that of the first failure.
 
-    horovodrun's other flags are accepted, and a line says which of them change nothing here.
+    ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
     if version:
         print("0.28.1")
