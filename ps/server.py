@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health
@@ -27,7 +28,9 @@ from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.timing import SystemTime
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
-from hubring.ps.shard.spawn import Settings, command, ending
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
+from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
 
@@ -38,15 +41,6 @@ HELD_UP_SECONDS = 0.5
 """A tick that comes later than that finds leases run out whose holders beat in time, and were not heard."""
 GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end."""
-STOP_SECONDS = 15.0
-"""How long shards get to stop by themselves; a busy machine takes its time."""
-
-
-class End(NamedTuple):
-    """How a shard process ended; `code` is negative for a signal."""
-
-    text: str
-    code: int
 
 
 class ShardProcesses:
@@ -54,51 +48,28 @@ class ShardProcesses:
 
     def __init__(self, count: int, control: str, config: ServerConfig) -> None:
         trace = str(config.trace or "")
-        settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
-        self._command = command(settings)
+        self._settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
         self._count = count
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._shards: Children[Child] = Children()
 
-    async def start(self) -> None:
+    def start(self) -> None:
         """Starts all of them; they register with the coordinator by themselves."""
         for _ in range(self._count):
-            process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                process_group=0,  # a Ctrl-C in the terminal is ours to handle
-            )
-            self._processes.append(process)
+            self._shards.add(start("a shard process", self._settings))
 
     @property
     def started(self) -> set[tuple[str, int]]:
         """Host and process id of each, as shards tell them to the coordinator."""
-        return {(socket.gethostname(), process.pid) for process in self._processes}
+        return {(socket.gethostname(), shard.pid) for shard in self._shards.started}
 
-    async def first_end(self) -> End:
-        """Waits until one of them ends; for ever where there are none."""
-        if not self._processes:
-            await asyncio.Event().wait()
-        ends = {asyncio.create_task(process.wait()): process for process in self._processes}
-        done, running = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in running:
-            task.cancel()
-        process = ends[done.pop()]
-        code = process.returncode or 0
-        return End(f"a shard process (pid {process.pid}) {ending(code)}", code)
+    @property
+    def ended(self) -> Child | None:
+        """One that has ended; None while all run."""
+        return next((shard for shard in self._shards.started if shard.code is not None), None)
 
     async def stop(self) -> None:
-        """Ends them: by the closed pipe, and who does not heed it by force."""
-        for process in self._processes:
-            if process.stdin is not None:
-                process.stdin.close()
-        waits = [asyncio.create_task(process.wait()) for process in self._processes]
-        if waits:
-            await asyncio.wait(waits, timeout=STOP_SECONDS)
-        for process in self._processes:
-            if process.returncode is None:
-                log.warning("shard process %d did not stop: killed", process.pid)
-                process.kill()
-                await process.wait()
+        """Ends them: by the closed pipe, and by force where that is not enough."""
+        await asyncio.to_thread(self._shards.end)
 
 
 class Server:
@@ -142,7 +113,7 @@ class Server:
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
-            await shards.start()
+            shards.start()
             self._banner(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # leases run meanwhile
@@ -223,7 +194,6 @@ class Server:
 
     async def _supervise(self, coordinator: Coordinator, shards: ShardProcesses) -> None:
         """Runs until the coordinator is done, a shard died, or somebody is in a hurry."""
-        died = asyncio.create_task(shards.first_end())
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
         due = time.monotonic()
         try:
@@ -231,14 +201,14 @@ class Server:
                 late = time.monotonic() - due
                 if late > HELD_UP_SECONDS:
                     coordinator.excuse(late)
-                if died.done():
-                    coordinator.shard_lost(died.result().text)
+                if (shard := shards.ended) is not None:
+                    coordinator.shard_lost(f"{shard} {shard.ended}")
                 await coordinator.tick()
                 await self._health.tell(coordinator.troubles())
                 due = time.monotonic() + TICK_SECONDS
                 await asyncio.wait(ends, timeout=TICK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (died, *ends):
+            for task in ends:
                 task.cancel()
 
     @staticmethod
@@ -300,17 +270,15 @@ async def join(config: ServerConfig) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(number, quit_.set)
-    await shards.start()
+    shards.start()
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
-    died, told = asyncio.create_task(shards.first_end()), asyncio.create_task(quit_.wait())
-    await asyncio.wait([died, told], return_when=asyncio.FIRST_COMPLETED)
-    end = died.result() if died.done() else End("", 0)
-    for task in (died, told):
-        task.cancel()
+    while (ended := shards.ended) is None and not quit_.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
     await shards.stop()
-    if end.code < 0:
-        raise HubringError(end.text)
-    return end.code
+    if ended is not None and (ended.code or 0) < 0:
+        raise HubringError(f"{ended} {ended.ended}")
+    return 0 if ended is None else ended.exit_code()
 
 
 def _write_address(path: Path, address: str) -> None:

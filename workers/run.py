@@ -70,8 +70,10 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
 def _run_script(script: Path, arguments: list[str]) -> None:
     """As `python script arguments` would."""
     sys.argv = [str(script), *arguments]
-    if not sys.flags.safe_path:  # else the first entry is not the folder of our own program
-        sys.path[0] = str(script.resolve().parent)
+    if not environment().get("PYTHONSAFEPATH"):  # there Python leaves the folder out, too
+        if not sys.flags.safe_path:
+            del sys.path[0]  # the folder of our own program
+        sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
 

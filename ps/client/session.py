@@ -38,7 +38,9 @@ from hubring.ps.core.waiting import Waiting, sentence
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plans import bucket_to_proto, slice_from_proto
-from hubring.ps.shard.colocated import Companion, place
+from hubring.ps.process.child import Child
+from hubring.ps.shard.colocated import outlast, place
+from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import Line
@@ -118,7 +120,7 @@ class Session:
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
         self._left = threading.Event()
-        self._companion: Companion | None = None
+        self._companion: Child | None = None
         self._log_format = log_format
         self._trace = trace
         self._channel = open_channel(address)
@@ -171,7 +173,8 @@ class Session:
     def _bring_shard(self, reply: pb.JoinReply) -> None:
         dialled, _ = split(self.address)
         host = place(dialled, reply.server_host, reply.insecure)
-        self._companion = Companion(self.address, host, reply.incarnation, self._log_format, self._trace)
+        settings = Settings(self.address, host, self._log_format, reply.incarnation, trace=self._trace)
+        self._companion = start("its shard", settings)
         log.info("the hub keeps its shards beside its workers: serving one on %s", host)
 
     def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:
@@ -416,10 +419,10 @@ class Session:
         try:
             if self._left.is_set() and self._companion is not None:
                 self._goodbye.wait_seconds = 2.0
-                self._companion.outlast(self._say_goodbye)
+                outlast(self._companion, self._say_goodbye)
         finally:
             if self._companion is not None:
-                self._companion.end()
+                self._companion.stop()
             self._channel.close()
 
     def _say_goodbye(self) -> str:

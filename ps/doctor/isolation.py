@@ -22,7 +22,7 @@ import msgspec
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.doctor.finding import Finding, failure, skipped
-from hubring.ps.shard.spawn import ending
+from hubring.ps.process.child import ending
 
 LAST_SECONDS = 5.0
 """How long a killed process may take to end; one that hangs in the kernel is left to it."""

@@ -7,78 +7,32 @@ worker's own training, and never the worker.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-import subprocess
 import time
 from collections.abc import Callable
 
 from hubring.ps.config.address import is_loopback
-from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.waiting import TOLD_EVERY
-from hubring.ps.shard.spawn import Settings, command, ending
+from hubring.ps.process.child import Child
 from hubring.ps.transport.host import towards
 
 log = logging.getLogger(__name__)
 
-STOP_SECONDS = 15.0
-"""How long the shard gets to stop by itself; a busy machine takes its time."""
 
-
-class Companion:
-    """One shard process beside this worker.
+def outlast(shard: Child, needs: Callable[[], str]) -> None:
+    """Returns once no other worker needs this worker's shard, or the shard has ended.
 
     Args:
-        control: The coordinator's `HOST:PORT`, as this worker dials it.
-        host: Address to listen on.
-        worker: This worker's incarnation: the coordinator takes the shard as its.
-        log_format: How the shard's log looks.
-        trace: Folder for a trace of what it does; empty: none.
+        shard: This worker's.
+        needs: Waits a little; returns who needs it, empty if nobody does.
     """
-
-    def __init__(self, control: str, host: str, worker: int, log_format: LogFormat, trace: str = "") -> None:
-        self._process = subprocess.Popen(
-            command(Settings(control, host, log_format, worker, trace=trace)),
-            stdin=subprocess.PIPE,
-            process_group=0,  # a Ctrl-C in the terminal is the worker's to handle
-        )
-
-    def __str__(self) -> str:
-        return f"its shard (pid {self._process.pid})"
-
-    @property
-    def ended(self) -> str:
-        """How it ended, as a clause; empty while it runs."""
-        code = self._process.poll()
-        return "" if code is None else ending(code)
-
-    def outlast(self, needs: Callable[[], str]) -> None:
-        """Returns once nobody needs it any more, or it has ended.
-
-        Args:
-            needs: Waits a little; returns who needs it, empty if nobody does.
-        """
-        told = -math.inf
-        while (whom := needs()) and not self.ended:
-            if time.monotonic() - told > TOLD_EVERY:
-                log.info("done here; %s still serves %s", self, whom)
-                told = time.monotonic()
-
-    def end(self) -> None:
-        """Ends it: by a word, and if it does not heed that by force."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already
-            # Closing the pipe would not do: a process that the script forked may hold its other copy.
-            self._process.stdin.write(b"\n")
-            self._process.stdin.close()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            log.warning("%s did not stop: killed", self)
-            self._process.kill()
-            self._process.wait()
+    told = -math.inf
+    while (whom := needs()) and not shard.ended:
+        if time.monotonic() - told > TOLD_EVERY:
+            log.info("done here; %s still serves %s", shard, whom)
+            told = time.monotonic()
 
 
 def place(dialled: str, told: str, insecure: bool) -> str:

@@ -1,13 +1,15 @@
-"""How a shard process is started, and how it ended: what its parents have in common."""
+"""How a shard process is started: what its parents have in common."""
 
 from __future__ import annotations
 
 import os
-import sys
+from subprocess import PIPE
 
 import msgspec
 
 from hubring.ps.config.kinds import LogFormat
+from hubring.ps.process.child import Child
+from hubring.ps.process.command import module_command
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -32,11 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     trace: str = ""
 
 
-def command(settings: Settings) -> list[str]:
-    """Program and arguments. Its standard input must be a pipe: a byte there, or its end, ends the shard."""
-    return [sys.executable, "-m", "hubring.ps.shard.process", msgspec.json.encode(settings).decode()]
-
-
-def ending(code: int) -> str:
-    """How a process with this return code ended, as a clause."""
-    return f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+def start(name: str, settings: Settings) -> Child:
+    """Starts a shard process. A byte on its standard input, or its end, ends the shard."""
+    words = msgspec.json.encode(settings).decode()
+    return Child(name, module_command("hubring.ps.shard.process", words), stdin=PIPE)

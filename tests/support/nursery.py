@@ -5,7 +5,7 @@ for its first optimizer; the tests start some two thousand. A fork is a process 
 has its own id, files, signals and end, and is the child of whoever asked for it.
 
 The nursery forks the tests' programs. Each program has a seed, a fork from before it began, which
-does the same for it: what the program starts as `python -m MODULE` is forked from its seed, and all
+does the same for it: what the program starts as `python [-P] -m MODULE` is forked from its seed, and all
 else is started as ever.
 """
 
@@ -207,6 +207,14 @@ def _run(
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
+def _module(command: list[str]) -> list[str]:
+    """The module that a command runs, and its arguments; empty if it runs something else."""
+    for python in ([sys.executable, "-P", "-m"], [sys.executable, "-m"]):
+        if command[: len(python)] == python:
+            return command[len(python) :]
+    return []
+
+
 def _fork_modules(seed: socket.socket) -> None:
     """From here on, `subprocess` has this process's seed fork what runs a module of Python's.
 
@@ -220,7 +228,7 @@ def _fork_modules(seed: socket.socket) -> None:
     def start(process: Any, args: Any, *how: Any) -> None:
         _, preexec, _, pass_fds, folder, environment, *_ = how
         pipes, (session, group) = how[9:15], how[-2:]
-        module = list(args[2:]) if list(args[:2]) == [sys.executable, "-m"] else []
+        module = _module(list(args))
         if not module or preexec or pass_fds or folder:
             return afresh(process, args, *how)
         stdin, _, _, stdout, _, stderr = pipes

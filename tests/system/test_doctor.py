@@ -361,7 +361,8 @@ def test_a_torch_that_does_not_load_is_a_failure_and_hides_nothing(cluster: Clus
     report = examine(cluster, code=78, within=["env", f"PYTHONPATH={path}"])
     assert report.failures == ["torch"]
     assert [report[name]["found"] for name in ("CUDA", "NCCL", "Gloo")] == ["torch failed"] * 3
-    assert report["torch"]["found"] == "the check was killed by signal 6; it said last: illegal instruction"
+    words = "the check was killed by signal 6 (SIGABRT); it said last: illegal instruction"
+    assert report["torch"]["found"] == words
     assert report["memory"]["state"] != "failure"
 
 

@@ -15,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 
 from hubring.ps.config.environment import become
-from hubring.workers.compare.process import Process
+from hubring.ps.process.command import module_command
+from hubring.workers.compare.process import RunProcess
 
 _SERVER = multiprocessing.get_context("forkserver")
 # torch._dynamo comes with the first optimizer, and is half of the time.
@@ -24,8 +25,8 @@ _SERVER.set_forkserver_preload(
 )
 
 
-class Forked(Process):
-    """A child in which a module's `main()` runs, as `python -m MODULE ARGUMENTS` would; see `Process`."""
+class Forked(RunProcess):
+    """A child in which a module's `main()` runs, as `python -m MODULE ARGUMENTS` would; see `RunProcess`."""
 
     def __init__(
         self,
@@ -35,9 +36,7 @@ class Forked(Process):
         directory: Path,
         environment: Mapping[str, str],
     ) -> None:
-        self.name = name
-        self.command = (sys.executable, "-m", module, *arguments)
-        self.out, self.err = directory / f"{name}.out", directory / f"{name}.err"
+        super().__init__(name, module_command(module, *arguments), directory)
         self.err.touch()
         told = (module, list(arguments), str(self.out), str(self.err), dict(environment))
         self._forked = _SERVER.Process(target=_run, args=told, daemon=True)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import ConnectionLost
+from hubring.ps.process.command import module_command
 from hubring.workers.bench.fork import Forked
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.row import Row
 from hubring.workers.bench.usage import cpu_seconds
-from hubring.workers.compare.process import Process, Processes, ProcessFailed
+from hubring.workers.compare.process import Process, Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.runner import await_address
 
 # Not imported: it brings torch, which the bench itself does not need.
@@ -111,24 +111,24 @@ class Team:
         return [json.loads(line.hear(self._timeout)) for line in self._lines]
 
     def _cpu(self) -> float:
-        return sum(cpu_seconds(process.pid) for process in self._started)
+        return sum(cpu_seconds(process.pid) for process in self._started if process.pid is not None)
 
     # How they start.
 
-    def _serve(self) -> Process:
+    def _serve(self) -> RunProcess:
         size = ["--workers", str(self._job.size)]
         if self.row.transport != "shm":  # over a wire as the limit has them; else as a script gets them
             size += ["--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
-        command = [sys.executable, "-m", "hubring.ps.cli", "start", *flags, *(self.row.server or ())]
+        command = module_command("hubring.ps.cli", "start", *flags, *(self.row.server or ()))
         return self._start(f"{self.row.name} server", command)
 
-    def _members(self) -> Iterator[Process]:
+    def _members(self) -> Iterator[RunProcess]:
         name, size = self.row.name, self._job.size
         if self.row.launcher == "mpirun":
             flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
-            command = ["mpirun", *flags, sys.executable, "-m", MEMBER, *self._told(0)]
+            command = ["mpirun", *flags, *module_command(MEMBER, *self._told(0))]
             yield self._start(name, command)
             return
         if self.row.beside:
@@ -137,13 +137,13 @@ class Team:
             command = [MEMBER] if self.row.server is None else self._worker(rank)
             yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
 
-    def _start(self, name: str, command: list[str]) -> Process:
+    def _start(self, name: str, command: list[str]) -> RunProcess:
         place = self._processes.directory, self._processes.environment
-        return self._processes.adopt(Process(name, command, *place))
+        return self._processes.add(Process(name, command, *place))
 
-    def _fork(self, name: str, module: str, *arguments: str) -> Process:
+    def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment
-        return self._processes.adopt(Forked(name, module, arguments, *place))
+        return self._processes.add(Forked(name, module, arguments, *place))
 
     def _told(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side

@@ -10,41 +10,36 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable
+from itertools import takewhile
+from subprocess import PIPE
 from types import TracebackType
+
+from hubring.ps.process.child import Child
+from hubring.ps.process.command import module_command
 
 
 class Lifeline:
     """Our end; leaving the `with` block ends the process."""
 
     def __enter__(self) -> Lifeline:
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__],
-            stdin=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # neither Ctrl-C nor the end of a terminal is for it
-        )
+        self._child = Child("the lifeline", module_command(__name__), stdin=PIPE, session=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.communicate()
+        self._child.ask_to_stop()
+        self._child.wait()
 
     def hold(self, pid: int) -> None:
         """From here on the session of this process ends with us."""
-        self._tell(f"+{pid}")
+        self._child.tell(f"+{pid}")
 
     def release(self, pid: int) -> None:
         """It has ended: its number may soon be another's."""
-        self._tell(f"-{pid}")
-
-    def _tell(self, word: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
+        self._child.tell(f"-{pid}")
 
 
 def keep(words: Iterable[str]) -> None:
@@ -66,4 +61,4 @@ def keep(words: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    keep(sys.stdin)
+    keep(takewhile(str.strip, sys.stdin))

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
 from hubring.workers.compare.lifeline import Lifeline
 
 POLL_SECONDS = 0.1
@@ -25,7 +23,7 @@ class ProcessFailed(HubringError):
     """A child ended with an error; the message shows the end of what it said."""
 
 
-class Child(ABC):
+class RunProcess(ABC):
     """One program of a run, on this machine or another, with its output in files that are seen here.
 
     Args:
@@ -82,7 +80,7 @@ class Child(ABC):
         return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in said)
 
 
-class Process(Child):
+class Process(Child, RunProcess):
     """A child of this process. Its session is its own, so that Ctrl-C reaches it through its parent alone.
 
     Args:
@@ -99,48 +97,16 @@ class Process(Child):
         directory: Path,
         environment: Mapping[str, str],
     ) -> None:
-        super().__init__(name, command, directory)
+        RunProcess.__init__(self, name, command, directory)
         with self.out.open("wb") as out, self.err.open("wb") as err:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                env=environment,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
-    def code(self) -> int | None:
-        return self._child.poll()
-
-    def ask_to_stop(self) -> None:
-        if self.code is None:
-            self._child.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Sends SIGKILL to it alone, as a host that goes down would."""
-        self._child.kill()
-
-    def end(self, timeout: float) -> None:
-        try:
-            self._child.wait(timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.wait()
+            Child.__init__(self, name, command, environment, stdout=out, stderr=err, session=True)
 
 
-C = TypeVar("C", bound=Child)
-
-Start = Callable[[str, Sequence[str], Path, Mapping[str, str]], Child]
+Start = Callable[[str, Sequence[str], Path, Mapping[str, str]], RunProcess]
 """Starts a program; the arguments are `Process`'s."""
 
 
-class Processes:
+class Processes(Children[RunProcess]):
     """All children of one run; leaving the `with` block ends them.
 
     Args:
@@ -159,7 +125,7 @@ class Processes:
         lifeline: Lifeline | None = None,
         start: Start = Process,
     ) -> None:
-        self.started: list[Child] = []
+        super().__init__(GRACE_SECONDS)
         self.directory = directory
         self.environment = environment
         self._lifeline = lifeline
@@ -167,32 +133,23 @@ class Processes:
         self._timeout = timeout
         self._deadline = time.monotonic() + timeout
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for process in self.started:
-            process.ask_to_stop()
-        deadline = time.monotonic() + GRACE_SECONDS
-        for process in self.started:
-            process.end(max(0.0, deadline - time.monotonic()))
-            if self._lifeline is not None and process.pid is not None:
-                self._lifeline.release(process.pid)
-
-    def start(self, name: str, command: Sequence[str]) -> Child:
+    def start(self, name: str, command: Sequence[str]) -> RunProcess:
         """Starts one more; the arguments are `Process`'s."""
-        return self.adopt(self._start(name, command, self.directory, self.environment))
+        return self.add(self._start(name, command, self.directory, self.environment))
 
-    def adopt(self, process: C) -> C:
-        """Takes over a process that was started in another way; returns it."""
-        self.started.append(process)
-        if self._lifeline is not None and process.pid is not None:
-            self._lifeline.hold(process.pid)
-        return process
+    def add(self, child: RunProcess) -> RunProcess:
+        super().add(child)
+        if self._lifeline is not None and child.pid is not None:
+            self._lifeline.hold(child.pid)
+        return child
 
-    def running(self) -> list[Child]:
+    def end(self) -> None:
+        super().end()
+        for child in self.started:
+            if self._lifeline is not None and child.pid is not None:
+                self._lifeline.release(child.pid)
+
+    def running(self) -> list[RunProcess]:
         """Those that have not ended.
 
         Raises:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hubring.ps.config.address import is_loopback
+from hubring.ps.process.command import module_command
 from hubring.workers.compare.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.hardship.delays import Slowness
 from hubring.workers.compare.outcome import EARLY
@@ -70,28 +70,19 @@ class Programs:
         if self.experiment.slice_bytes is not None:
             flags["slice-bytes"] = self.experiment.slice_bytes
         words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
-        argv = [
-            sys.executable,
-            "-m",
-            "hubring.ps.cli",
-            "start",
-            "--once",
-            "--no-page",
-            *self._listening("server"),
-            *words,
-        ]
-        return self.hosts.command("server", [*argv, *row.server])
+        words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
+        return self.hosts.command("server", module_command("hubring.ps.cli", *words))
 
     def shard(self, number: int, server: str) -> list[str]:
         """A shard that is apart."""
         role = f"shard {number}"
         flags = _spell({"shards": 1, "trace": self.traces})
-        argv = [sys.executable, "-m", "hubring.ps.cli", "start", "--join", server, *flags]
-        return self.hosts.command(role, [*argv, *self._listening(role)])
+        words = ["start", "--join", server, *flags, *self._listening(role)]
+        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
     def status(self, server: str) -> list[str]:
         """Asks the server how it goes."""
-        return self.hosts.command("server", [sys.executable, "-m", "hubring.ps.cli", "status", server])
+        return self.hosts.command("server", module_command("hubring.ps.cli", "status", server))
 
     def worker(self, rank: int, server: str | None) -> list[str]:
         """The worker of this rank."""
@@ -104,15 +95,8 @@ class Programs:
                 flags["transport"] = self._transport()
         elif server is not None:
             flags["backend"] = self.experiment.backend
-        argv = [
-            sys.executable,
-            "-m",
-            "hubring.workers.programs.cli",
-            *_spell(flags),
-            *self.run.row.worker,
-            *self._job(),
-        ]
-        return self.hosts.command(f"worker {rank}", argv)
+        words = [*_spell(flags), *self.run.row.worker, *self._job()]
+        return self.hosts.command(f"worker {rank}", module_command("hubring.workers.programs.cli", *words))
 
     @property
     def peers(self) -> PeerPrograms:

@@ -22,7 +22,7 @@ from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.lifeline import Lifeline
 from hubring.workers.compare.outcome import Line, Outcome, divergence, latest
 from hubring.workers.compare.plan import Run
-from hubring.workers.compare.process import Child, Processes, ProcessFailed
+from hubring.workers.compare.process import Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.programs import Programs
 from hubring.workers.compare.site import Site, ThisMachine
 
@@ -136,7 +136,7 @@ def _make_anew(folder: Path) -> None:
 
 
 def _last_lines(
-    programs: Programs, server: Child | None, team: list[Child], victim: int | None, *, partly: bool
+    programs: Programs, server: RunProcess | None, team: list[RunProcess], victim: int | None, *, partly: bool
 ) -> tuple[Results, Mapping[str, Any] | None]:
     """The workers' by rank, None of the one that was killed, and that of a server of ours."""
     ranks = range(programs.workers)
@@ -156,7 +156,7 @@ def _last_line(read: Callable[[], Mapping[str, Any]], *, partly: bool) -> Mappin
         return {}
 
 
-def _start(programs: Programs, processes: Processes) -> tuple[Child | None, list[Child]]:
+def _start(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
     """Starts the server, its shards elsewhere, and the workers."""
     if programs.run.row.peer is not None:
         return _start_peer(programs, processes)
@@ -172,7 +172,7 @@ def _start(programs: Programs, processes: Processes) -> tuple[Child | None, list
     return server, [processes.start(f"worker {rank}", programs.worker(rank, address)) for rank in ranks]
 
 
-def _start_peer(programs: Programs, processes: Processes) -> tuple[Child | None, list[Child]]:
+def _start_peer(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
     """Starts a peer's servers, if it has any, and its workers: a process each, or one for all."""
     told = programs.peers
     servers = [processes.start(*each) for each in told.server_programs()]
@@ -198,7 +198,7 @@ def _status(programs: Programs, address: str) -> dict[str, list[object]]:
     return status
 
 
-def _await_end(programs: Programs, processes: Processes, team: list[Child], progress: Progress) -> None:
+def _await_end(programs: Programs, processes: Processes, team: list[RunProcess], progress: Progress) -> None:
     """Watches until all have ended, while the one whom the setting names is killed."""
     fault = programs.run.setting.fault
     if fault is None:

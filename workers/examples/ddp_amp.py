@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import hubring
+from hubring.ps.process.command import module_command
 from hubring.workers.examples import checkpoint
 from hubring.workers.examples.images import images
 from hubring.workers.examples.mnist import Network
@@ -80,7 +81,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> None:
     """Becomes the ps-worker that starts one process for each of this node's GPUs."""
     place = [f"--nodes={options.nodes}", f"--gpus={options.gpus}", f"--nr={options.nr}"]
     script = [__file__, *arguments, "--nodes=1", "--gpus=1", "--nr=0"]  # the last one counts
-    os.execv(sys.executable, [sys.executable, "-m", "hubring.workers.programs.cli", *place, *script])  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, module_command("hubring.workers.programs.cli", *place, *script))  # noqa: S606 - no shell is wanted
 
 
 def _tell(epoch: int, epochs: int, loss: Tensor) -> None:

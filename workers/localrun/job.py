@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from signal import SIGINT, SIGTERM
 from typing import Annotated
 
 import typer
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
+from hubring.ps.process.command import module_command
+from hubring.ps.process.signals import passing_on
 from hubring.workers.launchers.torchrun import OURS, told
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server
@@ -125,8 +124,8 @@ class LocalJob:
             command = [*self._command(server.address), *words]
             places = [self._variables(rank, size) for rank in range(size)]
             team = Team([command] * size, places, self.output_filename, patience)
-            with _passing_on(team):
-                code = team.wait(_say)
+            with passing_on((SIGINT, SIGTERM), team.signal):
+                code = team.run(_say)
             if code:
                 server.end(0.0)
         return code
@@ -151,7 +150,7 @@ class LocalJob:
         return Patience(least, restarts, pause=1.5 * LEASE_SECONDS)
 
     def _command(self, server: str) -> list[str]:
-        command = [sys.executable, "-m", "hubring.workers.programs.cli", "--server", server, "--as-horovod"]
+        command = module_command("hubring.workers.programs.cli", "--server", server, "--as-horovod")
         command += ["--topology", self.topology]
         if self.backend:
             command += ["--backend", self.backend]
@@ -173,18 +172,3 @@ class LocalJob:
 
 def _say(rank: int, code: int, verdict: Verdict) -> None:
     print(f"ps-run: rank {rank} ended with exit code {code}; {verdict}", file=sys.stderr)
-
-
-@contextmanager
-def _passing_on(team: Team) -> Iterator[None]:
-    """Lets the workers have the signals that this process gets."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        team.signal(number)
-
-    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from subprocess import DEVNULL
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
 from hubring.ps.core.errors import DeadlineExceeded, ServerUnreachable
+from hubring.ps.process.child import Child
+from hubring.ps.process.command import module_command
 
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 20.0
@@ -48,18 +48,14 @@ class Server:
         self._folder = TemporaryDirectory(prefix="ps-run-")
         self._log = Path(self._folder.name) / "server.err"
         where = Path(self._folder.name) / "address"
-        command = [sys.executable, "-m", "hubring.ps.cli", "start", "--port", "0", "--once"]
-        command += ["--workers", str(workers), "--address-file", str(where), *flags]
+        command = module_command(
+            "hubring.ps.cli", "start", "--port", "0", "--once", "--workers", str(workers)
+        )
+        command += ["--address-file", str(where), *flags]
         with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                # Its last line is of no use beside the workers', but tells why it did not start.
-                stdout=log if verbose else subprocess.DEVNULL,
-                stderr=None if verbose else log,
-                env=environment,
-                process_group=0,  # a Ctrl-C in the terminal is ours to handle
-            )
+            # Its last line is of no use beside the workers', but tells why it did not start.
+            outputs = (log, None) if verbose else (DEVNULL, log)
+            self._child = Child("the server", command, environment, stdout=outputs[0], stderr=outputs[1])
         try:
             self.address = self._await(where, timeout)
         except BaseException:
@@ -76,23 +72,16 @@ class Server:
 
     def end(self, patience: float | None) -> None:
         """Waits `patience` seconds (None: as long as it takes) for its end, and then makes it end."""
-        for number, seconds in ((None, patience), (signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, None)):
-            if number is not None:
-                self._process.send_signal(number)
-            try:
-                self._process.wait(seconds)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        if not self._child.wait(patience):
+            self._child.stop(GRACE_SECONDS)
         self._folder.cleanup()
 
     def _await(self, where: Path, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         while not where.exists():
-            if (code := self._process.poll()) is not None:
-                said = self._log.read_text(errors="replace") or f"it ended with {code} and said nothing"
+            if self._child.wait(LOOK_SECONDS):
+                said = self._log.read_text(errors="replace") or f"it {self._child.ended} and said nothing"
                 raise ServerUnreachable(f"the server did not start:\n{said}")
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(f"the server did not listen within {timeout:g} s (--start-timeout)")
-            time.sleep(LOOK_SECONDS)
         return where.read_text().strip()

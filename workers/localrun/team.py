@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from queue import SimpleQueue
+from subprocess import PIPE
 
-from hubring.workers.localrun.stream import OUTPUTS, Stream, folder_of
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children, first_ended
+from hubring.ps.process.output import Output
+from hubring.workers.localrun.stream import OUTPUTS, folder_of
 
-GRACE_SECONDS = 15.0
-"""How long workers get to end by themselves once another has failed."""
 
-
-class Worker:
+class Worker(Child):
     """One worker process and its outputs.
 
     Args:
@@ -31,36 +29,19 @@ class Worker:
     def __init__(
         self, rank: int, command: Sequence[str], environment: Mapping[str, str], folder: Path | None
     ) -> None:
+        super().__init__(f"rank {rank}", command, environment, stdout=PIPE, stderr=PIPE)
         self.rank = rank
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            process_group=0,  # a Ctrl-C in the terminal is ours to pass on, once
-        )
-        assert self._process.stdout is not None
-        assert self._process.stderr is not None
-        sources, targets = (
-            (self._process.stdout, self._process.stderr),
-            (sys.stdout.buffer, sys.stderr.buffer),
-        )
-        self._streams = [
-            Stream(source, target, f"[{rank}]<{name}>:", folder / name if folder is not None else None)
-            for name, source, target in zip(OUTPUTS, sources, targets, strict=True)
+        pipes = (self.stdout, sys.stdout.buffer), (self.stderr, sys.stderr.buffer)
+        self._outputs = [
+            Output(source, target, f"[{rank}]<{name}>:", folder / name if folder is not None else None)
+            for name, (source, target) in zip(OUTPUTS, pipes, strict=True)
         ]
 
-    def wait(self) -> int:
-        """Its exit code, 128+n if signal n ended it, once it has ended and everything it said is out."""
-        code = self._process.wait()
-        for stream in self._streams:
-            stream.join()
-        return code if code >= 0 else 128 - code
-
-    def signal(self, number: int) -> None:
-        """Passes a signal on; one that has ended is not missed."""
-        self._process.send_signal(number)
+    def end(self, seconds: float) -> None:
+        """Returns once it has ended, see `Child`, and everything it said is out."""
+        super().end(seconds)
+        for output in self._outputs:
+            output.join()
 
 
 class Verdict(StrEnum):
@@ -117,25 +98,18 @@ class Team:
     ) -> None:
         self._commands, self._environments, self._folder = commands, environments, folder
         self._patience = patience or Patience(least=len(commands))
-        self._events: SimpleQueue[tuple[int, int | None]] = SimpleQueue()
-        """Ranks with the exit code of a worker that has ended, or None: the place is free."""
-        self._running: dict[int, Worker] = {}
-        self._awaited: set[int] = set()
-        """Ranks whose places will be free."""
-        try:
-            for rank in range(len(commands)):
-                self._start(rank)
-        except BaseException:
-            self._pass_on(signal.SIGKILL)
-            raise
+        self._workers: Children[Worker] = Children()
+        self._running: list[Worker] = []
+        self._places: dict[int, float] = {}
+        """When the place of a rank that is to be started anew will be free."""
 
     def signal(self, number: int) -> None:
         """Passes a signal on to all; none is started anew after that."""
         self._patience = Patience(least=len(self._commands))
-        self._pass_on(number)
+        self._workers.signal(number)
 
-    def wait(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
-        """Waits for all; when one fails whom training needs, the others are ended.
+    def run(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
+        """Starts all and waits for them; when one fails whom training needs, the others are ended.
 
         Args:
             on_failure: Told rank and exit code of one that fails, and what is done about it.
@@ -143,45 +117,39 @@ class Team:
         Returns:
             The exit code of the failure that ended the job; 0 if there was none.
         """
-        first, finished = 0, 0
-        killer = threading.Timer(GRACE_SECONDS, self._pass_on, (signal.SIGKILL,))
-        while self._running or self._awaited:
-            rank, code = self._events.get()
-            if code is None:
-                self._awaited.discard(rank)
-                if not first and not finished and self._patience.pause:
-                    self._start(rank)
-                continue
-            del self._running[rank]
-            finished += code == 0
-            if not code or first:
-                continue
-            verdict = self._patience.verdict(len(self._running), finished)
-            on_failure(rank, code, verdict)
-            if verdict is Verdict.ANEW:
-                self._await_place(rank)
-            elif verdict is Verdict.END:
-                first = code
-                self._pass_on(signal.SIGTERM)
-                killer.start()
-        killer.cancel()
-        return first
+        finished = 0
+        with self._workers:
+            for rank in range(len(self._commands)):
+                self._start(rank)
+            while self._running or self._places:
+                worker = first_ended(self._running, self._until_free())
+                if worker is None:
+                    self._fill(finished)
+                    continue
+                self._running.remove(worker)
+                worker.end(0.0)
+                finished += worker.code == 0
+                if not worker.code:
+                    continue
+                verdict = self._patience.verdict(len(self._running), finished)
+                on_failure(worker.rank, worker.exit_code(), verdict)
+                if verdict is Verdict.END:
+                    return worker.exit_code()
+                if verdict is Verdict.ANEW:
+                    self._places[worker.rank] = time.monotonic() + self._patience.pause
+        return 0
 
     def _start(self, rank: int) -> None:
         folder = folder_of(self._folder, rank, len(self._commands))
         worker = Worker(rank, self._commands[rank], self._environments[rank], folder)
-        self._running[rank] = worker
-        threading.Thread(target=self._watch, args=(worker,), name=f"wait {rank}").start()
+        self._running.append(self._workers.add(worker))
 
-    def _await_place(self, rank: int) -> None:
-        self._awaited.add(rank)
-        timer = threading.Timer(self._patience.pause, self._events.put, ((rank, None),))
-        timer.daemon = True
-        timer.start()
+    def _until_free(self) -> float | None:
+        return max(0.0, min(self._places.values()) - time.monotonic()) if self._places else None
 
-    def _pass_on(self, number: int) -> None:
-        for worker in list(self._running.values()):
-            worker.signal(number)
-
-    def _watch(self, worker: Worker) -> None:
-        self._events.put((worker.rank, worker.wait()))
+    def _fill(self, finished: int) -> None:
+        """Starts workers anew whose places are free."""
+        for rank in [rank for rank, free in self._places.items() if free <= time.monotonic()]:
+            del self._places[rank]
+            if self._patience.pause and not finished:
+                self._start(rank)

@@ -12,19 +12,22 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import IO, Any
+from subprocess import PIPE
+from typing import Any
 
 from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
 from hubring.ps.config.settings import flag
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, Preempted
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
+from hubring.ps.process.command import module_command
+from hubring.ps.process.output import Output
+from hubring.ps.process.signals import passing_on
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, told
 
@@ -94,25 +97,17 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
         log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
-    command = [
-        sys.executable,
-        "-m",
-        "hubring.workers.programs.cli",
-        *_again(flags, config_file),
-        "--",
-        *words,
-    ]
+    command = module_command("hubring.workers.programs.cli", *_again(flags, config_file), "--", *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
     given[PARENT] = str(os.getpid())
-    crew: list[_Member] = []
-    _pass_on_signals(crew)
-    for place in variables:
-        crew.append(_Member(command, {**given, **place}))
-    codes = [member.wait() for member in crew]
-    code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
-    terminal.last_line({"workers": [member.result for member in crew], "exit_code": code})
-    return code
+    with Children[Worker]() as crew, passing_on(_SIGNALS, crew.signal):
+        for number, place in enumerate(variables):
+            crew.add(Worker(f"worker {number}", command, {**given, **place}))
+        codes = [worker.exit_code() for worker in crew.started]
+        code = next((code for code in codes if code not in (0, Preempted.exit_code)), max(codes))
+        terminal.last_line({"workers": [worker.result() for worker in crew.started], "exit_code": code})
+        return code
 
 
 def _agreed(name: str, given: int | None, said: int | None, launcher: str) -> int | None:
@@ -132,53 +127,19 @@ def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
     return words
 
 
-class _Member:
+class Worker(Child):
     """One worker; its standard output goes on to ours, but for the last line, which is its result."""
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        self.result: dict[str, Any] = {}
-        self._process = subprocess.Popen(
-            command,
-            env=variables,
-            stdout=subprocess.PIPE,
-            process_group=0,  # a Ctrl-C in the terminal is ours to pass on, once
-        )
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
-        self._reader.start()
+    def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        super().__init__(name, command, variables, stdin=None, stdout=PIPE)
+        self._output = Output(self.stdout, sys.stdout.buffer, keeps_last=True)
 
-    def wait(self) -> int:
-        """Its exit code; 128+n if signal n ended it."""
-        code = self._process.wait()
-        self._reader.join()
-        return code if code >= 0 else 128 - code
-
-    def signal(self, number: int) -> None:
-        """Passes a signal on, if it still runs."""
-        self._process.send_signal(number)
-
-    def _read(self, output: IO[bytes]) -> None:
-        held = b""
-        for line in output:
-            _say(held)
-            held = line
+    def result(self) -> dict[str, Any]:
+        """Waits for its end; returns its result, which is empty if it was killed, or never came so far."""
+        last = self._output.join()
         try:
-            self.result = json.loads(held)
-        except ValueError:  # it was killed, or never came so far
-            _say(held)
-
-
-def _say(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.buffer.flush()
-
-
-def _pass_on_signals(crew: Sequence[_Member]) -> None:
-    """For those that are started later, too."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        for member in list(crew):
-            member.signal(number)
-
-    for number in _SIGNALS:
-        signal.signal(number, pass_on)
+            result: dict[str, Any] = json.loads(last)
+        except ValueError:
+            self._output.write(last)
+            return {}
+        return result

@@ -10,18 +10,17 @@ Script and package have to be on every node, as for any function of Ray's.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
+from hubring.ps.process.children import Children
+from hubring.ps.process.command import module_command
 from hubring.workers.localrun.server import Server
-from hubring.workers.programs.node_launcher import PARENT
+from hubring.workers.programs.node_launcher import PARENT, Worker
 
 
 def train(
@@ -109,20 +108,15 @@ class Hub:
 
 def work(words: Sequence[str]) -> dict[str, Any]:
     """Runs one worker on this node; returns its last line."""
-    command = [sys.executable, "-m", "hubring.workers.programs.cli", *words]
     variables = {**environment(), PARENT: str(os.getpid())}
-    ran = subprocess.run(command, stdout=subprocess.PIPE, env=variables, text=True, check=False)
-    if ran.returncode < 0:
-        return {"error": f"ended by signal {-ran.returncode}", "exit_code": 128 - ran.returncode}
-    said = ran.stdout.splitlines()
-    try:
-        result: dict[str, Any] = json.loads(said[-1])
-    except (IndexError, ValueError):
-        code = ran.returncode or 1
-        return {"error": f"ended with {ran.returncode} and no result; its log says why", "exit_code": code}
-    for line in said[:-1]:
-        print(line)
-    return result
+    with Children[Worker]() as started:
+        worker = started.add(
+            Worker("the worker", module_command("hubring.workers.programs.cli", *words), variables)
+        )
+        result, code = worker.result(), worker.exit_code()
+    if worker.code != code:  # a signal ended it
+        return {"error": worker.ended, "exit_code": code}
+    return result or {"error": f"{worker.ended} and no result; its log says why", "exit_code": code or 1}
 
 
 def _result(started: Any) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_one_that_raises_tells_what_and_keeps_what_it_had_told() -> None:
 
 def test_one_that_crashes_tells_by_which_signal_and_its_last_words() -> None:
     found = examine([Check("a", crashes, "mend it"), Check("b", fine, "-")], LONG)
-    words = f"the check was killed by signal {signal.SIGTERM.value}; it said last: Illegal something"
+    words = "the check was killed by signal 15 (SIGTERM); it said last: Illegal something"
     assert found == [failure("a", words, "mend it"), *fine()]
 
 

@@ -1,4 +1,4 @@
-"""Where a worker's shard listens, and that it ends when it should."""
+"""Where a worker's shard listens, and that it ends with its parent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.shard import colocated
-from hubring.ps.shard.colocated import Companion, place
+from hubring.ps.shard.colocated import place
 from hubring.ps.transport.host import towards
 from tests.conftest import GRACE, descendants, ends_by
 
@@ -50,35 +50,10 @@ def test_the_way_to_a_host_is_known_by_its_family() -> None:
         towards("no-such-host.invalid")
 
 
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard process that only does what its parent's end of the pipe says."""
-    program = [sys.executable, "-c", "import sys; sys.stdin.buffer.read(1)"]
-    monkeypatch.setattr(colocated, "command", lambda settings: program)
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_companion_ends_by_a_word_though_a_fork_holds_the_pipe() -> None:
-    shard = Companion("hub:1", "127.0.0.1", 1, "text")
-    assert shard.ended == ""
-    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[shard._process.stdin.fileno()]):  # type: ignore[union-attr]
-        shard.end()
-    assert shard.ended == "exited with 0"
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_companion_that_was_killed_says_so_and_ends_in_peace() -> None:
-    shard = Companion("hub:1", "127.0.0.1", 1, "text")
-    shard._process.kill()
-    shard._process.wait()
-    assert shard.ended == "was killed by signal 9"
-    shard.end()
-
-
 PARENT = """
-import os, subprocess, sys, time
-from hubring.ps.shard.spawn import Settings, command
-shard = subprocess.Popen(command(Settings("127.0.0.1:9")), stdin=subprocess.PIPE)
+import os, sys, time
+from hubring.ps.shard.spawn import Settings, start
+shard = start("a shard", Settings("127.0.0.1:9"))
 if os.fork() == 0:  # as a DataLoader's worker would, it holds the pipe too
     while not os.path.exists(sys.argv[1]): time.sleep(0.05)
     os._exit(0)

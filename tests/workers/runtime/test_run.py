@@ -16,6 +16,7 @@ import pytest
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.observe.logs import Place
+from hubring.ps.process.command import module_command
 from hubring.workers.run import Outcome, train
 from hubring.workers.runtime import context
 
@@ -128,6 +129,22 @@ def test_a_script_sees_what_python_would_show_it(run: Callable[..., Outcome], tm
         "3",
     )
     assert (outcome.code, outcome.traceback) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("safe", [False, True])
+def test_a_script_that_we_start_finds_its_neighbours_unless_the_user_wants_none(
+    tmp_path: Path, safe: bool
+) -> None:
+    script, neighbour = tmp_path / "script.py", tmp_path / "neighbour.py"
+    neighbour.write_text("print('found')")
+    script.write_text("import neighbour")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
+    environment |= {"PYTHONSAFEPATH": "1"} if safe else {}
+    command = module_command("hubring.workers.programs.cli", str(script))
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.stdout.startswith("found\n") != safe, ended.stderr
+    assert ("No module named 'neighbour'" in ended.stderr) == safe
 
 
 def test_a_file_without_a_folder_is_refused_before_training(

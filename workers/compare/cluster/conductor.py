@@ -16,7 +16,7 @@ from hubring.workers.compare.cluster.messages import Over
 from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task
 from hubring.workers.compare.noise import Listener, Noise
-from hubring.workers.compare.process import Child, Process, Start
+from hubring.workers.compare.process import Process, RunProcess, Start
 from hubring.workers.compare.setting import Setting
 
 
@@ -52,7 +52,7 @@ class Conductor:
     def starter(self, threads: int) -> Start:
         def start(
             name: str, command: Sequence[str], directory: Path, environment: Mapping[str, str]
-        ) -> Child:
+        ) -> RunProcess:
             rank = self._spread.rank_of(name)
             if rank == 0:
                 return Process(name, command, directory, environment)

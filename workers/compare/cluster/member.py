@@ -22,7 +22,7 @@ from hubring.workers.compare.cluster.messages import (
 )
 from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.noise import Sample
-from hubring.workers.compare.process import GRACE_SECONDS, Child
+from hubring.workers.compare.process import GRACE_SECONDS, RunProcess
 
 _ANSWER_SECONDS = 30.0
 
@@ -120,7 +120,7 @@ class Member:
         )
 
 
-class Remote(Child):
+class Remote(RunProcess):
     """A program that a follower runs.
 
     Args:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
+from hubring.ps.process.command import module_command
 from hubring.workers.compare import machine
 from hubring.workers.compare.job import find
-from hubring.workers.compare.process import ProcessFailed
+from hubring.workers.compare.process import Process, ProcessFailed
 from hubring.workers.compare.runner import clean_environment
 
 EPOCHS = 2
@@ -36,31 +35,21 @@ def own_step(job: str) -> tuple[float, float, float]:
     find(job)
     with tempfile.TemporaryDirectory(prefix="calibrate-") as directory:
         record = Path(directory) / "record.jsonl"
-        command = [
-            sys.executable,
-            "-m",
-            "hubring.workers.programs.cli",
-            "--job",
-            job,
-            "--record",
-            str(record),
-        ]
+        words = ["--job", job, "--record", str(record), "--", "--epochs", str(EPOCHS)]
+        environment = clean_environment(machine.cores())
+        process = Process(
+            job, module_command("hubring.workers.programs.cli", *words), Path(directory), environment
+        )
         try:
-            ran = subprocess.run(
-                [*command, "--", "--epochs", str(EPOCHS)],
-                env=clean_environment(machine.cores()),
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as cause:
-            raise DeadlineExceeded(
-                f"{job} took longer than {TIMEOUT:g} s for {EPOCHS} epochs here: calibrate without --job, and"
-                " tell predict --compute"
-            ) from cause
-        if ran.returncode:
-            raise ProcessFailed(f"{job} ended with exit code {ran.returncode}; it said:\n{ran.stderr}")
+            if not process.wait(TIMEOUT):
+                raise DeadlineExceeded(
+                    f"{job} took longer than {TIMEOUT:g} s for {EPOCHS} epochs here: calibrate without --job,"
+                    " and tell predict --compute"
+                )
+        finally:
+            process.end(0.0)
+        if process.code:
+            raise ProcessFailed(f"{job} {process.ended}; it said:\n{process.err.read_text()}")
         return _middle([json.loads(line) for line in record.read_text().splitlines()])
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from subprocess import PIPE
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from hubring.ps.client.client import KVClient
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.work import Work
+from hubring.ps.process.child import Child
+from hubring.ps.process.command import module_command
 from hubring.ps.transport.registry import transport
 from hubring.workers.communicators.ring import Ring
 from hubring.workers.compare.cost import partner
@@ -30,7 +32,7 @@ class PartnerLost(HubringError):
     """The other process ended; its last words are above."""
 
 
-class Partner:
+class Partner(Child):
     """The other process; leaving the `with` block ends it.
 
     Args:
@@ -39,23 +41,15 @@ class Partner:
     """
 
     def __init__(self, role: str, argument: str) -> None:
-        command = [sys.executable, "-m", _MODULE, role, argument]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._child: subprocess.Popen[str] = subprocess.Popen(command, env=clean_environment(1), **pipes)  # type: ignore[call-overload]
+        command = module_command(_MODULE, role, argument)
+        super().__init__(_MODULE, command, clean_environment(1), stdin=PIPE, stdout=PIPE)
 
-    def __enter__(self) -> Partner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._child.stdin is not None
-        assert self._child.stdout is not None
-        self._child.stdin.close()
-        try:
-            self._child.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-        self._child.stdout.close()
+        self.stop(PATIENCE)
+        self.stdout.close()
 
     def hear(self) -> str:
         """Its next line.
@@ -63,16 +57,10 @@ class Partner:
         Raises:
             PartnerLost: It ended instead.
         """
-        assert self._child.stdout is not None
-        line = self._child.stdout.readline()
-        if not line:
-            raise PartnerLost(f"{_MODULE} ended with code {self._child.wait()}; see what it said above")
-        return line.strip()
-
-    def tell(self, line: str) -> None:
-        """Gives an order."""
-        assert self._child.stdin is not None
-        print(line, file=self._child.stdin, flush=True)
+        if not (line := self.stdout.readline()):
+            self.wait()
+            raise PartnerLost(f"{self} {self.ended}; see what it said above")
+        return line.decode().strip()
 
     def cpu(self) -> float:
         """Seconds of processor time that it and this process have used."""

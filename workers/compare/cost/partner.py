@@ -4,8 +4,8 @@
     python -m hubring.workers.compare.cost.partner ring DIRECTORY  rank 1 of a ring of two
 
 It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
-of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends with its
-input.
+of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends by an
+empty line, or with its input.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _reduce(directory: str) -> None:
 
 def _obey(ready: str, act: Callable[[str], None], end: Callable[[], None]) -> None:
     print(ready, flush=True)
-    for line in sys.stdin:
-        if line.strip() == "cpu":
+    while line := sys.stdin.readline().strip():
+        if line == "cpu":
             print(time.process_time(), flush=True)
         else:
             act(line)

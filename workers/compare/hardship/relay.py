@@ -23,12 +23,14 @@ import json
 import os
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from subprocess import PIPE
 
 from hubring.ps.core.errors import HubringError
+from hubring.ps.process.child import Child
+from hubring.ps.process.command import module_command
 from hubring.workers.compare.hardship.wire import Wire
 from hubring.workers.compare.setting import Link
 
@@ -141,22 +143,19 @@ def relay(within: Sequence[str], link: Link, ports: Sequence[str]) -> Iterator[N
         HubringError: It failed, at the start or on the way; shows what it said.
     """
     words = [repr(link.latency), repr(link.jitter), *ports]
-    with subprocess.Popen(
-        [*within, sys.executable, "-m", __name__, *words],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C ends the programs on the hosts first
-    ) as process:
-        assert process.stdout is not None
+    command = [*within, *module_command(__name__, *words)]
+    # In a session of its own: Ctrl-C ends the programs on the hosts first.
+    child = Child("the relay", command, stdin=PIPE, stdout=PIPE, stderr=PIPE, session=True)
+    with child.stdout, child.stderr:
         try:
-            if process.stdout.readline():
+            if child.stdout.readline():
                 yield
         finally:
-            _, said = process.communicate()  # closes its standard input
-    if process.returncode:
-        raise HubringError(f"the relay between the hosts ended with {process.returncode}:\n{said}")
+            child.ask_to_stop()
+            said = child.stderr.read().decode(errors="replace")
+            child.wait()
+    if child.code:
+        raise HubringError(f"the relay between the hosts {child.ended}:\n{said}")
 
 
 def main(latency: str, jitter: str, *names: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from shutil import which
 from typing import Any, NamedTuple, Protocol
 
 from hubring.ps.core.errors import UsageError
+from hubring.ps.process.command import module_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,9 @@ class PeerPrograms:
     ) -> list[str]:
         host = {"host": self.hosts.address(role)} if self.hosts.apart else {}
         spelt = [word for name, value in {**flags, **host}.items() for word in (f"--{name}", str(value))]
-        argv = [sys.executable, "-m", f"hubring.workers.compare.peers.{module}", *spelt, *words]
-        return self.hosts.command(role, argv)
+        return self.hosts.command(
+            role, module_command(f"hubring.workers.compare.peers.{module}", *spelt, *words)
+        )
 
     def _result(self, rank: int) -> Path:
         return self.folder / f"result {rank}.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,9 @@ import cloudpickle
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
+from hubring.ps.process.child import Child
+from hubring.ps.process.children import Children
+from hubring.ps.process.command import module_command
 from hubring.workers.horovod.runner.call import Circumstances
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server
@@ -100,9 +102,10 @@ def run(  # noqa: D417 - the rest changes nothing
         program = executable or sys.executable
         places = [{**told, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
         folders = [folder_of(output_filename, rank, size) for rank in range(size)]
-        return _collect(
-            [_Caller(program, place, call, folder) for place, folder in zip(places, folders, strict=True)]
-        )
+        with Children[_Caller]() as callers:
+            for place, folder in zip(places, folders, strict=True):
+                callers.add(_Caller(program, place, call, folder))
+            return _collect(callers.started)
 
 
 def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
@@ -127,48 +130,39 @@ def _check_sizes(size: int, least: int | None, most: int | None) -> None:
         )
 
 
-class _Caller:
+class _Caller(Child):
     """One worker process, and the pipe to it."""
 
     def __init__(
         self, program: str, variables: dict[str, str], call: tuple[Any, ...], folder: Path | None
     ) -> None:
         self.pipe, there = Pipe()
-        command = [program, "-m", "hubring.workers.horovod.runner.call", str(there.fileno())]
-        with ExitStack() as files:
+        command = module_command("hubring.workers.horovod.runner.call", str(there.fileno()), program=program)
+        with there, ExitStack() as files:
             outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
             stdout, stderr = outputs or (None, None)
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                pass_fds=[there.fileno()],
-            )
-        there.close()
+            name = f"rank {variables['PS_RANK']}"
+            super().__init__(name, command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
         self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
         self.pipe.send_bytes(cloudpickle.dumps(call))
 
+    def end(self, seconds: float) -> None:
+        super().end(seconds)
+        self.pipe.close()
 
-def _collect(callers: list[_Caller]) -> list[Any]:
-    """Every worker's result; the first failure ends all."""
+
+def _collect(callers: Sequence[_Caller]) -> list[Any]:
+    """Every worker's result, once all have ended."""
     ranks = {caller.pipe: rank for rank, caller in enumerate(callers)}
     results: list[Any] = [None] * len(callers)
-    try:
-        while ranks:
-            for pipe in wait(list(ranks)):
-                assert isinstance(pipe, Connection)
-                rank = ranks.pop(pipe)
-                results[rank] = _result(rank, pipe)
-        return results
-    except BaseException:
-        for caller in callers:
-            caller.process.terminate()
-        raise
-    finally:
-        for caller in callers:
-            caller.process.wait()
-            caller.pipe.close()
+    while ranks:
+        for pipe in wait(list(ranks)):
+            assert isinstance(pipe, Connection)
+            rank = ranks.pop(pipe)
+            results[rank] = _result(rank, pipe)
+    for caller in callers:
+        caller.wait()
+    return results
 
 
 def _result(rank: int, pipe: Connection) -> Any:

@@ -1,0 +1,60 @@
+"""What a child says, on its way to a file of ours."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+from typing import IO
+
+
+class Output:
+    """Carries a child's output on to a file of ours, line by line, until that ends.
+
+    Args:
+        source: Our end of the child's pipe; is closed.
+        target: Where whole lines go, one write each.
+        mark: What stands before each line.
+        copy: A file that gets the same without marks; None: none.
+        keeps_last: The last line stays here; `join` returns it.
+    """
+
+    def __init__(
+        self,
+        source: IO[bytes],
+        target: IO[bytes],
+        mark: str = "",
+        copy: Path | None = None,
+        *,
+        keeps_last: bool = False,
+    ) -> None:
+        self._source = source
+        self._target = target
+        self._mark = mark.encode()
+        self._copy = copy.open("ab", buffering=0) if copy is not None else None
+        self._keeps_last = keeps_last
+        self._last = b""
+        self._thread = threading.Thread(target=self._carry, name=f"output {mark}")
+        self._thread.start()
+
+    def join(self) -> bytes:
+        """Returns the line that stays here once all others have been carried."""
+        self._thread.join()
+        return self._last
+
+    def write(self, line: bytes) -> None:
+        """Carries a line on."""
+        if line:
+            self._target.write(self._mark + line + (b"" if line.endswith(b"\n") else b"\n"))
+            self._target.flush()
+
+    def _carry(self) -> None:
+        with self._source, self._copy or nullcontext():
+            for line in self._source:
+                if self._copy is not None:
+                    self._copy.write(line)
+                if self._keeps_last:
+                    self.write(self._last)
+                    self._last = line
+                else:
+                    self.write(line)
