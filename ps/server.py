@@ -29,7 +29,7 @@ from hubring.ps.core.timing import SystemTime
 from hubring.ps.observe.health import CONTROL, HubHealth
 from hubring.ps.page.site import Site
 from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children
+from hubring.ps.process.children import Children, first_ended
 from hubring.ps.shard.spawn import Settings, start
 from hubring.ps.store.consistency import by_name
 from hubring.ps.transport.host import bracketed, local, numeric, objection, reachable
@@ -41,35 +41,6 @@ HELD_UP_SECONDS = 0.5
 """A tick that comes later than that finds leases run out whose holders beat in time, and were not heard."""
 GOODBYE_SECONDS = 5.0
 """How long workers get to hear of the end."""
-
-
-class ShardProcesses:
-    """The shard processes of this host; none outlives this process."""
-
-    def __init__(self, count: int, control: str, config: ServerConfig) -> None:
-        trace = str(config.trace or "")
-        self._settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
-        self._count = count
-        self._shards: Children[Child] = Children()
-
-    def start(self) -> None:
-        """Starts all of them; they register with the coordinator by themselves."""
-        for _ in range(self._count):
-            self._shards.add(start("a shard process", self._settings))
-
-    @property
-    def started(self) -> set[tuple[str, int]]:
-        """Host and process id of each, as shards tell them to the coordinator."""
-        return {(socket.gethostname(), shard.pid) for shard in self._shards.started}
-
-    @property
-    def ended(self) -> Child | None:
-        """One that has ended; None while all run."""
-        return next((shard for shard in self._shards.started if shard.code is not None), None)
-
-    async def stop(self) -> None:
-        """Ends them: by the closed pipe, and by force where that is not enough."""
-        await asyncio.to_thread(self._shards.end)
 
 
 class Server:
@@ -107,13 +78,13 @@ class Server:
         address = f"{bracketed(reachable(config.host))}:{port}"
         control = f"{bracketed(local(config.host))}:{port}"
         count = 0 if config.colocate else config.shards
-        shards = ShardProcesses(count, control, config)
+        shards: Children[Child] = Children()
         self._heed_signals(coordinator)
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
             site = None if config.no_page else Site(config)
-            shards.start()
+            _start_shards(shards, count, control, config)
             self._banner(address, restored, site)
             if site is not None:
                 opening = asyncio.create_task(_open(site, coordinator))  # leases run meanwhile
@@ -122,7 +93,7 @@ class Server:
         finally:
             coordinator.done.set()
             await self._health.tell(coordinator.troubles())
-            await shards.stop()
+            await asyncio.to_thread(shards.end)
             await coordinator.see_off(self._guests(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
             if opening is not None:
@@ -192,7 +163,7 @@ class Server:
             lines.append(f"  resumes   step {restored[1].step} of job {restored[1].job!r} from {restored[0]}")
         print("\n".join(lines), file=sys.stderr, flush=True)
 
-    async def _supervise(self, coordinator: Coordinator, shards: ShardProcesses) -> None:
+    async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
         """Runs until the coordinator is done, a shard died, or somebody is in a hurry."""
         ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
         due = time.monotonic()
@@ -201,7 +172,7 @@ class Server:
                 late = time.monotonic() - due
                 if late > HELD_UP_SECONDS:
                     coordinator.excuse(late)
-                if (shard := shards.ended) is not None:
+                if (shard := first_ended(shards.started, 0.0)) is not None:
                     coordinator.shard_lost(f"{shard} {shard.ended}")
                 await coordinator.tick()
                 await self._health.tell(coordinator.troubles())
@@ -212,9 +183,9 @@ class Server:
                 task.cancel()
 
     @staticmethod
-    def _guests(coordinator: Coordinator, shards: ShardProcesses) -> list[Shard]:
+    def _guests(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
         """Shards of other hosts, which nobody but the coordinator tells of the end."""
-        own = shards.started
+        own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
             shard
             for shard in coordinator.fleet.shards
@@ -251,6 +222,14 @@ class Server:
         return 0
 
 
+def _start_shards(shards: Children[Child], count: int, control: str, config: ServerConfig) -> None:
+    """Starts this host's shards; they register with the coordinator by themselves."""
+    trace = str(config.trace or "")
+    settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
+    for _ in range(count):
+        shards.add(start("a shard process", settings))
+
+
 async def _open(site: Site, coordinator: Coordinator) -> None:
     try:
         await site.serve(coordinator)
@@ -265,17 +244,17 @@ async def join(config: ServerConfig) -> int:
     Raises:
         HubringError: A shard was killed.
     """
-    shards = ShardProcesses(config.shards, config.join or "", config)
+    shards: Children[Child] = Children()
     quit_ = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         loop.add_signal_handler(number, quit_.set)
-    shards.start()
+    _start_shards(shards, config.shards, config.join or "", config)
     print(f"{config.shards} shard(s) for {config.join}", file=sys.stderr, flush=True)
-    while (ended := shards.ended) is None and not quit_.is_set():
+    while (ended := first_ended(shards.started, 0.0)) is None and not quit_.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(quit_.wait(), TICK_SECONDS)
-    await shards.stop()
+    await asyncio.to_thread(shards.end)
     if ended is not None and (ended.code or 0) < 0:
         raise HubringError(f"{ended} {ended.ended}")
     return 0 if ended is None else ended.exit_code()

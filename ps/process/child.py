@@ -8,16 +8,12 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from subprocess import DEVNULL
-from typing import IO
+from typing import IO, Any
 
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 15.0
 """How long a child gets to stop by itself; a busy machine takes its time."""
-
-Stream = IO[bytes] | int | None
-"""A child's standard input or output, as `subprocess.Popen` has it; None: ours."""
 
 
 def ending(code: int) -> str:
@@ -35,11 +31,9 @@ class Child:
         name: What people call it.
         command: Program and arguments.
         environment: All of its variables; None: ours.
-        stdin: With a pipe, an empty line there or its end asks the child to stop, else SIGTERM does.
-        stdout: Its standard output.
-        stderr: Its standard error.
         session: It leads a session too, and the end of a terminal is not for it.
-        pass_fds: Descriptors of ours that it keeps.
+        stdin: With a pipe, an empty line there or its end asks the child to stop; else SIGTERM does.
+        more: `stdout`, `stderr` and `pass_fds` of `subprocess.Popen`.
     """
 
     def __init__(
@@ -48,24 +42,14 @@ class Child:
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
-        stdin: Stream = DEVNULL,
-        stdout: Stream = None,
-        stderr: Stream = None,
         session: bool = False,
-        pass_fds: Sequence[int] = (),
+        stdin: int | None = subprocess.DEVNULL,
+        **more: Any,
     ) -> None:
         self.name = name
         self.command = tuple(command)
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            process_group=None if session else 0,
-            start_new_session=session,
-            pass_fds=pass_fds,
-        )
+        stand: dict[str, Any] = {"start_new_session": True} if session else {"process_group": 0}
+        self._process = subprocess.Popen[bytes](command, env=environment, stdin=stdin, **stand, **more)
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})"
@@ -86,22 +70,17 @@ class Child:
         return "" if self.code is None else ending(self.code)
 
     @property
-    def stdin(self) -> IO[bytes]:
-        """Our end of its standard input, where that is a pipe."""
-        assert self._process.stdin is not None
-        return self._process.stdin
+    def stdout(self) -> IO[bytes]:
+        """Our end of its standard output, where that is a pipe; likewise `stdin` and `stderr`."""
+        return _pipe(self._process.stdout)
 
     @property
-    def stdout(self) -> IO[bytes]:
-        """Our end of its standard output, where that is a pipe."""
-        assert self._process.stdout is not None
-        return self._process.stdout
+    def stdin(self) -> IO[bytes]:
+        return _pipe(self._process.stdin)
 
     @property
     def stderr(self) -> IO[bytes]:
-        """Our end of its standard error, where that is a pipe."""
-        assert self._process.stderr is not None
-        return self._process.stderr
+        return _pipe(self._process.stderr)
 
     def signal(self, number: int) -> None:
         """Sends it a signal; nothing happens once it has ended."""
@@ -147,3 +126,8 @@ class Child:
         """Asks it to stop, and ends it."""
         self.ask_to_stop()
         self.end(seconds)
+
+
+def _pipe(end: IO[bytes] | None) -> IO[bytes]:
+    assert end is not None
+    return end

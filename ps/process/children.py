@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import Generic, Protocol, Self, TypeVar
 
 from hubring.ps.process.child import GRACE_SECONDS, Child
 
 
 class Endable(Protocol):
-    """What `Children` needs of each; see `Child`."""
+    """What is ended as a `Child` is."""
 
     def ask_to_stop(self) -> None: ...
 
@@ -29,7 +30,7 @@ class Children(Generic[E]):
     """Several children; leaving the `with` block ends them all.
 
     Args:
-        grace: Seconds that they get to stop by themselves, all of them together.
+        grace: Seconds that all of them together get to stop by themselves.
 
     Attributes:
         started: All, in their order.
@@ -42,9 +43,7 @@ class Children(Generic[E]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end()
 
     def add(self, child: E) -> E:
@@ -66,26 +65,33 @@ class Children(Generic[E]):
             child.end(max(0.0, deadline - time.monotonic()))
 
 
-def first_ended(children: Iterable[C], seconds: float | None = None) -> C | None:
-    """Waits for the first end among some children; one that has ended already counts.
+def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None:
+    """One of the children that has ended.
 
-    Args:
-        children: Which.
-        seconds: How long; None: as long as it takes.
-
-    Returns:
-        None if none of them ended.
+    Waits for the first end for so many seconds (None: as long as it takes); returns None if none came.
     """
-    running = []
-    for child in children:
-        if child.code is not None:
-            return child
-        running.append(child)
     with ExitStack() as stack:
         poller = select.poll()
-        for child in running:
+        for child in children:
+            if child.code is not None:
+                return child
             descriptor = os.pidfd_open(child.pid)
             stack.callback(os.close, descriptor)
-            poller.register(descriptor, select.POLLIN)
+            poller.register(descriptor)
         poller.poll(None if seconds is None else 1e3 * seconds)
-    return next((child for child in running if child.code is not None), None)
+    return next((child for child in children if child.code is not None), None)
+
+
+@contextmanager
+def passing_on(numbers: Sequence[signal.Signals], send: Callable[[int], None]) -> Iterator[None]:
+    """Gives `send` each of these signals that arrives while the block lasts; they have no other effect."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        send(number)
+
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

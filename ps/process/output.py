@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
 from pathlib import Path
+from threading import Thread
 from typing import IO
 
 
@@ -28,13 +28,10 @@ class Output:
         *,
         keeps_last: bool = False,
     ) -> None:
-        self._source = source
-        self._target = target
-        self._mark = mark.encode()
-        self._copy = copy.open("ab", buffering=0) if copy is not None else None
-        self._keeps_last = keeps_last
+        self._target, self._mark, self._keeps_last = target, mark.encode(), keeps_last
         self._last = b""
-        self._thread = threading.Thread(target=self._carry, name=f"output {mark}")
+        copied = copy.open("ab", buffering=0) if copy else None
+        self._thread = Thread(target=self._carry, args=(source, copied), name=f"output {mark}")
         self._thread.start()
 
     def join(self) -> bytes:
@@ -48,13 +45,11 @@ class Output:
             self._target.write(self._mark + line + (b"" if line.endswith(b"\n") else b"\n"))
             self._target.flush()
 
-    def _carry(self) -> None:
-        with self._source, self._copy or nullcontext():
-            for line in self._source:
-                if self._copy is not None:
-                    self._copy.write(line)
+    def _carry(self, source: IO[bytes], copy: IO[bytes] | None) -> None:
+        with source, copy or nullcontext():
+            for line in source:
+                if copy is not None:
+                    copy.write(line)
                 if self._keeps_last:
-                    self.write(self._last)
-                    self._last = line
-                else:
-                    self.write(line)
+                    line, self._last = self._last, line
+                self.write(line)

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from hubring.ps.core.errors import EngineMissing
 from hubring.ps.process.child import Child
-from hubring.ps.process.signals import passing_on
+from hubring.ps.process.children import passing_on
 from hubring.ps.submit.job import Job
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -16,7 +16,7 @@ from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.row import Row
 from hubring.workers.bench.usage import cpu_seconds
-from hubring.workers.compare.process import Process, Processes, ProcessFailed, RunProcess
+from hubring.workers.compare.process import Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.runner import await_address
 
 # Not imported: it brings torch, which the bench itself does not need.
@@ -122,24 +122,20 @@ class Team:
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
         command = module_command("hubring.ps.cli", "start", *flags, *(self.row.server or ()))
-        return self._start(f"{self.row.name} server", command)
+        return self._processes.start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[RunProcess]:
         name, size = self.row.name, self._job.size
         if self.row.launcher == "mpirun":
             flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
             command = ["mpirun", *flags, *module_command(MEMBER, *self._told(0))]
-            yield self._start(name, command)
+            yield self._processes.start(name, command)
             return
         if self.row.beside:
             yield self._fork(f"{name} server", self.row.beside, self._job.encode())
         for rank in range(self._count):
             command = [MEMBER] if self.row.server is None else self._worker(rank)
             yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
-
-    def _start(self, name: str, command: list[str]) -> RunProcess:
-        place = self._processes.directory, self._processes.environment
-        return self._processes.add(Process(name, command, *place))
 
     def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment

@@ -13,8 +13,8 @@ import typer
 
 from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
+from hubring.ps.process.children import passing_on
 from hubring.ps.process.command import module_command
-from hubring.ps.process.signals import passing_on
 from hubring.workers.launchers.torchrun import OURS, told
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server

@@ -13,7 +13,17 @@ from subprocess import PIPE
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.output import Output
-from hubring.workers.localrun.stream import OUTPUTS, folder_of
+
+OUTPUTS = ("stdout", "stderr")
+
+
+def folder_of(outputs: Path | str | None, rank: int, size: int) -> Path | None:
+    """Where one of `size` workers has copies of its outputs, made if need be; None: nowhere."""
+    if outputs is None:
+        return None
+    folder = Path(outputs) / f"rank.{rank:0{len(str(size - 1))}}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 class Worker(Child):

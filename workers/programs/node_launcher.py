@@ -24,10 +24,9 @@ from hubring.ps.config.settings import flag
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child
-from hubring.ps.process.children import Children
+from hubring.ps.process.children import Children, passing_on
 from hubring.ps.process.command import module_command
 from hubring.ps.process.output import Output
-from hubring.ps.process.signals import passing_on
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, told
 

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.process.child import Child, ending
-from hubring.ps.process.children import Children, first_ended
+from hubring.ps.process.children import Children, first_ended, passing_on
 from hubring.ps.process.command import module_command
 from hubring.ps.process.output import Output
-from hubring.ps.process.signals import passing_on
 from tests.conftest import GRACE, ends_by
 
 SLEEPER = ("sleep", "600")

@@ -20,7 +20,7 @@ from hubring.ps.process.command import module_command
 from hubring.workers.horovod.runner.call import Circumstances
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server
-from hubring.workers.localrun.stream import OUTPUTS, folder_of
+from hubring.workers.localrun.team import OUTPUTS, folder_of
 
 
 def run(  # noqa: D417 - the rest changes nothing
