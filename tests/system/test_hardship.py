@@ -10,15 +10,17 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hubring.workers.compare.hardship.delays import Slowness
 from hubring.workers.compare.hardship.hosts import Hosts, hosts
 from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.hardship.network import why_not
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.slowdown.delays import Slowness
+from hubring.workers.slowdown.straggler import Straggler
 from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
 from tests.support.scripts import small
 
@@ -102,7 +104,7 @@ def test_a_straggler_keeps_hub_and_ring_waiting_alike(
 ) -> None:
     slowness = Slowness(Straggler(kind="pareto", seconds=0.05, ranks=(1,)), compute=0.01, seed=3)
     file = tmp_path / "hardship.json"
-    file.write_text(json.dumps(slowness.as_json()))
+    file.write_bytes(msgspec.json.encode(slowness))
     with hosts(Setting(workers=2)) as there:
         server, workers = start(cluster, there, 2, *words, "--hardship", str(file), SMALL, "20")
         results = [worker.done() for worker in workers]

@@ -20,7 +20,8 @@ from hubring.ps.config.settings import flag
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.job import Job, find
 from hubring.workers.compare.row import ROWS, Row, select
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.slowdown.straggler import Straggler
 
 Positive = Annotated[float, Meta(gt=0, description="a number above 0")]
 NotNegative = Annotated[float, Meta(ge=0, description="a number, at least 0")]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from hubring.ps.config.address import is_loopback
 from hubring.ps.process.command import module_command
 from hubring.workers.compare.experiment import PLACEHOLDER, Experiment
-from hubring.workers.compare.hardship.delays import Slowness
 from hubring.workers.compare.outcome import EARLY
 from hubring.workers.compare.peers.rows import Hosts, PeerPrograms
 from hubring.workers.compare.plan import Run
+from hubring.workers.slowdown.delays import Slowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Programs:
         setting = self.run.setting
         if setting.emulated:
             told = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
-            self.hardship.write_text(json.dumps(told.as_json()))
+            self.hardship.write_bytes(msgspec.json.encode(told))
 
     def _written(self, rank: int) -> dict[str, object]:
         """What a worker of any row writes, and how it is slowed."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.slowdown.straggler import Straggler
 
-Kind = Literal["constant", "pareto", "host"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """What joins a host to the switch.
 
     Attributes:
@@ -41,39 +42,7 @@ class Link:
         return " ".join(words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """Who is slow, and how.
-
-    Attributes:
-        kind: `constant`: the same every step; `pareto`: mostly little, seldom much; `host`: the
-            ranks are one host, slow in the same steps.
-        seconds: What a step takes longer, on average.
-        ranks: Who; empty: all.
-        shape: Of the Pareto distribution, above 1; the smaller, the heavier its tail.
-    """
-
-    kind: Kind
-    seconds: float
-    ranks: tuple[int, ...] = ()
-    shape: float = 2.5
-
-    def __post_init__(self) -> None:
-        if self.kind not in (kinds := get_args(Kind)):
-            raise UsageError(f"straggler: kind {self.kind!r}; there are {', '.join(kinds)}")
-        if self.seconds < 0 or self.shape <= 1:
-            raise UsageError(
-                f"straggler: {self.seconds:g} s with shape {self.shape:g};"
-                " seconds are at least 0, and the shape is above 1, or there is no mean"
-            )
-
-    def __str__(self) -> str:
-        who = "" if not self.ranks else "@" + ",".join(map(str, self.ranks))
-        return f"{self.kind}{1e3 * self.seconds:g}ms{who}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(Struct, frozen=True, kw_only=True):
     """A worker that is killed.
 
     Attributes:
@@ -88,11 +57,11 @@ class Fault:
         return f"kill{self.rank}@{self.step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """One point of an experiment's grid.
 
     Attributes:
+        key: What tells it from the others: a name for people, files and JSON, made from all the rest.
         workers: Processes that share the batch; the local row has one.
         servers: Shard processes of the hub; hosts of their own where there is a link.
         link: What joins the hosts; None: all run on this machine, and its loopback is the wire.
@@ -101,6 +70,7 @@ class Setting:
         compute: Seconds that every worker sleeps in every step, as a GPU would compute; None: it does not.
     """
 
+    key: str = ""
     workers: int
     servers: int = 1
     link: Link | None = None
@@ -116,6 +86,7 @@ class Setting:
                 raise UsageError(
                     f"rank {rank} of {self.workers} workers; ranks go from 0 to {self.workers - 1}"
                 )
+        force_setattr(self, "key", self._key)
 
     @property
     def _ranks(self) -> tuple[int, ...]:
@@ -133,8 +104,7 @@ class Setting:
         return self.compute * (self.workers if processes == 1 else 1)
 
     @property
-    def key(self) -> str:
-        """What tells it from the others: a name for people, files and JSON."""
+    def _key(self) -> str:
         words = [f"n{self.workers}", f"k{self.servers}"]
         words += [str(each) for each in (self.link, self.straggler, self.fault) if each is not None]
         words += [] if self.compute is None else [f"compute{1e3 * self.compute:g}ms"]
@@ -142,23 +112,10 @@ class Setting:
 
     def as_json(self) -> dict[str, Any]:
         """The setting as a JSON object; `from_json` reads it."""
-        return asdict(self)
+        values: dict[str, Any] = msgspec.to_builtins(self)
+        return values
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Setting:
-        """The setting that `as_json` wrote.
-
-        Raises:
-            UsageError: A value is not allowed.
-            TypeError: A key is unknown or missing.
-        """
-        parts = {"link": Link, "straggler": Straggler, "fault": Fault}
-        made: dict[str, Any] = {**values}
-        for name, kind in parts.items():
-            if values.get(name) is not None:
-                made[name] = kind(**{key: _frozen(value) for key, value in values[name].items()})
-        return Setting(**made)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+        """The setting that `as_json` wrote."""
+        return msgspec.convert(values, Setting)

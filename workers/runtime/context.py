@@ -39,7 +39,6 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.communicators.ring_group import ring_store
-from hubring.workers.compare.hardship.delays import Slowness
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import finite
@@ -47,6 +46,7 @@ from hubring.workers.runtime.flight import FlightRecorder
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.trainer import Saves, Trainer
 from hubring.workers.slowdown import hardship
+from hubring.workers.slowdown.delays import Slowness
 from hubring.workers.slowdown.hardship import Hardship
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""Artificial delays for experiments."""
+"""How an experiment slows a worker down: for how long, and where in a step it sleeps."""

@@ -16,7 +16,6 @@ is one step, and so is one that is skipped and taken anew: of passes and of opti
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 import weakref
@@ -24,8 +23,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from hubring.ps.core.errors import ConfigError, UsageError
-from hubring.workers.compare.hardship.delays import Delays, Slowness
+from hubring.workers.slowdown.delays import Delays, Slowness
 
 if TYPE_CHECKING:
     import torch
@@ -110,16 +111,16 @@ def read(path: Path) -> Slowness:
     """What a file for `--hardship` says.
 
     It holds a JSON object with `straggler` (null, or `kind`, `seconds`, `ranks`, `shape` as in
-    `hubring.workers.compare.setting.Straggler`), `compute` (null, or seconds) and `seed`.
+    `hubring.workers.slowdown.straggler.Straggler`), `compute` (null, or seconds) and `seed`.
 
     Raises:
         ConfigError: There is no such file, or it says something else.
     """
     try:
-        return Slowness.from_json(json.loads(path.read_text()))
+        return msgspec.json.decode(path.read_bytes(), type=Slowness)
     except OSError as cause:
         raise ConfigError(f"--hardship {path} cannot be read: {cause.strerror}") from cause
-    except (ValueError, TypeError, UsageError) as cause:
+    except (msgspec.DecodeError, UsageError) as cause:
         raise ConfigError(
             f'--hardship {path}: {cause}; it holds an object such as {{"straggler": {{"kind": "constant",'
             ' "seconds": 0.1, "ranks": [1]}, "compute": 0.05, "seed": 0}'

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.constants import Constants, Wire, read
@@ -19,7 +19,8 @@ from hubring.workers.compare.cost.reading import read as reading_of
 from hubring.workers.compare.cost.score import Score
 from hubring.workers.compare.outlook import outlook
 from hubring.workers.compare.row import ROWS, Row
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.slowdown.straggler import Straggler
 
 WIRE = Wire(alpha=1e-4, beta=1e-9, cpu=0.5e-9)
 CONSTANTS = Constants(

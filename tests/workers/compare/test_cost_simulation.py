@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 from typing import Any, Literal
 
@@ -10,13 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hubring.workers.compare.cost.draws import SLOW_SHARE, Draws
 from hubring.workers.compare.cost.scene import Scene
 from hubring.workers.compare.cost.simulation import simulate
 from hubring.workers.compare.cost.station import Station
 from hubring.workers.compare.cost.way import Way
-from hubring.workers.compare.setting import Fault, Straggler
+from hubring.workers.compare.setting import Fault
+from hubring.workers.slowdown.straggler import Straggler
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 RULES: tuple[Rule, ...] = ("ring", "bsp", "backup", "ssp", "asp")

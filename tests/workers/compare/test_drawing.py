@@ -22,7 +22,8 @@ from hubring.workers.compare.page.panel import panels
 from hubring.workers.compare.page.sections.progress import course
 from hubring.workers.compare.page.sections.scaling import overtaking
 from hubring.workers.compare.reading import read
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.slowdown.straggler import Straggler
 from tests.support.compared import full
 
 FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)

@@ -12,7 +12,8 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment import Experiment, FaultTable, StragglerTable
 from hubring.workers.compare.experiment_file import load, shipped
 from hubring.workers.compare.row import ROWS
-from hubring.workers.compare.setting import Link, Straggler
+from hubring.workers.compare.setting import Link
+from hubring.workers.slowdown.straggler import Straggler
 from tests.support.replayed import experiment
 
 HARD = """

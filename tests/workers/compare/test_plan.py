@@ -7,7 +7,8 @@ from collections import Counter
 from hubring.workers.compare.experiment import FaultTable, LinkTable
 from hubring.workers.compare.plan import AGAIN, again, runs
 from hubring.workers.compare.row import ROWS
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.slowdown.straggler import Straggler
 from tests.support.replayed import experiment
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 import subprocess
 import sys
 from statistics import mean
 
+import msgspec
 import pytest
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.hardship.delays import Delays, Slowness
-from hubring.workers.compare.setting import Kind, Setting, Straggler
+from hubring.workers.compare.setting import Setting
+from hubring.workers.slowdown.delays import Delays, Slowness
+from hubring.workers.slowdown.straggler import Kind, Straggler
 
 STEPS = 20_000
 KINDS: list[Kind] = ["constant", "pareto", "host"]
@@ -80,8 +81,8 @@ def test_what_workers_are_told_is_the_same_after_json() -> None:
     straggler = Straggler(kind="host", seconds=0.1, ranks=(1, 2))
     setting = Setting(workers=4, straggler=straggler, compute=0.05)
     told = Slowness(setting.straggler, setting.compute, seed=3)
-    assert Slowness.from_json(json.loads(json.dumps(told.as_json()))) == told
-    assert Slowness.from_json({}) == Slowness()
+    assert msgspec.json.decode(msgspec.json.encode(told), type=Slowness) == told
+    assert msgspec.convert({}, Slowness) == Slowness()
 
 
 @pytest.mark.parametrize("seconds", [-1.0, math.nan])

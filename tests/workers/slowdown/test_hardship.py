@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -12,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -21,13 +21,14 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.observe.logs import Place
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.compare.hardship import network
-from hubring.workers.compare.hardship.delays import Delays, Slowness
 from hubring.workers.compare.hardship.hosts import hosts, roles_of
 from hubring.workers.compare.hardship.loss import Loss, outlived
-from hubring.workers.compare.setting import Fault, Link, Setting, Straggler
+from hubring.workers.compare.setting import Fault, Link, Setting
 from hubring.workers.runtime import context
 from hubring.workers.slowdown import hardship
+from hubring.workers.slowdown.delays import Delays, Slowness
 from hubring.workers.slowdown.hardship import Hardship
+from hubring.workers.slowdown.straggler import Straggler
 
 Events = list[Any]
 
@@ -49,7 +50,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
     def start(slowness: Slowness) -> Events:
         file = tmp_path / "hardship.json"
-        file.write_text(json.dumps(slowness.as_json()))
+        file.write_bytes(msgspec.json.encode(slowness))
         context.prepare(WorkerConfig(hardship=file), Place(), "test")
         hubring.init()
         return events
@@ -217,7 +218,7 @@ def test_a_worker_without_hardship_emulates_nothing(tmp_path: Path) -> None:
     ("text", "words"),
     [
         (None, "No such file"),
-        ("{", "line 1"),
+        ("{", "truncated"),
         ("[1]", "object"),
         ('{"slow": 1}', "slow"),
         ('{"straggler": {"kind": "constant", "seconds": -1}}', "at least 0"),

@@ -106,7 +106,8 @@ def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
 
 
 def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict[str, Any]:
-    from dataclasses import replace
+    from msgspec import to_builtins
+    from msgspec.structs import replace
 
     from hubring.workers.compare.cost import screen
     from hubring.workers.compare.cost.calibration import calibrate as measure
@@ -120,7 +121,7 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
         constants = replace(constants, compute=middle, spread=spread)
     constants.write(out)
     screen.show_constants(constants)
-    return {"calibration": str(out), **constants.as_json(), "exit_code": 0}
+    return {"calibration": str(out), **to_builtins(constants), "exit_code": 0}
 
 
 def _predict(**options: Any) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.setting import Link
@@ -15,8 +15,7 @@ WIRES = ("shm", "zmq", "grpc", "gloo")
 """What gradients travel by; the ring's is Gloo."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wire:
+class Wire(Struct, frozen=True, kw_only=True):
     """One way for bytes from process to process, with no link between to slow it down.
 
     Attributes:
@@ -32,8 +31,7 @@ class Wire:
     window: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
+class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was measured. All in seconds; rates are seconds a byte, so less is faster.
 
     Attributes:
@@ -58,8 +56,8 @@ class Constants:
     cores: int
     link: Link | None = None
     compute: float | None = None
-    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    machine: Mapping[str, str | int] = field(default_factory=dict)
+    spread: Mapping[str, tuple[float, float]] = {}
+    machine: Mapping[str, str | int] = {}
     date: str = ""
 
     def wire(self, name: str) -> Wire:
@@ -84,27 +82,11 @@ class Constants:
             raise UsageError(f"the calibration knows no optimizer {optimizer!r}; it has {known}")
         return self.apply[optimizer.lower()]
 
-    def as_json(self) -> dict[str, Any]:
-        """The constants as a JSON object; `from_json` reads it."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Constants:
-        """The constants that `as_json` wrote.
-
-        Raises:
-            TypeError: A key is unknown or missing.
-        """
-        wires = {name: Wire(**wire) for name, wire in values["wires"].items()}
-        spread = {name: (low, high) for name, (low, high) in values.get("spread", {}).items()}
-        link = None if values.get("link") is None else Link(**values["link"])
-        return Constants(**{**values, "wires": wires, "spread": spread, "link": link})
-
     def write(self, path: Path) -> None:
         """Writes them as a JSON file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         new = path.with_name(f"{path.name}.new")
-        new.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
         new.rename(path)
 
 
@@ -115,8 +97,8 @@ def read(path: Path) -> Constants:
         UsageError: There is no such file, or something else is in it.
     """
     try:
-        return Constants.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as cause:
+        return msgspec.json.decode(path.read_bytes(), type=Constants)
+    except (OSError, msgspec.DecodeError, UsageError) as cause:
         raise UsageError(
             f"{path} holds no calibration ({cause}); make one: ps-compare calibrate --out {path}"
         ) from cause

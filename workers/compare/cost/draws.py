@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hubring.workers.compare.setting import Straggler
+from hubring.workers.slowdown.straggler import Straggler
 
 Array = NDArray[np.float64]
 Ranks = NDArray[np.intp]
 
 SLOW_SHARE = 0.1
-"""How many of its steps a slow host is slow in, as in `hubring.workers.compare.hardship.delays`."""
+"""How many of its steps a slow host is slow in, as in `hubring.workers.slowdown.delays`."""
 
 _HOST_STEPS = 4000
 """A slow host's draws repeat after so many steps."""

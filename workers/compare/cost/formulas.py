@@ -19,8 +19,9 @@ processor time of all of it by the number of cores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.way import Way, seconds_a_byte, slices
@@ -38,8 +39,7 @@ GAIN = 0.05
 """By which another must be faster than the first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(Struct, frozen=True, kw_only=True):
     """What is exchanged, and where.
 
     Attributes:

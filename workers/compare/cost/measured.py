@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.reading import Reading, read
 from hubring.workers.compare.setting import Setting
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
+class Point(Struct, frozen=True):
     """One row in one setting.
 
     Attributes:

@@ -19,11 +19,10 @@ left is overhead.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Overhead:
+class Overhead(Struct, frozen=True):
     """Seconds a step and worker, as they change with the number of workers.
 
     Attributes:

@@ -7,8 +7,10 @@ all share; with everyone alike the larger one is reached.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.workers.compare.cost import formulas
 from hubring.workers.compare.cost.constants import Constants
@@ -23,8 +25,7 @@ from hubring.workers.compare.setting import Setting
 By = Literal["formula", "simulation"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """What is trained, as far as its cost goes.
 
     Attributes:
@@ -49,8 +50,7 @@ class Job:
     slice_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Struct, frozen=True, kw_only=True):
     """What a row is expected to do.
 
     Attributes:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare import quantity
@@ -13,15 +15,15 @@ from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import Reading, read
-from hubring.workers.compare.setting import Link, Setting, Straggler
+from hubring.workers.compare.setting import Link, Setting
+from hubring.workers.slowdown.straggler import Straggler
 
 KINDS = ("constant", "pareto", "host")
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
 """Bytes of the models that `ps-worker bench` knows by these names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """Which rows, in which settings, for which job."""
 
     rows: tuple[Reading, ...]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.row import OURS, Row
@@ -18,8 +19,7 @@ HUBS: dict[str, Rule] = {"rpc": "bsp", "ray": "bsp"}
 """Rows of others that have one server over a wire."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Struct, frozen=True, kw_only=True):
     """What the model has to know of a row.
 
     Attributes:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.way import Way
-from hubring.workers.compare.setting import Fault, Straggler
+from hubring.workers.compare.setting import Fault
+from hubring.workers.slowdown.straggler import Straggler
 
 LEASE_SECONDS = 5.0
 """Of silence, until a hub counts a worker as lost (`ps-server --lease`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class Scene(Struct, frozen=True, kw_only=True):
     """Workers that compute, exchange, and wait by a rule.
 
     Attributes:
@@ -49,8 +50,7 @@ class Scene:
             raise UsageError(f"{self.fault}: with one worker nobody is left; take 2 at least")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Course(Struct, frozen=True, kw_only=True):
     """How it went.
 
     Attributes:

@@ -8,9 +8,10 @@ is predicted; a row that nothing calibrated is not, since the model lacks the jo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
+
+from msgspec.structs import replace
 
 from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.crossing import overtaking

@@ -6,8 +6,9 @@ what the busiest of them takes, and the time in which the first slice comes thro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil, inf
+
+from msgspec import Struct
 
 from hubring.workers.compare.cost.constants import Wire
 from hubring.workers.compare.setting import Link
@@ -16,8 +17,7 @@ LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
 """A full Ethernet frame, and what of it TCP carries for its user, with timestamps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class Way(Struct, frozen=True, kw_only=True):
     """One exchange of a whole model by one worker through a hub, in seconds.
 
     Attributes:

@@ -6,21 +6,19 @@ delays in the same steps, whatever it does between them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from random import Random
-from typing import Any
+
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.setting import Straggler
+from hubring.workers.slowdown.straggler import Straggler
 
 SLOW_SHARE = 0.1
 """How many of its steps a slow host is slow in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slowness:
-    """What all workers of a run are told.
+class Slowness(Struct, frozen=True, forbid_unknown_fields=True):
+    """What all workers of a run are told, in the file that `ps-worker --hardship` reads.
 
     Attributes:
         straggler: Who is slow, and how; None: nobody.
@@ -39,23 +37,6 @@ class Slowness:
     def of(self, rank: int) -> Delays:
         """One worker's part of it."""
         return Delays(self.straggler, self.compute, self.seed, rank)
-
-    def as_json(self) -> dict[str, Any]:
-        """A JSON object, for the file that `ps-worker --hardship` reads."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Slowness:
-        """What `as_json` wrote.
-
-        Raises:
-            UsageError: A value is not allowed.
-            TypeError: A key is unknown, or a value is of another type.
-        """
-        made = {**values}
-        if (straggler := made.get("straggler")) is not None:
-            made["straggler"] = Straggler(**{**straggler, "ranks": tuple(straggler.get("ranks", ()))})
-        return Slowness(**made)
 
 
 class Delays:
