@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from hubring.workers.compare.setting import Link, Setting
-from hubring.workers.compare.statistics import median_interval
+from hubring.workers.compare.experiment.setting import Link, Setting
+from hubring.workers.compare.result.statistics import median_interval
 from hubring.workers.slowdown.straggler import Straggler
 
 WITHHELD_SPEED = 31337.0

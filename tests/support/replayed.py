@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.experiment import Experiment
-from hubring.workers.compare.measure import measure
-from hubring.workers.compare.noise import Noise
-from hubring.workers.compare.outcome import Line, Outcome
-from hubring.workers.compare.plan import Run, runs
-from hubring.workers.compare.results import results
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.plan import Run, runs
+from hubring.workers.compare.judge.measure import measure
+from hubring.workers.compare.judge.results import results
+from hubring.workers.compare.run.noise import Noise
+from hubring.workers.compare.run.outcome import Line, Outcome
 
 QUIET = Noise((0.1, 0.2), 0.01)
 MACHINE = {"processor": "an abacus", "cores": 2}

@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.hardship.hosts import Hosts, hosts
 from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.hardship.network import why_not
-from hubring.workers.compare.setting import Fault, Link, Setting
 from hubring.workers.slowdown.delays import Slowness
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.network import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, network, why_not
-from hubring.workers.compare.setting import Link
 from tests.support.cluster import SCRIPTS, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

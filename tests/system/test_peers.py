@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from hubring.workers.compare import gate
+from hubring.workers.compare.judge import gate
 from hubring.workers.compare.peers.rows import PEERS, PeerPrograms, find
 from tests.support.cluster import SMALL, Cluster, Program
 from tests.support.needs import do_without

@@ -22,9 +22,9 @@ from hubring.workers.bench.row import ROWS, Row
 from hubring.workers.bench.shapes import Shape
 from hubring.workers.bench.table import Entry, entry, trained
 from hubring.workers.bench.team import Team, Turn
-from hubring.workers.compare import machine
-from hubring.workers.compare.process import Processes
-from hubring.workers.compare.runner import clean_environment
+from hubring.workers.compare.run import machine
+from hubring.workers.compare.run.process import Processes
+from hubring.workers.compare.run.runner import clean_environment
 
 TURN_SECONDS = 0.6
 """A turn has no more steps than fit into this, or slow rows would take most of the bench's time."""

@@ -133,7 +133,7 @@ def rows_of(names: str | None) -> list[Row]:
 
 def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
     from hubring.workers.bench.case import Plan
-    from hubring.workers.compare import machine
+    from hubring.workers.compare.run import machine
 
     found = machine.describe()
     versions = f"Python {found['python']}, torch {found['torch']}"

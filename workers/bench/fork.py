@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hubring.ps.config.environment import become
 from hubring.ps.process.command import module_command
-from hubring.workers.compare.process import RunProcess
+from hubring.workers.compare.run.process import RunProcess
 
 _SERVER = multiprocessing.get_context("forkserver")
 # torch._dynamo comes with the first optimizer, and is half of the time.

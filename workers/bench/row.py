@@ -9,7 +9,7 @@ from shutil import which
 from typing import Literal
 
 from hubring.workers.bench.shapes import Shape
-from hubring.workers.compare.choice import chosen
+from hubring.workers.compare.experiment.choice import chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from hubring.workers.compare.nccl_tests import algbw, busbw
+from hubring.workers.compare.result.nccl_tests import algbw, busbw
 
 HEAD = (
     f"{'row':<15}{'n':>3}{'shape':>14}{'size':>11}{'count':>10}{'type':>6}{'redop':>6}{'step':>5}"

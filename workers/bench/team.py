@@ -16,8 +16,8 @@ from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.row import Row
 from hubring.workers.bench.usage import cpu_seconds
-from hubring.workers.compare.process import Processes, ProcessFailed, RunProcess
-from hubring.workers.compare.runner import await_address
+from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
+from hubring.workers.compare.run.runner import await_address
 
 # Not imported: it brings torch, which the bench itself does not need.
 MEMBER = "hubring.workers.bench.member"

@@ -3,7 +3,7 @@
     experiment.json    what was asked for, and on what machine
     calibration.json   what the machine can do, measured before the first run
     runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
-    results.json       all that was found (`hubring.workers.compare.results`)
+    results.json       all that was found (`hubring.workers.compare.judge.results`)
     report.html        the same as a page
     mllog.txt          as MLPerf's `:::MLLOG` lines
     tensorboard/       as TensorBoard's scalars
@@ -26,15 +26,16 @@ from typing import Any, Protocol
 import msgspec
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare import machine, mllog, noise, outcome, scalars
 from hubring.workers.compare.command import going_on
 from hubring.workers.compare.cost.constants import Constants, read
-from hubring.workers.compare.experiment import Experiment
-from hubring.workers.compare.measure import measure
-from hubring.workers.compare.outcome import Line, Outcome, write_whole
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.plan import Run, runs
+from hubring.workers.compare.judge.measure import measure
+from hubring.workers.compare.judge.results import results
+from hubring.workers.compare.output import mllog, scalars
 from hubring.workers.compare.page import page
-from hubring.workers.compare.plan import Run, runs
-from hubring.workers.compare.results import results
+from hubring.workers.compare.run import machine, noise, outcome
+from hubring.workers.compare.run.outcome import Line, Outcome, write_whole
 
 FILE = "experiment.json"
 CALIBRATION = "calibration.json"
@@ -60,7 +61,7 @@ class Watcher(Protocol):
 
 
 class Trainer(Protocol):
-    """What runs one training: `hubring.workers.compare.runner.Runner`."""
+    """What runs one training: `hubring.workers.compare.run.runner.Runner`."""
 
     def busy(self) -> list[str]:
         """The names of the machines that are not at rest before the first run."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hubring.ps.page.kit.figures import NOTHING, digits, size
-from hubring.workers.compare.findings import Number
+from hubring.workers.compare.result.findings import Number
 
 
 def _four(value: float) -> str:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hubring.workers.compare.experiment import FaultTable
-from hubring.workers.compare.nccl_tests import algbw, busbw
-from hubring.workers.compare.outcome import Outcome
-from hubring.workers.compare.plan import Run
+from hubring.workers.compare.experiment.experiment import FaultTable
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.result.nccl_tests import algbw, busbw
+from hubring.workers.compare.run.outcome import Outcome
 from tests.support.replayed import Replayed, compared
 
 EXCHANGE = {"exposed_seconds": 0.5, "hidden_seconds": 0.3}

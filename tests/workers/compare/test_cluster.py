@@ -25,9 +25,9 @@ from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task, check, find
 from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.commands import run as command
-from hubring.workers.compare.lifeline import Lifeline
-from hubring.workers.compare.noise import Sample, of_machine
-from hubring.workers.compare.runner import clean_environment
+from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.noise import Sample, of_machine
+from hubring.workers.compare.run.runner import clean_environment
 from hubring.workers.launchers.placement import FAMILIES, detect
 from tests.support.replayed import experiment
 

@@ -18,7 +18,7 @@ from hubring.workers.bench import shapes
 from hubring.workers.compare import cli
 from hubring.workers.compare.cost import calibration, question
 from hubring.workers.compare.cost.constants import WIRES, read
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 from tests.workers.compare.test_cost_prediction import CONSTANTS
 
 

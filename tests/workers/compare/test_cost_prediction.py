@@ -17,9 +17,9 @@ from hubring.workers.compare.cost.peer import link_of
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import read as reading_of
 from hubring.workers.compare.cost.score import Score
-from hubring.workers.compare.outlook import outlook
-from hubring.workers.compare.row import ROWS, Row
-from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.compare.experiment.row import ROWS, Row
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
+from hubring.workers.compare.judge.predictions import outlook
 from hubring.workers.slowdown.straggler import Straggler
 
 WIRE = Wire(alpha=1e-4, beta=1e-9, cpu=0.5e-9)

@@ -16,7 +16,7 @@ from hubring.workers.compare.cost.scene import Scene
 from hubring.workers.compare.cost.simulation import simulate
 from hubring.workers.compare.cost.station import Station
 from hubring.workers.compare.cost.way import Way
-from hubring.workers.compare.setting import Fault
+from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.slowdown.straggler import Straggler
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]

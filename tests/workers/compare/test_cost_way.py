@@ -15,7 +15,7 @@ from hubring.workers.compare.cost.constants import Constants, Wire
 from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.formulas import Task
 from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 MEBI = 1 << 20
 GIGABIT = Link(rate=1e9)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import NonFinite
-from hubring.workers.compare.outcome import Line, Outcome, divergence
-from hubring.workers.compare.plan import Run
-from hubring.workers.compare.process import Process, ProcessFailed, Start
-from hubring.workers.compare.row import ROWS
-from hubring.workers.compare.runner import Runner
-from hubring.workers.compare.setting import Setting
-from hubring.workers.compare.site import ThisMachine
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.experiment.row import ROWS
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.run.outcome import Line, Outcome, divergence
+from hubring.workers.compare.run.process import Process, ProcessFailed, Start
+from hubring.workers.compare.run.runner import Runner
+from hubring.workers.compare.run.site import ThisMachine
 from tests.support.replayed import Replayed, carried_out, experiment, record, row
 
 ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import digits, percent, signed, size
 from hubring.ps.page.kit.scale import Linear, Log
-from hubring.workers.compare.circumstance import without_servers, words
-from hubring.workers.compare.findings import Curve, Point, Scaling
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.page import toml
 from hubring.workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
 from hubring.workers.compare.page.panel import panels
 from hubring.workers.compare.page.sections.progress import course
 from hubring.workers.compare.page.sections.scaling import overtaking
-from hubring.workers.compare.reading import read
-from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.compare.result.findings import Curve, Point, Scaling
+from hubring.workers.compare.result.reading import read
+from hubring.workers.compare.result.setting_text import without_servers, words
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.compared import full
 

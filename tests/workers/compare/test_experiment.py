@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.experiment import Experiment, FaultTable, StragglerTable
-from hubring.workers.compare.experiment_file import load, shipped
-from hubring.workers.compare.row import ROWS
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.experiment import Experiment, FaultTable, StragglerTable
+from hubring.workers.compare.experiment.experiment_file import load, shipped
+from hubring.workers.compare.experiment.row import ROWS
+from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.replayed import experiment
 

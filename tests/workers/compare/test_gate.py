@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hubring.workers.compare.experiment import FaultTable
-from hubring.workers.compare.gate import Parameters, bits_difference, bits_wrong, difference, wrong
-from hubring.workers.compare.outcome import EARLY, Outcome
-from hubring.workers.compare.plan import Run
+from hubring.workers.compare.experiment.experiment import FaultTable
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.judge.gate import Parameters, bits_difference, bits_wrong, difference, wrong
+from hubring.workers.compare.run.outcome import EARLY, Outcome
 from tests.support.replayed import Replayed, carried_out, compared, row
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hubring.workers.compare.experiment import FaultTable, LinkTable
-from hubring.workers.compare.plan import AGAIN, again, runs
-from hubring.workers.compare.row import ROWS
-from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.compare.experiment.experiment import FaultTable, LinkTable
+from hubring.workers.compare.experiment.plan import AGAIN, again, runs
+from hubring.workers.compare.experiment.row import ROWS
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.slowdown.straggler import Straggler
 from tests.support.replayed import experiment
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hubring.workers.compare.experiment import LinkTable
+from hubring.workers.compare.experiment.experiment import LinkTable
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.experiment.row import select
 from hubring.workers.compare.hardship.hosts import Hosts
-from hubring.workers.compare.plan import Run
-from hubring.workers.compare.programs import Programs
-from hubring.workers.compare.row import select
+from hubring.workers.compare.run.programs import Programs
 from tests.support.replayed import experiment
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.core.errors import DeadlineExceeded
-from hubring.workers.compare.outcome import latest, read_record
 from hubring.workers.compare.page import page
-from hubring.workers.compare.process import Processes, ProcessFailed
+from hubring.workers.compare.run.outcome import latest, read_record
+from hubring.workers.compare.run.process import Processes, ProcessFailed
 from tests.support.outline import outline
 from tests.support.replayed import Replayed, carried_out, compared
 
@@ -102,7 +102,7 @@ def test_children_that_take_too_long_are_named_and_end(tmp_path: Path) -> None:
 def test_a_child_that_will_not_stop_is_killed_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hubring.workers.compare.process.GRACE_SECONDS", 0.0)
+    monkeypatch.setattr("hubring.workers.compare.run.process.GRACE_SECONDS", 0.0)
     with Processes(tmp_path, dict(os.environ), timeout=60) as processes:
         stubborn = processes.start("stubborn", [sys.executable, "-c", STUBBORN])
         while "deaf" not in stubborn.out.read_text():

@@ -16,20 +16,21 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.workers.compare import comparison, lifeline
+from hubring.workers.compare import comparison
 from hubring.workers.compare.command import going_on
 from hubring.workers.compare.commands import run as command
 from hubring.workers.compare.commands.list import show_list
 from hubring.workers.compare.comparison import Comparison
 from hubring.workers.compare.cost import calibration
-from hubring.workers.compare.experiment import LinkTable
-from hubring.workers.compare.job import Job
-from hubring.workers.compare.lifeline import Lifeline
-from hubring.workers.compare.measure import Numbers, measure
-from hubring.workers.compare.noise import Noise
-from hubring.workers.compare.outcome import Line, Outcome
-from hubring.workers.compare.plan import Run, runs
-from hubring.workers.compare.runner import Runner
+from hubring.workers.compare.experiment.experiment import LinkTable
+from hubring.workers.compare.experiment.job import Job
+from hubring.workers.compare.experiment.plan import Run, runs
+from hubring.workers.compare.judge.measure import Numbers, measure
+from hubring.workers.compare.run import lifeline
+from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.noise import Noise
+from hubring.workers.compare.run.outcome import Line, Outcome
+from hubring.workers.compare.run.runner import Runner
 from tests.support.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from hubring.workers.compare.exchange_table import HEADS, exchanges
+from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.figures import figures
+from hubring.workers.compare.output.exchange_table import HEADS, exchanges
+from hubring.workers.compare.output.screen import show
+from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.page import page as render
-from hubring.workers.compare.reading import read
-from hubring.workers.compare.screen import show
-from hubring.workers.compare.setting import Setting
-from hubring.workers.compare.table import columns, lines, notes
+from hubring.workers.compare.result.reading import read
 from tests.support.compared import EMULATED, GIGABIT, full, minimal, summary
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key

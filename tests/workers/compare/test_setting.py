@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.setting import Fault, Link, Setting
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.slowdown.straggler import Straggler
 
 HARD = Setting(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubring.workers.compare.statistics import (
+from hubring.workers.compare.result.statistics import (
     Interval,
     by_chance,
     differ,

@@ -12,16 +12,17 @@ import pytest
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.commands.run import _result
-from hubring.workers.compare.experiment import Experiment
-from hubring.workers.compare.gate import Gate
-from hubring.workers.compare.job import JOBS, Job
-from hubring.workers.compare.measure import NAMES, Numbers, measure
-from hubring.workers.compare.noise import Noise
-from hubring.workers.compare.outcome import NOT_FINITE, Line, Outcome, read_record
-from hubring.workers.compare.plan import Run, counted
-from hubring.workers.compare.row import ROWS, select
-from hubring.workers.compare.setting import Setting
-from hubring.workers.compare.summary import Summary, summarise
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.job import JOBS, Job
+from hubring.workers.compare.experiment.plan import Run, counted
+from hubring.workers.compare.experiment.row import ROWS, select
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.judge.gate import Gate
+from hubring.workers.compare.judge.measure import Numbers, measure
+from hubring.workers.compare.judge.summary import Summary, summarise
+from hubring.workers.compare.result.numbers import NAMES
+from hubring.workers.compare.run.noise import Noise
+from hubring.workers.compare.run.outcome import NOT_FINITE, Line, Outcome, read_record
 from tests.support.replayed import Replayed, compared, record, row
 
 DIGITS = JOBS["digits"]

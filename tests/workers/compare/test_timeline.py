@@ -10,7 +10,7 @@ import pytest
 from hubring.ps.core.offset import Offset
 from hubring.ps.core.trace import Trace
 from hubring.workers.compare.commands.timeline import timeline
-from hubring.workers.compare.timeline import merge
+from hubring.workers.compare.run.timeline import merge
 
 
 def test_processes_lie_side_by_side_and_time_begins_with_the_first_span(tmp_path: Path) -> None:

@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
-from hubring.workers.compare.contest import Ratio, ratio
-from hubring.workers.compare.experiment import ComputeTable, FaultTable, LinkTable, StragglerTable
-from hubring.workers.compare.outcome import Line
-from hubring.workers.compare.plan import Run
-from hubring.workers.compare.verdict import verdict as in_words
+from hubring.workers.compare.experiment.experiment import (
+    ComputeTable,
+    FaultTable,
+    LinkTable,
+    StragglerTable,
+)
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.judge.verdict import verdict as in_words
+from hubring.workers.compare.result.ratio import Ratio, ratio
+from hubring.workers.compare.run.outcome import Line
 from tests.support.replayed import Replayed, compared, record
 
 SEEDS = (0, 1, 2)

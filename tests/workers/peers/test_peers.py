@@ -23,7 +23,7 @@ from hubring.ps.optim.hyper import hyper_of
 from hubring.workers import collectives
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.compare.experiment import Experiment, LinkTable
+from hubring.workers.compare.experiment.experiment import Experiment, LinkTable
 from hubring.workers.compare.peers import ray_server, rows, rpc_server
 from hubring.workers.compare.peers.after_backward import AfterBackward
 from hubring.workers.compare.peers.interface import interface

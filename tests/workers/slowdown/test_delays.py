@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.slowdown.delays import Delays, Slowness
 from hubring.workers.slowdown.straggler import Kind, Straggler
 

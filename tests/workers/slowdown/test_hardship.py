@@ -20,10 +20,10 @@ from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.observe.logs import Place
 from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.hardship import network
 from hubring.workers.compare.hardship.hosts import hosts, roles_of
 from hubring.workers.compare.hardship.loss import Loss, outlived
-from hubring.workers.compare.setting import Fault, Link, Setting
 from hubring.workers.runtime import context
 from hubring.workers.slowdown import hardship
 from hubring.workers.slowdown.delays import Delays, Slowness

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.wire import Wire
-from hubring.workers.compare.setting import Link
 
 FRAMES = [bytes([number]) * 10 for number in range(100)]
 

@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.core.errors import HubringError
-from hubring.workers.compare import noise
 from hubring.workers.compare.cluster.host import describe
 from hubring.workers.compare.cluster.meeting import invite
 from hubring.workers.compare.cluster.member import Member, Remote
 from hubring.workers.compare.cluster.messages import Over
 from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task
-from hubring.workers.compare.noise import Listener, Noise
-from hubring.workers.compare.process import Process, RunProcess, Start
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.run import noise
+from hubring.workers.compare.run.noise import Listener, Noise
+from hubring.workers.compare.run.process import Process, RunProcess, Start
 
 
 class Conductor:
-    """A `hubring.workers.compare.site.Site` of many machines.
+    """A `hubring.workers.compare.run.site.Site` of many machines.
 
     Args:
         spread: Which program is whose.

@@ -24,10 +24,10 @@ from hubring.workers.compare.cluster.messages import (
 )
 from hubring.workers.compare.cluster.task import Task
 from hubring.workers.compare.cluster.wire import Lost, Wire
-from hubring.workers.compare.lifeline import Lifeline
-from hubring.workers.compare.noise import Listener
-from hubring.workers.compare.process import GRACE_SECONDS, POLL_SECONDS, Process
-from hubring.workers.compare.runner import clean_environment
+from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.noise import Listener
+from hubring.workers.compare.run.process import GRACE_SECONDS, POLL_SECONDS, Process
+from hubring.workers.compare.run.runner import clean_environment
 
 _NOT_STARTED = 127
 """Exit code of a program that never ran, as shells have it."""

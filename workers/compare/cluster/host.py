@@ -9,9 +9,9 @@ from hubring.ps.config.address import is_loopback
 from hubring.ps.config.environment import environment
 from hubring.ps.core.host_id import name_kernel
 from hubring.ps.transport.host import numeric, reachable, towards
-from hubring.workers.compare import machine, noise
 from hubring.workers.compare.cluster.messages import Hello
 from hubring.workers.compare.cluster.task import Task
+from hubring.workers.compare.run import machine, noise
 
 _MASTER = "MASTER_ADDR"
 """Where launchers of torch's kind say on which network rank 0 is reached."""

@@ -21,8 +21,8 @@ from hubring.workers.compare.cluster.messages import (
     Tell,
 )
 from hubring.workers.compare.cluster.wire import Lost, Wire
-from hubring.workers.compare.noise import Sample
-from hubring.workers.compare.process import GRACE_SECONDS, RunProcess
+from hubring.workers.compare.run.noise import Sample
+from hubring.workers.compare.run.process import GRACE_SECONDS, RunProcess
 
 _ANSWER_SECONDS = 30.0
 

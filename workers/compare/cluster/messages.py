@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from hubring.workers.compare.noise import Sample
+from hubring.workers.compare.run.noise import Sample
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag=True):
@@ -27,7 +27,7 @@ class Hello(Struct, frozen=True, kw_only=True, tag=True):
     cores: tuple[int, ...]
     """Numbers of those that it may use."""
     machine: dict[str, Any]
-    """As `hubring.workers.compare.machine.describe` has it."""
+    """As `hubring.workers.compare.run.machine.describe` has it."""
 
 
 class Start(Struct, frozen=True, kw_only=True, tag=True):

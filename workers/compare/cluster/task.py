@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.experiment import Experiment
+from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.launchers.placement import detect
 
 ONE_MACHINE = {"mpi", "ray"}

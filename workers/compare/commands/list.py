@@ -13,7 +13,7 @@ from hubring.ps.config import terminal
 from hubring.workers.compare.command import going_on
 
 if TYPE_CHECKING:
-    from hubring.workers.compare.row import Row
+    from hubring.workers.compare.experiment.row import Row
 
 
 def show_list(
@@ -25,9 +25,9 @@ def show_list(
 
 def _list(folder: Path) -> dict[str, Any]:
     from hubring.ps.config.settings import read_toml
-    from hubring.workers.compare.experiment_file import shipped
-    from hubring.workers.compare.job import JOBS
-    from hubring.workers.compare.row import EVERY
+    from hubring.workers.compare.experiment.experiment_file import shipped
+    from hubring.workers.compare.experiment.job import JOBS
+    from hubring.workers.compare.experiment.row import EVERY
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {

@@ -22,7 +22,7 @@ def report(
 
 def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.comparison import Comparison
-    from hubring.workers.compare.screen import show
+    from hubring.workers.compare.output.screen import show
 
     comparison = Comparison.open(folder)
     results = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()

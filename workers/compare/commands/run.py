@@ -15,7 +15,7 @@ from hubring.workers.compare.command import going_on, typed
 
 if TYPE_CHECKING:
     from hubring.workers.compare.cluster.task import Task
-    from hubring.workers.compare.experiment import Experiment
+    from hubring.workers.compare.experiment.experiment import Experiment
 
 DEFAULT = "digits"
 """The experiment that ships and is run where none is named."""
@@ -112,7 +112,7 @@ def _compare(
     source: str | None, flags: dict[str, Any], out: Path | None, folder: Path, alone: bool
 ) -> dict[str, Any]:
     from hubring.workers.compare.cluster import task
-    from hubring.workers.compare.experiment_file import load
+    from hubring.workers.compare.experiment.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
@@ -127,7 +127,7 @@ def _compare(
             return follow(place, folder)
         results = _on_cluster(experiment, folder, place)
 
-    from hubring.workers.compare.screen import show
+    from hubring.workers.compare.output.screen import show
 
     show(results, folder / "report.html")
     return _result(results, folder)
@@ -137,11 +137,11 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Runs all of it on this machine."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.cost.calibration import calibrate
+    from hubring.workers.compare.experiment.plan import runs
     from hubring.workers.compare.hardship import hosts
-    from hubring.workers.compare.lifeline import Lifeline
-    from hubring.workers.compare.plan import runs
-    from hubring.workers.compare.runner import Runner
-    from hubring.workers.compare.screen import Screen
+    from hubring.workers.compare.output.screen import Screen
+    from hubring.workers.compare.run.lifeline import Lifeline
+    from hubring.workers.compare.run.runner import Runner
 
     comparison = Comparison.begin(experiment, folder, typed())
     for missing in comparison.missing:
@@ -156,10 +156,10 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, A
     """Conducts it. Nothing is predicted: the constants of one machine say nothing of what joins several."""
     from hubring.workers.compare.cluster.conductor import conduct
     from hubring.workers.compare.comparison import Comparison
-    from hubring.workers.compare.lifeline import Lifeline
-    from hubring.workers.compare.plan import runs
-    from hubring.workers.compare.runner import Runner
-    from hubring.workers.compare.screen import Screen
+    from hubring.workers.compare.experiment.plan import runs
+    from hubring.workers.compare.output.screen import Screen
+    from hubring.workers.compare.run.lifeline import Lifeline
+    from hubring.workers.compare.run.runner import Runner
 
     labels = [run.label for run in runs(experiment)]
     with conduct(task, folder) as site:
@@ -196,7 +196,7 @@ def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def _one(name: str, number: dict[str, Any]) -> float:
     """What is told of all seeds' values: the median, or the greatest where that is the worst."""
-    from hubring.workers.compare.measure import WORST
+    from hubring.workers.compare.result.numbers import WORST
 
     if name not in WORST:
         return float(number["median"])

@@ -20,7 +20,7 @@ def timeline(
 
 def _timeline(folder: Path, out: Path) -> dict[str, Any]:
     from hubring.ps.core.errors import UsageError
-    from hubring.workers.compare.timeline import merge
+    from hubring.workers.compare.run.timeline import merge
 
     count = merge(folder, out)
     if count == 0:

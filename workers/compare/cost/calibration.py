@@ -15,10 +15,10 @@ from statistics import median
 
 import torch
 
-from hubring.workers.compare import machine
 from hubring.workers.compare.cost import pair, partner, rates
 from hubring.workers.compare.cost.constants import Constants, Wire
 from hubring.workers.compare.cost.peer import line_to, link_of
+from hubring.workers.compare.run import machine
 
 TURNS = 7
 """Measurements of each figure; the first, which touches new memory, does not count."""

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 WIRES = ("shm", "zmq", "grpc", "gloo")
 """What gradients travel by; the ring's is Gloo."""

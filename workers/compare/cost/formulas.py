@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.way import Way, seconds_a_byte, slices
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
 """Of which a hub's workers take the best on a wire (`hubring.workers.communicators.slicing`). In shared

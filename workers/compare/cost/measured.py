@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.reading import Reading, read
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.setting import Setting
 
 
 class Point(Struct, frozen=True):

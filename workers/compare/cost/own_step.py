@@ -10,10 +10,10 @@ from statistics import median, quantiles
 
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
 from hubring.ps.process.command import module_command
-from hubring.workers.compare import machine
-from hubring.workers.compare.job import find
-from hubring.workers.compare.process import Process, ProcessFailed
-from hubring.workers.compare.runner import clean_environment
+from hubring.workers.compare.experiment.job import find
+from hubring.workers.compare.run import machine
+from hubring.workers.compare.run.process import Process, ProcessFailed
+from hubring.workers.compare.run.runner import clean_environment
 
 EPOCHS = 2
 TIMEOUT = 120.0

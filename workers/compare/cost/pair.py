@@ -22,7 +22,7 @@ from hubring.ps.transport.registry import transport
 from hubring.workers.communicators.ring import Ring
 from hubring.workers.compare.cost import partner
 from hubring.workers.compare.cost.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
-from hubring.workers.compare.runner import clean_environment
+from hubring.workers.compare.run.runner import clean_environment
 
 LARGE_BYTES = KEYS * LARGE * 4
 _MODULE = "hubring.workers.compare.cost.partner"

@@ -14,7 +14,7 @@ from hubring.workers.compare.cost import partner
 from hubring.workers.compare.cost.constants import Wire
 from hubring.workers.compare.cost.pair import Line
 from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 OUTRUN = 1.2
 """A link that brings a byte in less than so many times what the processors need has shown no limit."""

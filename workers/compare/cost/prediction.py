@@ -19,8 +19,8 @@ from hubring.workers.compare.cost.reading import Reading, read
 from hubring.workers.compare.cost.scene import Scene
 from hubring.workers.compare.cost.simulation import simulate
 from hubring.workers.compare.cost.way import Way
-from hubring.workers.compare.row import Row
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.row import Row
+from hubring.workers.compare.experiment.setting import Setting
 
 By = Literal["formula", "simulation"]
 

@@ -10,12 +10,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare import quantity
 from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import Reading, read
-from hubring.workers.compare.setting import Link, Setting
+from hubring.workers.compare.experiment import quantity
+from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.slowdown.straggler import Straggler
 
 KINDS = ("constant", "pareto", "host")

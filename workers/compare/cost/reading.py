@@ -8,8 +8,8 @@ from typing import Literal
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.row import OURS, Row
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.row import OURS, Row
+from hubring.workers.compare.experiment.setting import Setting
 
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.way import Way
-from hubring.workers.compare.setting import Fault
+from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.slowdown.straggler import Straggler
 
 LEASE_SECONDS = 5.0

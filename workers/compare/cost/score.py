@@ -19,8 +19,8 @@ from hubring.workers.compare.cost.measured import Point, model_bytes, points
 from hubring.workers.compare.cost.overhead import Overhead
 from hubring.workers.compare.cost.prediction import Job, Prediction, predict
 from hubring.workers.compare.cost.reading import Reading, read
-from hubring.workers.compare.row import EVERY
-from hubring.workers.compare.setting import Setting
+from hubring.workers.compare.experiment.row import EVERY
+from hubring.workers.compare.experiment.setting import Setting
 
 BEYOND = 4
 """How many times the workers that were measured the scaling is predicted for."""

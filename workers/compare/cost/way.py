@@ -11,7 +11,7 @@ from math import ceil, inf
 from msgspec import Struct
 
 from hubring.workers.compare.cost.constants import Wire
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
 """A full Ethernet frame, and what of it TCP carries for its user, with timestamps."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.hardship.network import Host, network, why_not
-from hubring.workers.compare.setting import Setting
 
 HERE = "127.0.0.1"
 

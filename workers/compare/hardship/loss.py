@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hubring.workers.compare.setting import Fault
+from hubring.workers.compare.experiment.setting import Fault
 
 LOOK_SECONDS = 0.002
 """From one look at the record to the next: a step of the smallest job."""

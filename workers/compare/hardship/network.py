@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from hubring.ps.core.errors import HubringError, UsageError
+from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.relay import relay
-from hubring.workers.compare.setting import Link
 
 BURST_BYTES = 128 << 10
 """What a link may let through at once; two packets at their largest before they are cut for the wire."""

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from random import Random
 
-from hubring.workers.compare.setting import Link
+from hubring.workers.compare.experiment.setting import Link
 
 
 class Wire:

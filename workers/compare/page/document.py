@@ -22,7 +22,7 @@ from hubring.workers.compare.page.sections.scaling import scaling
 from hubring.workers.compare.page.sections.staleness import staleness
 from hubring.workers.compare.page.sections.throughput import throughput
 from hubring.workers.compare.page.sections.verdict import byline
-from hubring.workers.compare.reading import read
+from hubring.workers.compare.result.reading import read
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Material], Mapping[str, Any] | None]]] = {
     "gate": ("The gate", gate),

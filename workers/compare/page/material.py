@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hubring.workers.compare.circumstance import emulation, name
 from hubring.workers.compare.figures import Figure, figures
-from hubring.workers.compare.findings import Entry, Findings
-from hubring.workers.compare.goal import Goal
 from hubring.workers.compare.page.figure import Label
 from hubring.workers.compare.page.mark import Mark, marks
 from hubring.workers.compare.page.panel import Panel, panels
+from hubring.workers.compare.result.findings import Entry, Findings
+from hubring.workers.compare.result.goal import Goal
+from hubring.workers.compare.result.setting_text import emulation, name
 
 
 @dataclass(frozen=True, slots=True)

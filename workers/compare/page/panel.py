@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hubring.workers.compare.circumstance import without_servers, words
-from hubring.workers.compare.findings import Entry, Findings
+from hubring.workers.compare.result.findings import Entry, Findings
+from hubring.workers.compare.result.setting_text import without_servers, words
 
 
 @dataclass(frozen=True, slots=True)

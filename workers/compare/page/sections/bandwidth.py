@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubring.workers.compare.exchange_table import cells
-from hubring.workers.compare.nccl_tests import COLUMNS
+from hubring.workers.compare.output.exchange_table import cells
 from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.nccl_tests import COLUMNS
 
 
 def bandwidth(material: Material) -> dict[str, Any] | None:

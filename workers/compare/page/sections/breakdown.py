@@ -7,11 +7,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from hubring.ps.page.kit.figures import NOTHING, digits
-from hubring.workers.compare.findings import Entry
 from hubring.workers.compare.page.figure import Figure, Label, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
+from hubring.workers.compare.result.findings import Entry
 
 TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
 THICK = {

@@ -9,11 +9,11 @@ from itertools import chain
 from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import NOTHING, digits
 from hubring.ps.page.kit.scale import Linear, Log
-from hubring.workers.compare.circumstance import without_servers, words
-from hubring.workers.compare.findings import Crossover
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.findings import Crossover
+from hubring.workers.compare.result.setting_text import without_servers, words
 
 
 @dataclass(frozen=True, slots=True)

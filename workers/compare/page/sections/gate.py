@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubring.workers.compare.findings import Pair
 from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.findings import Pair
 
 HEADS = ("row", "held against", "setting", "seed", "differs by", "allowed", "in", "result")
 WORDS = ("held against", "setting", "in", "result")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hubring.ps.page.kit.figures import NOTHING, digits, percent
-from hubring.workers.compare.findings import Load
 from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.statistics import by_chance
+from hubring.workers.compare.result.findings import Load
+from hubring.workers.compare.result.statistics import by_chance
 
 
 def noise(material: Material) -> dict[str, Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hubring.workers.compare.circumstance import words
 from hubring.workers.compare.page.figure import Label, Table
 from hubring.workers.compare.page.material import Material
-from hubring.workers.compare.statistics import interval_words
+from hubring.workers.compare.result.setting_text import words
+from hubring.workers.compare.result.statistics import interval_words
 
 
 def numbers(material: Material) -> dict[str, Any] | None:

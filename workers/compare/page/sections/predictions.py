@@ -8,10 +8,10 @@ from typing import Any
 from hubring.ps.page.kit.chart import Axis, path
 from hubring.ps.page.kit.figures import NOTHING, digits, percent, signed
 from hubring.ps.page.kit.scale import Log
-from hubring.workers.compare.findings import Prediction
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Spot
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.findings import Prediction
 
 FAIR = 0.15
 """The error that is hoped for; drawn as a band."""

@@ -9,12 +9,12 @@ from typing import Any, Literal
 from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import digits
 from hubring.ps.page.kit.scale import Linear, Log
-from hubring.workers.compare.findings import Curve, Entry, Point
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, Spot
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel, unaffected
-from hubring.workers.compare.statistics import interval_words, median_interval
+from hubring.workers.compare.result.findings import Curve, Entry, Point
+from hubring.workers.compare.result.statistics import interval_words, median_interval
 
 SPOTS, TOLD = 60, 12
 """How many points are drawn of a line, and how many are told in numbers."""

@@ -9,11 +9,11 @@ from typing import Any
 from hubring.ps.page.kit.chart import Axis
 from hubring.ps.page.kit.figures import NOTHING, digits, signed
 from hubring.ps.page.kit.scale import Linear, Log
-from hubring.workers.compare.findings import Scaling
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.lines import Line, Lines, Rule, measured_and_predicted
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.crossing import by_servers, untold
+from hubring.workers.compare.result.findings import Scaling
 
 
 def scaling(material: Material) -> dict[str, Any] | None:

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import digits, percent
-from hubring.workers.compare.circumstance import words
-from hubring.workers.compare.findings import Entry
 from hubring.workers.compare.page.figure import Figure, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.findings import Entry
+from hubring.workers.compare.result.setting_text import words
 
 
 class Histogram(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hubring.workers.compare.findings import Entry, Number
+from hubring.workers.compare.output.unevenness import uneven
 from hubring.workers.compare.page.figure import Figure, Label, Table
 from hubring.workers.compare.page.mark import Mark
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
-from hubring.workers.compare.statistics import interval_words
-from hubring.workers.compare.unevenness import uneven
+from hubring.workers.compare.result.findings import Entry, Number
+from hubring.workers.compare.result.statistics import interval_words
 
 TOLD = (
     "samples_per_second",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.circumstance import words
 from hubring.workers.compare.page.material import Material
+from hubring.workers.compare.result.setting_text import words
 
 
 def byline(material: Material) -> str:

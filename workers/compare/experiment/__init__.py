@@ -1,0 +1,1 @@
+"""What is compared: rows, settings, and the plan of all runs."""

@@ -1,0 +1,228 @@
+"""Where an experiment comes from: a TOML file, or one that ships, and flags over it.
+
+An unknown name gets "did you mean"; a list may stand as one value; a quantity may have its unit.
+"""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
+
+from hubring.ps.config.settings import allowed, flag, read_toml, refuse_unknown
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.workers.compare.experiment import quantity
+from hubring.workers.compare.experiment.experiment import (
+    ComputeTable,
+    Experiment,
+    FaultTable,
+    LinkTable,
+    StragglerTable,
+)
+
+_TABLES: Mapping[str, type[Struct]] = {
+    "link": LinkTable,
+    "straggler": StragglerTable,
+    "fault": FaultTable,
+    "compute": ComputeTable,
+}
+_QUANTITIES = {
+    "rate": quantity.rate,
+    "latency": quantity.seconds,
+    "jitter": quantity.seconds,
+    "seconds": quantity.seconds,
+    "step": quantity.seconds,
+    "timeout": quantity.seconds,
+}
+_WITH_TABLE = {
+    "rate": ("link", "rate"),
+    "latency": ("link", "latency"),
+    "jitter": ("link", "jitter"),
+    "compute": ("compute", "step"),
+    "straggler_ranks": ("straggler", "ranks"),
+}
+"""Flags that set a table's key."""
+
+SHIPPED = files("hubring.workers.compare").joinpath("experiments")
+
+
+def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
+    """Reads an experiment.
+
+    Args:
+        source: A TOML file, or the name of an experiment that ships; None: the flags say all.
+        flags: Names to what the command line gave; None where it gave nothing. Lists as text, by comma.
+
+    Raises:
+        UsageError: Names the value, what was allowed and the mend.
+    """
+    values = {} if source is None else dict(_read(find(source)))
+    if flags.get("job") is not None or flags.get("script") is not None:
+        values = {name: value for name, value in values.items() if name not in ("job", "script")}
+    given = {name: value for name, value in flags.items() if value is not None}
+    for name in sorted(given, key=lambda name: name in _WITH_TABLE):  # whole tables before their keys
+        _overrule(values, name, given[name])
+    if "script" not in values:
+        values.setdefault("job", "digits")
+    try:
+        experiment = Experiment(**values)
+    except UsageError as cause:
+        raise UsageError(f"{source}: {cause}" if source else str(cause)) from cause
+    for row in experiment.ways:
+        if row.peer is not None:
+            row.peer.check()
+    if experiment.script is not None and not experiment.script.is_file():
+        raise UsageError(
+            f"there is no script {experiment.script}; a relative path counts from the experiment's file, and"
+            " after --script from here"
+        )
+    return experiment
+
+
+def find(source: str) -> Path:
+    """The file of that name or, where there is none, of the experiment that ships.
+
+    Raises:
+        UsageError: There is neither.
+    """
+    if Path(source).is_file():
+        return Path(source)
+    if source in (known := shipped()):
+        return known[source]
+    guess = difflib.get_close_matches(source, known, n=1)
+    mend = f"did you mean {guess[0]}?" if guess else f"{', '.join(known)} ship"
+    raise UsageError(f"there is no file {source}, and no experiment of that name ships; {mend}")
+
+
+def shipped() -> dict[str, Path]:
+    """The experiments that ship, by name."""
+    found = {Path(str(each)).stem: Path(str(each)) for each in SHIPPED.iterdir()}
+    return dict(sorted((name, path) for name, path in found.items() if path.suffix == ".toml"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = read_toml(path)
+    except ConfigError as cause:
+        raise UsageError(str(cause)) from cause
+    values = {"name": path.stem} | _converted(Experiment, content, f"{{name}} = {{value!r}} in {path}")
+    script = values.get("script")
+    if script is not None and not script.is_absolute():  # as it stands in the file, so from there
+        values["script"] = path.parent / script
+    return values
+
+
+def _overrule(values: dict[str, Any], name: str, value: object) -> None:
+    """Puts a flag over the file's value."""
+    spelling = f"{flag(name)} {value}".replace("{", "{{").replace("}", "}}")
+    if name in _SEVERAL:
+        table, content = _SEVERAL[name](str(value))
+    elif name in _WITH_TABLE:
+        table, key = _WITH_TABLE[name]
+        content = {key: _listed(value)}
+    else:
+        given = _words(str(value)) if name == "arguments" else _listed(value)
+        values |= _converted(Experiment, {name: given}, spelling)
+        return
+    fresh, there = _converted(_TABLES[table], content, spelling), values.get(table)
+    if there is None and name == "straggler_ranks":
+        raise UsageError(
+            f"{flag(name)} {value}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
+        )
+    values[table] = _TABLES[table](**fresh) if there is None else msgspec.structs.replace(there, **fresh)
+
+
+def _words(text: str) -> list[str]:
+    """A command line's words, of which a quoted one may hold blanks."""
+    try:
+        return shlex.split(text)
+    except ValueError as cause:
+        raise UsageError(f"--arguments {text}: {cause}") from cause
+
+
+def _listed(value: object) -> object:
+    return value.split(",") if isinstance(value, str) and "," in value else value
+
+
+def _straggler(text: str) -> tuple[str, dict[str, object]]:
+    kind, colon, seconds = text.rpartition(":")
+    content = {"seconds": _listed(seconds)}
+    if colon:
+        content["kind"] = kind
+    return "straggler", content
+
+
+def _kill(text: str) -> tuple[str, dict[str, object]]:
+    rank, at, step = text.partition("@")
+    if not (at and rank.isdecimal() and step.isdecimal()):
+        raise UsageError(
+            f"--kill {text}: expected RANK@STEP, both counted from 0; with 1@100 the worker of rank 1 is"
+            " killed before its step 100"
+        )
+    return "fault", {"rank": int(rank), "step": int(step)}
+
+
+_SEVERAL = {"straggler": _straggler, "kill": _kill}
+"""Flags that set several keys of a table: to the table, and what they set in it."""
+
+
+def _converted(kind: type[Struct], content: Mapping[str, object], spelling: str) -> dict[str, Any]:
+    """The content's values in the types of `kind`'s fields."""
+    types = {field.name: field.type for field in fields(kind)}
+    converted = {}
+    for name, value in content.items():
+        where = spelling.format(name=name, value=value)
+        try:
+            refuse_unknown(where, name, types)
+        except ConfigError as cause:
+            raise UsageError(str(cause)) from cause
+        converted[name] = _value(name, value, types[name], where)
+    return converted
+
+
+def _value(name: str, value: object, kind: Any, where: str) -> object:
+    if name in _TABLES:
+        return _table(_TABLES[name], value, where, name)
+    if isinstance(value, Path):
+        return value
+    several = get_origin(kind) is tuple
+    given = value if isinstance(value, list) or not several else [value]
+    try:
+        given = _measured(name, given)
+        text = isinstance(given, str) or (isinstance(given, list) and any(isinstance(x, str) for x in given))
+        return msgspec.convert(given, kind, strict=not text, dec_hook=lambda type_, x: type_(x))
+    except UsageError as cause:
+        raise UsageError(f"{where}: {cause}") from cause
+    except (msgspec.ValidationError, TypeError) as cause:
+        raise UsageError(f"{where}: expected {_allowed(kind)}") from cause
+
+
+def _measured(name: str, value: object) -> object:
+    """Quantities as numbers."""
+    read = _QUANTITIES.get(name)
+    if read is None or (name == "step" and isinstance(value, int)):
+        return value
+    return [read(each) for each in value] if isinstance(value, list) else read(value)
+
+
+def _table(kind: type[Struct], value: object, where: str, name: str) -> Struct:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where}: expected a table, [{name}]")
+    values = _converted(kind, value, f"{{name}} = {{value!r}} in [{name}], {where.rpartition(' in ')[2]}")
+    missing = [field.name for field in fields(kind) if field.required and field.name not in values]
+    if missing:
+        raise UsageError(f"[{name}] lacks {', '.join(missing)}")
+    return kind(**values)
+
+
+def _allowed(kind: Any) -> str:
+    if get_origin(kind) is tuple and get_args(kind)[0] is str:
+        return "text; or a list of such"
+    return allowed(kind)

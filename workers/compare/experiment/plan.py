@@ -1,0 +1,85 @@
+"""The plan: an experiment's runs in a fair order. Pure.
+
+Law: what is compared runs close together in time, and takes turns in going first. Every pass, one
+for each seed and repeat, holds every row of every setting once; rows of a setting stand side by side;
+from pass to pass they move up by one place, and every other pass goes backward through the settings.
+So neither a machine that warms up nor one that is busy for a while falls on one row alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.row import Row
+from hubring.workers.compare.experiment.setting import Setting
+
+AGAIN = "hub-bsp"
+"""The row that is run a second time with the first seed: its bits must come out the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One training.
+
+    Attributes:
+        setting: What of the circumstances the row meets (`Row.meets`).
+        row: Which way.
+        seed: The job's.
+        turn: Which of the runs that have all this in common.
+    """
+
+    setting: Setting
+    row: Row
+    seed: int
+    turn: int = 0
+
+    @property
+    def label(self) -> str:
+        """Its name for people, and that of its folder."""
+        turn = f" turn{self.turn}" if self.turn else ""
+        return f"{self.setting.key} {self.row.name} seed{self.seed}{turn}"
+
+
+def runs(experiment: Experiment) -> list[Run]:
+    """All runs, in order; none twice."""
+    passes = [(seed, turn) for turn in range(experiment.repeats) for seed in experiment.seeds]
+    found: dict[Run, None] = {}
+    for number, (seed, turn) in enumerate(passes):
+        found |= dict.fromkeys(_pass(experiment, number, seed, turn))
+        if number == 0:
+            found |= dict.fromkeys(_again(experiment))
+    return list(found)
+
+
+def counted(experiment: Experiment, setting: Setting, row: Row, seed: int) -> list[Run]:
+    """The runs whose numbers are those of a row in a setting with a seed."""
+    return [Run(row.meets(setting), row, seed, turn) for turn in range(experiment.repeats)]
+
+
+def again(experiment: Experiment) -> tuple[Run, Run] | None:
+    """The two runs of the hub that must be equal bit by bit; None without such a row."""
+    setting = experiment.settings[0]
+    first = [Run(setting, row, experiment.seeds[0]) for row in experiment.ways if row.name == AGAIN]
+    if not first or setting.fault is not None:
+        return None
+    return first[0], Run(setting, first[0].row, experiment.seeds[0], turn=1)
+
+
+def _again(experiment: Experiment) -> list[Run]:
+    pair = again(experiment)
+    return [] if pair is None else [pair[1]]
+
+
+def _pass(experiment: Experiment, number: int, seed: int, turn: int) -> Iterator[Run]:
+    settings = experiment.settings[:: -1 if number % 2 else 1]
+    rows = _rotated(experiment.ways, number)
+    for setting in settings:
+        for row in rows:
+            yield Run(row.meets(setting), row, seed, turn)
+
+
+def _rotated(rows: Sequence[Row], places: int) -> list[Row]:
+    cut = places % len(rows)
+    return [*rows[cut:], *rows[:cut]]

@@ -1,0 +1,1 @@
+"""From what the runs left behind to findings: measured, judged, predicted and put into words."""

@@ -1,0 +1,62 @@
+"""MLPerf's log: one `:::MLLOG` line an event, in the format of mlperf_logging, so that its tools read it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.job import Job
+from hubring.workers.compare.judge.measure import Numbers
+from hubring.workers.compare.run.outcome import Outcome
+
+Event = dict[str, object]
+
+
+def log(experiment: Experiment, measured: Iterable[tuple[Outcome, Numbers]]) -> str:
+    """The whole file: every run from `run_start` to `run_stop`.
+
+    Args:
+        experiment: What was run.
+        measured: Every run with its numbers.
+    """
+    job = experiment.yardstick
+    events = [event for outcome, numbers in measured for event in _events(experiment, job, outcome, numbers)]
+    return "".join(f":::MLLOG {json.dumps(event)}\n" for event in events)
+
+
+def _events(experiment: Experiment, job: Job, outcome: Outcome, numbers: Numbers) -> Iterator[Event]:
+    run = outcome.run
+    start = 1e3 * datetime.fromisoformat(outcome.began).timestamp()
+    about = {"label": run.label, "row": run.row.name}
+    yield _event(start, "submission_benchmark", job.name, about)
+    yield _event(start, "seed", run.seed, about)
+    if experiment.batch is not None:
+        yield _event(start, "global_batch_size", experiment.batch, about)
+    rate = experiment.rate_for(run.row, run.setting.workers) or job.learning_rate
+    if rate is not None:
+        yield _event(start, "opt_base_learning_rate", rate, about)
+    # Where on the clock the record's zero lies is known to the run's length only.
+    last = max(line["seconds"] for line in outcome.records[0])
+    zero = start + 1e3 * max(0.0, outcome.seconds - last)
+    yield _event(zero, "run_start", None, about, "INTERVAL_START")
+    for line in outcome.records[0]:
+        if job.metric in line:
+            where = {**about, "epoch_num": line.get("epoch"), "step_num": line["step"]}
+            yield _event(zero + 1e3 * line["seconds"], "eval_accuracy", line[job.metric], where)
+    status = "success" if numbers["seconds_to_target"] is not None else "aborted"
+    yield _event(zero + 1e3 * last, "run_stop", None, {**about, "status": status}, "INTERVAL_END")
+
+
+def _event(
+    time_ms: float, key: str, value: object, metadata: Mapping[str, object], event_type: str = "POINT_IN_TIME"
+) -> Event:
+    return {
+        "namespace": "",
+        "time_ms": round(time_ms),
+        "event_type": event_type,
+        "key": key,
+        "value": value,
+        "metadata": metadata,
+    }

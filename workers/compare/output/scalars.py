@@ -1,0 +1,29 @@
+"""Scalars for TensorBoard: one folder a run, with its curves by step."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from datetime import datetime
+from pathlib import Path
+
+from tensorboardX import SummaryWriter
+
+from hubring.workers.compare.run.outcome import Outcome
+
+
+def write(folder: Path, outcomes: Iterable[Outcome], metric: str) -> None:
+    """Writes what every rank 0 reported: `loss`, `test_loss` and the measure.
+
+    Args:
+        folder: Made anew.
+        outcomes: The runs.
+        metric: Key of the measure.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    for outcome in outcomes:
+        began = datetime.fromisoformat(outcome.began).timestamp()
+        with SummaryWriter(str(folder / outcome.run.label)) as writer:
+            for line in outcome.records[0]:
+                for name in {"loss", "test_loss", metric} & line.keys():
+                    writer.add_scalar(name, line[name], line["step"], began + line["seconds"])

@@ -1,0 +1,132 @@
+"""What a person sees while the rows run, and after; all of it on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from hubring.workers.compare.output.exchange_table import HEADS, SENTENCES, exchanges
+from hubring.workers.compare.output.table import columns, lines, notes
+from hubring.workers.compare.result.reading import read
+from hubring.workers.compare.result.setting_text import words
+from hubring.workers.compare.run.outcome import Line
+
+FILE_WIDTH = 200
+"""Columns of a log, where nobody's window says how many there are; enough for every table."""
+
+
+class Screen:
+    """Shows which run is at which step with which loss, then the table.
+
+    Args:
+        runs: Labels of the runs to come.
+    """
+
+    def __init__(self, runs: Sequence[str]) -> None:
+        self._console = _console()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._runs = list(runs)
+        self._task = self._bar.add_task(f"{runs[0]}: starting", total=len(runs))
+        self._last: Line = {}
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def calibrating(self, what: str) -> None:
+        """Shows what of the machine is measured."""
+        self._bar.update(self._task, description=f"this machine: {what}")
+
+    def progress(self, run: str, line: Line) -> None:
+        """Shows the step and the loss that rank 0 reported last."""
+        self._last = {**self._last, **line}
+        self._bar.update(self._task, description=f"{run}: {_told(self._last)}")
+
+    def finished(self, run: str) -> None:
+        """Leaves a line for a run that is over, and announces the next."""
+        self._bar.print(f"{run}: {_told(self._last)}")
+        self._last = {}
+        self._advance(run)
+
+    def kept(self, run: str) -> None:
+        """Leaves a line for a run that was finished before."""
+        self._bar.print(f"{run}: kept")
+        self._advance(run)
+
+    def warn(self, text: str) -> None:
+        """Says what to mind."""
+        self._bar.print(text, style="yellow")
+
+    def _advance(self, run: str) -> None:
+        self._bar.advance(self._task)
+        if later := self._runs[self._runs.index(run) + 1 :]:
+            self._bar.update(self._task, description=f"{later[0]}: starting")
+
+
+def show(results: Mapping[str, Any], report: Path) -> None:
+    """Prints the table, what to know of it, the verdict, and where the report lies.
+
+    Args:
+        results: What `results.json`, version 3, holds.
+        report: The page, to be opened in a browser.
+
+    Raises:
+        ConfigError: They are of another version, or not what they should be.
+    """
+    findings = read(results)
+    console = _console()
+    for setting in findings.setting_keys:
+        if len(findings.setting_keys) > 1:
+            console.print(f"\n{words(findings.setting(setting), setting)}", style="bold", markup=False)
+        console.print(_table(columns(findings), lines(findings, setting)))
+        if timed := exchanges(findings, setting):
+            console.print()
+            console.print(_table(HEADS, timed))
+    for note in (*notes(findings), *(SENTENCES if findings.bandwidth else ())):
+        console.print(note, style="dim", markup=False)
+    console.print()
+    for sentence in findings.verdict:
+        console.print(f"* {sentence}", markup=False)
+    console.print(f"\nThe report, for a browser: {report}", markup=False, soft_wrap=True)
+
+
+def _console() -> Console:
+    """Standard error; rich takes a file for a terminal of 80 columns, and would break its tables."""
+    return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else FILE_WIDTH)
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """The rows of one setting: names at the left, numbers at the right."""
+    first, *others = heads
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
+    for head in others:
+        table.add_column(head, justify="right")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+def _told(line: Line) -> str:
+    loss = line.get("test_loss", line.get("loss"))
+    return f"step {line.get('step', 0)}" + ("" if loss is None else f", loss {loss:.4f}")

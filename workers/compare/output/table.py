@@ -1,0 +1,108 @@
+"""The table: one line for a row of a setting, as text for a terminal."""
+
+from __future__ import annotations
+
+from hubring.ps.page.kit.figures import NOTHING, size
+from hubring.workers.compare.output.unevenness import uneven
+from hubring.workers.compare.result.findings import Entry, Findings, Number
+from hubring.workers.compare.result.goal import Goal
+from hubring.workers.compare.result.statistics import interval_words
+
+
+def columns(findings: Findings) -> list[str]:
+    """The heads of the columns."""
+    goal = Goal.of(findings)
+    return [
+        "row",
+        f"{goal.samples}/s",
+        "step ms",
+        "s to target" if goal.target is None else f"s to {goal.target:g}",
+        "final loss",
+        goal.title,
+        "bytes a step",
+        "exposed ms",
+        "stale mean/max",
+    ]
+
+
+def lines(findings: Findings, setting: str) -> list[list[str]]:
+    """The cells of a setting's rows, in the order of `columns`; a speed not to be shown reads `withheld`."""
+    return [_cells(each) for each in findings.under(setting)]
+
+
+def notes(findings: Findings) -> list[str]:
+    """What to know of the table, to be read below it; nothing that does not concern these rows."""
+    rows = {each.row for each in findings.rows}
+    slept = any(each.emulated for each in findings.rows)
+    hub, ring = any(row.startswith("hub-") for row in rows), "ring" in rows
+    said = {
+        _spread_note(findings.seeds): True,
+        "Samples per second are means, step times medians, after warm-up.": True,
+        "Emulated: workers slept for a part of every step instead of computing.": slept,
+        "local is one process with the whole batch, and as many threads as each worker.": "local" in rows,
+        "Bytes are sent and received; the ring's are computed, 2(n-1)/n of the model each.": ring,
+        "Exposed: the part of the exchange that a step waited for, hidden behind no computation.": hub
+        or ring,
+        "Staleness: updates by others between a worker's read and its own update.": hub,
+    }
+    return [*_reasons(findings), *uneven(findings), *(note for note, concerns in said.items() if concerns)]
+
+
+def _spread_note(seeds: int) -> str:
+    if seeds == 1:
+        return "One seed: there is no interval, and nothing here tells chance from difference."
+    return (
+        f"Medians over {seeds} seeds; ± is half of an interval that {interval_words(seeds)}; (2/3): 2 of 3"
+        " seeds have a value."
+    )
+
+
+def _reasons(findings: Findings) -> list[str]:
+    """Why a row has no speed, or did not come to its end."""
+    said = []
+    for each in findings.rows:
+        where = f"{each.setting} {each.row}" if len(findings.setting_keys) > 1 else each.row
+        said += [f"{where}: withheld, {each.withheld}"] if each.withheld else []
+        said += [f"{where}: failed, {each.failed}"] if each.failed else []
+    return said
+
+
+def _cells(entry: Entry) -> list[str]:
+    return [
+        f"{entry.row} (emulated)" if entry.emulated else entry.row,
+        _speed(entry, "samples_per_second", ",.0f"),
+        _speed(entry, "step_ms", ".2f"),
+        _speed(entry, "seconds_to_target", ".2f"),
+        _number(entry.number("final_loss"), ".4f"),
+        _number(entry.number("final_metric"), ".3f"),
+        _bytes(entry),
+        _speed(entry, "exposed_ms", ".2f"),
+        _stale(entry),
+    ]
+
+
+def _speed(entry: Entry, named: str, form: str) -> str:
+    return "withheld" if entry.withheld else _number(entry.number(named), form)
+
+
+def _number(number: Number | None, form: str) -> str:
+    """A median, half of its interval where that is half a percent or more, and who has it if not all do."""
+    if number is None:
+        return NOTHING
+    half = (number.high - number.low) / 2 / abs(number.median or 1.0)
+    spread = f" ±{half:.0%}" if half >= 0.005 else ""
+    some = f" ({number.seeds}/{len(number.values)})" if number.seeds < len(number.values) else ""
+    return f"{number.median:{form}}{spread}{some}"
+
+
+def _bytes(entry: Entry) -> str:
+    both = [entry.median(f"bytes_{way}_per_step") for way in ("sent", "received")]
+    known = [value for value in both if value is not None]
+    return size(sum(known)) if known else NOTHING
+
+
+def _stale(entry: Entry) -> str:
+    mean, most = entry.number("staleness_mean"), entry.number("staleness_max")
+    if mean is None or most is None:
+        return NOTHING
+    return f"{mean.median:.2f}/{most.most:g}"

@@ -1,0 +1,1 @@
+"""What an experiment found: the types of `results.json`, and what everything that reads them needs."""

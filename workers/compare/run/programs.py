@@ -1,0 +1,167 @@
+"""The programs of a run, as their command lines: everything they are told stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from hubring.ps.config.address import is_loopback
+from hubring.ps.process.command import module_command
+from hubring.workers.compare.experiment.experiment import PLACEHOLDER, Experiment
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.peers.rows import Hosts, PeerPrograms
+from hubring.workers.compare.run.outcome import EARLY
+from hubring.workers.slowdown.delays import Slowness
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What one run starts.
+
+    Attributes:
+        experiment: What it is part of.
+        run: Which.
+        folder: Where it writes.
+        hosts: Where it runs.
+    """
+
+    experiment: Experiment
+    run: Run
+    folder: Path
+    hosts: Hosts
+
+    @property
+    def workers(self) -> int:
+        """How many workers there are."""
+        return self.run.row.workers(self.run.setting.workers)
+
+    @property
+    def apart(self) -> int:
+        """Shards on hosts of their own, beside the server's."""
+        return self.run.setting.servers - 1 if self.hosts.apart else 0
+
+    def record(self, rank: int) -> Path:
+        """The file of a worker's reports."""
+        return self.folder / f"record {rank}.jsonl"
+
+    @property
+    def parameters(self) -> Path:
+        """The file of the final parameters."""
+        return self.folder / "parameters.safetensors"
+
+    @property
+    def traces(self) -> Path:
+        """Where all processes write what they do when, until it is one timeline."""
+        return self.folder / "traces"
+
+    @property
+    def address_file(self) -> Path:
+        """Where the server writes its address."""
+        return self.folder / "address"
+
+    def server(self) -> list[str]:
+        """The coordinator with the shards that are not apart."""
+        row, setting = self.run.row, self.run.setting
+        assert row.server is not None
+        flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
+        if self.experiment.slice_bytes is not None:
+            flags["slice-bytes"] = self.experiment.slice_bytes
+        words = _spell({**flags, "address-file": self.address_file, "trace": self.traces})
+        words = ["start", "--once", "--no-page", *self._listening("server"), *words, *row.server]
+        return self.hosts.command("server", module_command("hubring.ps.cli", *words))
+
+    def shard(self, number: int, server: str) -> list[str]:
+        """A shard that is apart."""
+        role = f"shard {number}"
+        flags = _spell({"shards": 1, "trace": self.traces})
+        words = ["start", "--join", server, *flags, *self._listening(role)]
+        return self.hosts.command(role, module_command("hubring.ps.cli", *words))
+
+    def status(self, server: str) -> list[str]:
+        """Asks the server how it goes."""
+        return self.hosts.command("server", module_command("hubring.ps.cli", "status", server))
+
+    def worker(self, rank: int, server: str | None) -> list[str]:
+        """The worker of this rank."""
+        flags = self._written(rank)
+        if server is not None:
+            local = self.hosts.local_rank(rank)
+            flags |= {"server": server, "rank": rank, "world-size": self.workers, "local-rank": local}
+        if self.run.row.on_hub:
+            if not self.run.row.wired:
+                flags["transport"] = self._transport()
+        elif server is not None:
+            flags["backend"] = self.experiment.backend
+        words = [*_spell(flags), *self.run.row.worker, *self._job()]
+        return self.hosts.command(f"worker {rank}", module_command("hubring.workers.programs.cli", *words))
+
+    @property
+    def peers(self) -> PeerPrograms:
+        """The programs of a peer."""
+        peer, setting = self.run.row.peer, self.run.setting
+        assert peer is not None
+        return PeerPrograms(
+            peer,
+            self.workers,
+            self.folder,
+            self.hosts,
+            servers=setting.servers,
+            backend=self.experiment.backend,
+        )
+
+    def peer_words(self, rank: int) -> list[str]:
+        """What a peer's worker is told as ours are."""
+        return [*_spell(self._written(rank)), *self._job()]
+
+    @property
+    def hardship(self) -> Path:
+        """The file that tells workers how long to sleep."""
+        return self.folder / "hardship.json"
+
+    def write_hardship(self) -> None:
+        """Writes that file, where the setting has any."""
+        setting = self.run.setting
+        if setting.emulated:
+            told = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
+            self.hardship.write_bytes(msgspec.json.encode(told))
+
+    def _written(self, rank: int) -> dict[str, object]:
+        """What a worker of any row writes, and how it is slowed."""
+        flags: dict[str, object] = {"record": self.record(rank), "trace": self.traces}
+        if rank == 0:
+            flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
+        if self.run.setting.emulated:
+            flags["hardship"] = self.hardship
+        return flags
+
+    def _transport(self) -> str:
+        # Network namespaces of one machine share its memory, which would go past the link.
+        wired = self.run.setting.link is not None and self.experiment.transport == "auto"
+        return "zmq" if wired else self.experiment.transport
+
+    def _listening(self, role: str) -> list[str]:
+        host = self.hosts.address(role)
+        return ["--host", host, *([] if is_loopback(host) else ["--insecure"])]
+
+    def _job(self) -> list[str]:
+        rate = self.experiment.rate_for(self.run.row, self.run.setting.workers)
+        given = {"seed": self.run.seed, "epochs": self.experiment.epochs, "lr": rate}
+        given["batch"] = self.experiment.batch
+        if self.experiment.script is not None:
+            words = [_filled(word, given) for word in self.experiment.arguments]
+            return [str(self.experiment.script), *words]
+        told = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
+        said = _spell({name: value for name, value in told.items() if value is not None})
+        return ["--job", str(self.experiment.job), "--", *said, *self.experiment.arguments]
+
+
+def _filled(word: str, given: Mapping[str, Any]) -> str:
+    return PLACEHOLDER.sub(lambda found: str(given[found[1]]), word)
+
+
+def _spell(flags: Mapping[str, object]) -> list[str]:
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
