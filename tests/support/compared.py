@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
+from msgspec import to_builtins
+
 from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.compare.result.statistics import median_interval
 from hubring.workers.slowdown.straggler import Straggler
@@ -173,7 +175,7 @@ def full() -> dict[str, Any]:
             "quiet": False,
             "said": ["hub-asp varied by 11.7 % from seed to seed; differences below that mean nothing."],
         },
-        "settings": [{"key": each.key, **each.as_json()} for each in SETTINGS],
+        "settings": [to_builtins(each) for each in SETTINGS],
         "gate": _gate(ran),
         "rows": [entry(row, setting, speed) for row, setting, speed in speeds],
         "curves": [curve for row, setting, speed in speeds for curve in curves(row, setting, speed)],
@@ -264,7 +266,7 @@ def minimal() -> dict[str, Any]:
     return {
         "version": 3,
         "command": "ps-compare run --rows ring",
-        "experiment": {"job": None, "script": "train.py", "metric": "val_acc", "samples": "tokens"},
+        "experiment": {"script": "train.py", "metric": "val_acc", "samples": "tokens", "seeds": [7]},
         "job": {
             "name": "train.py",
             "metric": "val_acc",
@@ -273,7 +275,7 @@ def minimal() -> dict[str, Any]:
         },
         "machine": {},
         "noise": {"load": {"median": None, "max": None}, "spread": {}, "quiet": True, "said": []},
-        "settings": [{"key": setting.key, **setting.as_json()}],
+        "settings": [to_builtins(setting)],
         "gate": {"passed": True, "tolerance": 1e-4, "pairs": []},
         "rows": [
             {

@@ -16,6 +16,8 @@ from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import measure
 from hubring.workers.compare.judge.results import results
+from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.reading import encode
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
 
@@ -142,21 +144,25 @@ class Heard:
         self.warnings.append(text)
 
 
-def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> dict[str, Any]:
-    """The results of an experiment whose runs are replayed; of its folder only the runs are written."""
+def findings(folder: Path, trainer: Replayed | None = None, **changes: Any) -> Findings:
+    """Those of an experiment whose runs are replayed; of its folder only the runs are written."""
     asked, replay = experiment(**changes), trainer or Replayed()
     outcomes = {run.label: replay.run(run, folder / run.label, lambda line: None) for run in runs(asked)}
     numbers = {label: measure(each, asked.yardstick, asked.warmup) for label, each in outcomes.items()}
-    found = results(asked, outcomes, numbers, MACHINE, "ps-compare run --rows '<all>'")
-    copied: dict[str, Any] = json.loads(json.dumps(found, allow_nan=False))
-    return copied
+    return results(asked, outcomes, numbers, MACHINE, "ps-compare run --rows '<all>'")
+
+
+def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> dict[str, Any]:
+    """The same as `results.json` has it."""
+    found: dict[str, Any] = json.loads(encode(findings(folder, trainer, **changes)))
+    return found
 
 
 def carried_out(folder: Path, trainer: Replayed, **changes: Any) -> tuple[dict[str, Any], Heard]:
     """The same with the whole folder, and what was shown on the way."""
     heard = Heard()
-    comparison = Comparison.begin(experiment(**changes), folder, "ps-compare run")
-    return comparison.run(trainer, heard), heard
+    Comparison.begin(experiment(**changes), folder, "ps-compare run").run(trainer, heard)
+    return json.loads((folder / "results.json").read_text()), heard
 
 
 def row(results: Mapping[str, Any], name: str, setting: int = 0) -> dict[str, Any]:

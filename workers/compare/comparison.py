@@ -3,7 +3,7 @@
     experiment.json    what was asked for, and on what machine
     calibration.json   what the machine can do, measured before the first run
     runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
-    results.json       all that was found (`hubring.workers.compare.judge.results`)
+    results.json       all that was found (`hubring.workers.compare.result.findings`)
     report.html        the same as a page
     mllog.txt          as MLPerf's `:::MLLOG` lines
     tensorboard/       as TensorBoard's scalars
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.command import going_on
@@ -34,6 +35,8 @@ from hubring.workers.compare.judge.measure import measure
 from hubring.workers.compare.judge.results import results
 from hubring.workers.compare.output import mllog, scalars
 from hubring.workers.compare.page import page
+from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.reading import decode, encode
 from hubring.workers.compare.run import machine, noise, outcome
 from hubring.workers.compare.run.outcome import Line, Outcome, write_whole
 
@@ -42,6 +45,14 @@ CALIBRATION = "calibration.json"
 LOCK = "lock"
 _MAY_DIFFER = {"timeout", "tolerance", "about", "name"}
 """What changes nothing that was measured."""
+
+
+class _Begun(Struct, frozen=True):
+    """What `experiment.json` holds."""
+
+    experiment: Experiment
+    machine: dict[str, Any]
+    command: str
 
 
 class Watcher(Protocol):
@@ -110,8 +121,8 @@ class Comparison:
                 return there
             here = there.machine
         folder.mkdir(parents=True, exist_ok=True)
-        content = {"experiment": experiment.as_json(), "machine": here, "command": command}
-        write_whole(folder / FILE, json.dumps(content, indent=1))
+        content = msgspec.json.encode(_Begun(experiment, here, command), enc_hook=str)
+        write_whole(folder / FILE, msgspec.json.format(content, indent=1))
         return cls(experiment, folder, command, here)
 
     @classmethod
@@ -122,13 +133,13 @@ class Comparison:
             UsageError: There is none.
         """
         try:
-            content = json.loads((folder / FILE).read_text())
-            return cls(
-                Experiment.from_json(content["experiment"]), folder, content["command"], content["machine"]
+            begun = msgspec.json.decode(
+                (folder / FILE).read_bytes(), type=_Begun, dec_hook=lambda kind, value: kind(value)
             )
+            return cls(begun.experiment, folder, begun.command, begun.machine)
         except OSError as cause:
             raise UsageError(f"{folder} holds no experiment: it has no {FILE}") from cause
-        except (ValueError, KeyError, TypeError) as cause:
+        except (msgspec.DecodeError, UsageError) as cause:
             raise UsageError(f"{folder / FILE} is no experiment of this version: {cause}") from cause
 
     def judged_by(self, tolerance: float) -> Comparison:
@@ -153,7 +164,7 @@ class Comparison:
 
     def run(
         self, trainer: Trainer, watcher: Watcher, calibrate: Callable[[], Constants] | None = None
-    ) -> dict[str, Any]:
+    ) -> Findings:
         """Runs what is not finished, then judges, measures and writes the rest of the folder.
 
         Args:
@@ -162,7 +173,7 @@ class Comparison:
             calibrate: Measures what the machine can do; None: nothing is predicted, as on a cluster.
 
         Returns:
-            The results.
+            What was found.
 
         Raises:
             ProcessFailed: A row's process failed, but not by diverging.
@@ -193,7 +204,7 @@ class Comparison:
                     watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
             return self.report()
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Findings:
         """Writes everything that follows from the outcomes; trains nothing.
 
         Raises:
@@ -207,10 +218,10 @@ class Comparison:
         job, warmup = self.experiment.yardstick, self.experiment.warmup
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
         made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
-        text = json.dumps(made, indent=1, allow_nan=False)
+        text = encode(made)
         write_whole(self.folder / "results.json", text)
-        found: dict[str, Any] = json.loads(text)  # what is read later is what is shown now
-        write_whole(self.folder / "report.html", page(found))
+        found = decode(text)  # what is read later is what is shown now
+        write_whole(self.folder / "report.html", page(found))  # type: ignore[arg-type] # it reads either
         measured = [(each, numbers[label]) for label, each in outcomes.items() if each.records[0]]
         write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
@@ -238,7 +249,7 @@ class Comparison:
 
 
 def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
-    before, now = there.as_json(), asked.as_json()
+    before, now = (json.loads(msgspec.json.encode(each, enc_hook=str)) for each in (there, asked))
     differing = [
         f"{name} was {before[name]!r} and is now {now[name]!r}"
         for name in now

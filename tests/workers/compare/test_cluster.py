@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import convert, to_builtins
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.cluster import conductor, meeting, messages
@@ -25,6 +26,7 @@ from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task, check, find
 from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.commands import run as command
+from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Sample, of_machine
 from hubring.workers.compare.run.runner import clean_environment
@@ -86,7 +88,7 @@ def test_who_says_alone_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_cluster_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
-    asked = type(experiment()).from_json(experiment().as_json() | changes)
+    asked = convert(to_builtins(experiment()) | changes, Experiment)
     with pytest.raises(UsageError, match=words):
         check(asked, Task(0, 4, 0, "slurm"), tmp_path)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from hubring.workers.compare.cost.peer import link_of
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import read as reading_of
 from hubring.workers.compare.cost.score import Score
+from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.row import ROWS, Row
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
-from hubring.workers.compare.judge.predictions import outlook
+from hubring.workers.compare.judge.predictions import predicted as predicted_of
+from hubring.workers.compare.result.findings import Accuracy, Entry, Findings, Gate, Number
 from hubring.workers.slowdown.straggler import Straggler
 
 WIRE = Wire(alpha=1e-4, beta=1e-9, cpu=0.5e-9)
@@ -71,7 +73,6 @@ def test_every_row_has_a_model(row: str) -> None:
     predicted = predict(CONSTANTS, row, LINKED, JOB)
     assert predicted.step_seconds >= JOB.compute
     assert predicted.by == "formula"
-    assert json.loads(json.dumps(predicted.as_json()))["step_ms"] == 1e3 * predicted.step_seconds
 
 
 def test_a_row_without_a_model_is_refused_with_those_that_have_one() -> None:
@@ -150,26 +151,35 @@ def test_efficiency_is_the_part_that_computes() -> None:
 # The score.
 
 
-def setting_json(setting: Setting) -> dict[str, Any]:
-    return {"key": setting.key, **setting.as_json()}
+def number(value: float) -> Number:
+    return Number([value], value, 0.0, 0.0)
 
 
-def row_json(
+def entry(
     name: str, setting: Setting, seconds: float, batch: float = 128, compute: float | None = None
-) -> dict[str, Any]:
-    speed = {"values": [batch / seconds], "median": batch / seconds, "low": 0.0, "high": 0.0}
-    step = {"values": [1e3 * seconds], "median": 1e3 * seconds, "low": 0.0, "high": 0.0}
-    sent = {"values": [40 << 20], "median": float(40 << 20), "low": 0.0, "high": 0.0}
-    if name == "ring":
-        sent["median"] = (40 << 20) * 1.5
-    computing = None if compute is None else {"values": [1e3 * compute], "median": 1e3 * compute}
-    numbers = {"step_ms": step, "samples_per_second": speed, "bytes_sent_per_step": sent}
-    return {
-        "setting": setting.key,
-        "row": name,
-        "withheld": None,
-        "numbers": {**numbers, "compute_ms": computing},
-    }
+) -> Entry:
+    sent = (40 << 20) * (1.5 if name == "ring" else 1.0)
+    numbers = {"step_ms": 1e3 * seconds, "samples_per_second": batch / seconds, "bytes_sent_per_step": sent}
+    numbers |= {} if compute is None else {"compute_ms": 1e3 * compute}
+    told = {name: number(value) for name, value in numbers.items()}
+    return Entry(setting=setting.key, row=name, synchronous=True, numbers={**told})
+
+
+def findings(settings: Sequence[Setting], rows: Sequence[Entry], **asked: Any) -> Findings:
+    experiment = Experiment(**({"job": "digits"} | asked))
+    return Findings(
+        command="",
+        asked=experiment,
+        job=experiment.yardstick,
+        machine={},
+        settings=list(settings),
+        gate=Gate(passed=True, tolerance=1e-4),
+        rows=list(rows),
+    )
+
+
+def score(found: Findings, job: Job | None = None) -> Score:
+    return Score(found.settings, found.rows, CONSTANTS, job or THEIRS)
 
 
 THEIRS = Job(model_bytes=40 << 20, compute=0.05, together=True)
@@ -178,119 +188,125 @@ APART = replace(THEIRS, together=False)
 """The same with every host on a machine of its own."""
 
 
-def experiment(job: Job = THEIRS, wrong: float = 1.0) -> dict[str, Any]:
+def experiment(job: Job = THEIRS, wrong: float = 1.0) -> Findings:
     """What the model itself would measure, if all but the first setting took `wrong` times as long."""
     links = [replace(LINKED, servers=k, link=Link(rate=rate)) for rate in (1e9, 2e8) for k in (1, 2, 4)]
     rows = [
-        row_json(row, setting, predict(CONSTANTS, row, setting, job).step_seconds * (wrong if place else 1))
+        entry(row, setting, predict(CONSTANTS, row, setting, job).step_seconds * (wrong if place else 1))
         for place, setting in enumerate(links)
         for row in ("ring", "hub-bsp")
         if row == "hub-bsp" or setting.servers == 1
     ]
-    return {"version": 3, "settings": [setting_json(each) for each in links], "rows": rows}
+    return findings(links, rows, slice_bytes=job.slice_bytes)
 
 
-def listed(results: dict[str, Any]) -> dict[str, Any]:
-    """The same as results.json lists it: a ring's run in every setting that differs in servers alone."""
-    rings = [row for row in results["rows"] if row["row"] == "ring"]
+def rounded(accuracy: Accuracy | None) -> Accuracy:
+    assert accuracy is not None
+    return replace(accuracy, mean_error=round(accuracy.mean_error, 9))
+
+
+def listed(found: Findings) -> Findings:
+    """The same as an experiment lists it: a ring's run in every setting that differs in servers alone."""
+    rings = [row for row in found.rows if row.row == "ring"]
     again = [
-        {**row, "setting": row["setting"].replace("k1", f"k{servers}")} for row in rings for servers in (2, 4)
+        replace(row, setting=row.setting.replace("k1", f"k{servers}")) for row in rings for servers in (2, 4)
     ]
-    return {**results, "rows": [*results["rows"], *again]}
+    return replace(found, rows=[*found.rows, *again])
 
 
 def test_the_model_size_is_what_a_worker_sends() -> None:
-    results = experiment()
-    assert model_bytes(results) == 40 << 20
-    hubs = {**results, "rows": [row for row in results["rows"] if row["row"] != "ring"]}
-    assert model_bytes(hubs) == 40 << 20
-    with pytest.raises(UsageError, match="give --model-bytes"):
-        model_bytes({**results, "rows": []})
+    found = experiment()
+    assert model_bytes(found.settings, found.rows) == 40 << 20
+    assert model_bytes(found.settings, [row for row in found.rows if row.row != "ring"]) == 40 << 20
+    assert model_bytes(found.settings, []) is None
 
 
 def test_only_what_was_not_calibrated_on_counts() -> None:
-    told = Score(experiment(), CONSTANTS).as_json()
-    calibrated = [each for each in told["predictions"] if each["calibrated"]]
-    assert {(each["row"], each["setting"]) for each in calibrated} == {
+    model = score(experiment())
+    predictions = model.predictions()
+    calibrated = [each for each in predictions if each.calibrated]
+    assert {(each.row, each.setting) for each in calibrated} == {
         ("ring", "n4 k1 1000mbit"),
         ("hub-bsp", "n4 k1 1000mbit"),
     }
-    assert told["score"] == {"mean_error": pytest.approx(0.0, abs=1e-9), "settings": 6}
-    assert json.loads(json.dumps(told)) == told
+    assert rounded(model.accuracy(predictions)) == Accuracy(0.0, 6)
 
 
 def test_a_run_that_counts_in_many_settings_is_scored_once() -> None:
-    told = Score(listed(experiment()), CONSTANTS).as_json()
-    rings = [each["setting"] for each in told["predictions"] if each["row"] == "ring"]
+    predictions = score(listed(experiment())).predictions()
+    rings = [each.setting for each in predictions if each.row == "ring"]
     assert rings == ["n4 k1 1000mbit", "n4 k1 200mbit"]
 
 
 def test_what_is_predicted_wrongly_is_said() -> None:
-    told = Score(experiment(wrong=1.25), CONSTANTS).as_json()
-    assert told["score"]["mean_error"] == pytest.approx(0.2)
-    assert {round(each["error"], 6) for each in told["predictions"] if not each["calibrated"]} == {-0.2}
+    predictions = score(experiment(wrong=1.25)).predictions()
+    accuracy = Score.accuracy(predictions)
+    assert accuracy is not None
+    assert accuracy.mean_error == pytest.approx(0.2)
+    assert {round(each.error or 0.0, 6) for each in predictions if not each.calibrated} == {-0.2}
 
 
 @pytest.mark.parametrize(("job", "measured", "predicted"), [(FINE, 4, 3), (THEIRS, None, 5)])
 def test_a_crossover_is_measured_and_predicted_side_by_side(
     job: Job, measured: int | None, predicted: int
 ) -> None:
-    results = listed(experiment(job)) | {"experiment": {"slice_bytes": job.slice_bytes}}
-    found = outlook(results, CONSTANTS)["crossover"]
-    assert [each["setting"] for each in found] == ["n4 1000mbit", "n4 200mbit"]
+    found = predicted_of(listed(experiment(job)), CONSTANTS).crossover
+    assert [each.setting for each in found] == ["n4 1000mbit", "n4 200mbit"]
     for each in found:
-        assert each["tried"] == [1, 2, 4]
-        assert (each["measured"], each["predicted"], each["by_bytes"]) == (measured, predicted, 3)
-        assert each["calibrated"]
+        assert each.tried == [1, 2, 4]
+        assert (each.measured, each.predicted, each.by_bytes) == (measured, predicted, 3)
+        assert each.calibrated
 
 
 def test_without_a_calibration_a_crossover_is_measured_only() -> None:
-    first = outlook(listed(experiment(FINE)), None)["crossover"][0]
-    assert (first["measured"], first["predicted"], first["calibrated"]) == (4, None, False)
+    first = predicted_of(listed(experiment(FINE)), None).crossover[0]
+    assert (first.measured, first.predicted, first.calibrated) == (4, None, False)
 
 
-def with_pauses(job: Job = THEIRS, workers: tuple[int, ...] = (2, 4, 8)) -> dict[str, Any]:
+def with_pauses(job: Job = THEIRS, workers: tuple[int, ...] = (2, 4, 8)) -> Findings:
     """What the model would measure with a straggler, by workers, where nobody ran without one."""
     slow = Straggler(kind="constant", seconds=0.02, ranks=(1,))
     settings = [Setting(workers=count, straggler=slow) for count in workers]
     rows = [
-        row_json(row, setting, predict(CONSTANTS, row, setting, job).step_seconds)
+        entry(row, setting, predict(CONSTANTS, row, setting, job).step_seconds)
         for setting in settings
         for row in ("ring", "hub-bsp")
     ]
-    told = {"settings": [setting_json(each) for each in settings], "rows": rows, "experiment": {}}
-    return {"version": 3, **told}
+    return findings(settings, rows)
 
 
 def test_what_was_measured_by_workers_is_there_though_nothing_calibrated_the_rows() -> None:
-    found = outlook(with_pauses(), CONSTANTS)
-    assert [(each["row"], each["workers"]) for each in found["scaling"]] == [
+    found = predicted_of(with_pauses(), CONSTANTS)
+    assert [(each.row, each.workers) for each in found.scaling] == [
         ("ring", [2, 4, 8]),
         ("hub-bsp", [2, 4, 8]),
     ]
-    assert all(None not in each["measured"] for each in found["scaling"])
-    assert found["scaling"] == outlook(with_pauses(), None)["scaling"]
+    assert all(None not in each.measured for each in found.scaling)
+    assert found.scaling == predicted_of(with_pauses(), None).scaling
 
 
 def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None:
-    found = outlook(with_pauses(), CONSTANTS)
-    assert (found["predictions"], found["score"]) == ([], None)
+    found = predicted_of(with_pauses(), CONSTANTS)
+    assert (found.predictions, found.score) == ([], None)
     calm = Setting(workers=4)
-    found = with_pauses()
-    found["settings"].append(setting_json(calm))
-    found["rows"].append(row_json("ring", calm, predict(CONSTANTS, "ring", calm, THEIRS).step_seconds))
-    found = outlook(found, CONSTANTS)
-    assert {each["row"] for each in found["predictions"]} == {"ring"}
-    assert found["score"]["settings"] == 3
-    assert {each["row"] for each in found["scaling"]} == {"ring", "hub-bsp"}
+    slow = with_pauses()
+    ring = entry("ring", calm, predict(CONSTANTS, "ring", calm, THEIRS).step_seconds)
+    both = replace(slow, settings=[*slow.settings, calm], rows=[*slow.rows, ring])
+    found = predicted_of(both, CONSTANTS)
+    assert {each.row for each in found.predictions} == {"ring"}
+    assert found.score is not None
+    assert found.score.settings == 3
+    assert {each.row for each in found.scaling} == {"ring", "hub-bsp"}
 
 
 def test_a_crossover_is_not_predicted_for_rows_that_nothing_calibrated() -> None:
-    results = listed(experiment(FINE)) | {"experiment": {"slice_bytes": FINE.slice_bytes}}
-    for each in results["settings"]:
-        each["straggler"] = {"kind": "constant", "seconds": 0.0, "ranks": [], "shape": 2.5}
-    for each in outlook(results, CONSTANTS)["crossover"]:
-        assert (each["predicted"], each["calibrated"]) == (None, False)
+    found, idle = listed(experiment(FINE)), Straggler(kind="constant", seconds=0.0)
+    keys = {each.key: replace(each, straggler=idle) for each in found.settings}
+    rows = [replace(each, setting=keys[each.setting].key) for each in found.rows]
+    slowed = predicted_of(replace(found, settings=list(keys.values()), rows=rows), CONSTANTS)
+    assert slowed.crossover
+    for each in slowed.crossover:
+        assert (each.predicted, each.calibrated) == (None, False)
 
 
 @pytest.mark.parametrize("wire", ["zmq", "grpc"])
@@ -301,12 +317,11 @@ def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: 
     job = replace(THEIRS, wire=wire)
     settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
     rows = [
-        row_json("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)
+        entry("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)
         for setting in settings
     ]
-    told = {"settings": [setting_json(each) for each in settings], "rows": rows}
-    found = outlook({"version": 3, **told, "experiment": {"transport": wire}}, constants)
-    assert found["score"] == {"mean_error": pytest.approx(0.0, abs=1e-9), "settings": 1}
+    found = predicted_of(findings(settings, rows, transport=wire), constants)
+    assert rounded(found.score) == Accuracy(0.0, 1)
 
 
 def test_a_shipped_job_is_predicted_with_the_optimizer_that_it_steps_with() -> None:
@@ -314,31 +329,32 @@ def test_a_shipped_job_is_predicted_with_the_optimizer_that_it_steps_with() -> N
     settings = [Setting(workers=4, servers=count) for count in (1, 4)]
     job = replace(THEIRS, optimizer="adam")
     rows = [
-        row_json("hub-bsp", setting, predict(slow, "hub-bsp", setting, job).step_seconds)
-        for setting in settings
+        entry("hub-bsp", setting, predict(slow, "hub-bsp", setting, job).step_seconds) for setting in settings
     ]
-    told = {"settings": [setting_json(each) for each in settings], "rows": rows}
-    errors = {
-        name: outlook({"version": 3, **told, "experiment": {"job": name, "transport": "auto"}}, slow)["score"]
-        for name in ("char-lm", "digits")
+    scores = {
+        name: predicted_of(findings(settings, rows, job=name), slow).score for name in ("char-lm", "digits")
     }
-    assert errors["char-lm"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
-    assert errors["digits"]["mean_error"] > 0.1
+    errors = {name: each.mean_error for name, each in scores.items() if each is not None}
+    assert errors["char-lm"] == pytest.approx(0.0, abs=1e-9)
+    assert errors["digits"] > 0.1
 
 
 def test_scaling_has_what_was_measured_and_what_lies_beyond() -> None:
-    ring = next(each for each in Score(experiment(), CONSTANTS).as_json()["scaling"] if each["row"] == "ring")
-    assert ring["workers"] == [1, 2, 4, 8, 16]
-    assert [speed is not None for speed in ring["measured"]] == [False, False, True, False, False]
-    assert ring["predicted"][2] == pytest.approx(ring["measured"][2])
+    ring = next(each for each in score(experiment()).scaling() if each.row == "ring")
+    assert ring.workers == [1, 2, 4, 8, 16]
+    assert [speed is not None for speed in ring.measured] == [False, False, True, False, False]
+    assert ring.predicted[2] == pytest.approx(ring.measured[2])
 
 
 def test_withheld_and_unknown_rows_are_left_out() -> None:
-    results = experiment()
-    results["rows"][0]["withheld"] = "wrong"
-    results["rows"][1]["row"] = "gossip"
-    results["rows"][2]["numbers"]["step_ms"] = None
-    assert len(points(results)) == 5
+    found = experiment()
+    first, second, third, *others = found.rows
+    rows = [
+        replace(first, withheld="wrong"),
+        replace(second, row="gossip"),
+        replace(third, numbers={**third.numbers, "step_ms": None}),
+    ]
+    assert len(points(found.settings, [*rows, *others])) == 5
 
 
 def test_overhead_is_split_by_what_a_process_alone_takes() -> None:
@@ -355,7 +371,7 @@ SERVERS = [Setting(workers=4, servers=k, link=Link(rate=2e8)) for k in (1, 2, 4)
 
 def behind_links(
     row: str, longer: float = 1.0, *, more: float = 0.0, told: bool = True, job: Job = THEIRS
-) -> dict[str, Any]:
+) -> Findings:
     """What a row measures whose computing takes 50 ms, and whose exchange `longer` than the formula says.
 
     `more`: seconds on top, the same behind any number of servers. `told`: its workers say how long they
@@ -367,30 +383,31 @@ def behind_links(
         for setting in SERVERS
     ]
     rows = [
-        row_json(row, setting, step, compute=known if told else None)
+        entry(row, setting, step, compute=known if told else None)
         for setting, step in zip(SERVERS, steps, strict=True)
     ]
-    return {"version": 3, "settings": [setting_json(each) for each in SERVERS], "rows": rows}
+    return findings(SERVERS, rows)
 
 
 def test_what_the_wire_takes_longer_with_one_server_is_not_added_with_four() -> None:
     told, untold = (
-        Score(behind_links("hub-bsp", 1.15, told=known, job=APART), CONSTANTS, APART).as_json()["predictions"]
+        score(behind_links("hub-bsp", 1.15, told=known, job=APART), APART).predictions()
         for known in (True, False)
     )
-    assert all(-0.14 < each["error"] < 0 for each in told)  # the formula's own, and nothing on top of it
-    assert untold[-1]["error"] > 0.2  # as it is where nobody tells computing from exchanging
+    # The formula's own, and nothing on top of it.
+    assert all(-0.14 < (each.error or 0.0) < 0 for each in told)
+    assert (untold[-1].error or 0.0) > 0.2  # as it is where nobody tells computing from exchanging
 
 
 def test_what_one_machine_s_cores_do_for_all_links_stays_with_any_number_of_servers() -> None:
     left = behind_links("hub-bsp", more=0.1)
-    predictions = Score(left, CONSTANTS, THEIRS).as_json()["predictions"]
-    assert [each["error"] for each in predictions] == pytest.approx([0.0] * 3, abs=1e-9)
+    predictions = score(left).predictions()
+    assert [each.error for each in predictions] == pytest.approx([0.0] * 3, abs=1e-9)
 
 
 def test_waiting_in_a_server_s_line_is_not_taken_for_computing() -> None:
-    told = Score(behind_links("hub-asp"), CONSTANTS, THEIRS).as_json()
-    assert told["score"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
+    accuracy = Score.accuracy(score(behind_links("hub-asp")).predictions())
+    assert rounded(accuracy) == Accuracy(0.0, 2)
 
 
 def test_what_is_left_of_a_step_is_divided_as_the_exchange_is() -> None:
@@ -403,10 +420,9 @@ def test_what_is_left_of_a_step_is_divided_as_the_exchange_is() -> None:
 def test_emulated_computing_is_no_overhead() -> None:
     slept = replace(LINKED, compute=0.2)
     steps = {k: predict(CONSTANTS, "hub-bsp", replace(slept, servers=k), THEIRS).step_seconds for k in (1, 4)}
-    rows = [row_json("hub-bsp", replace(slept, servers=k), step, compute=0.25) for k, step in steps.items()]
-    settings = [setting_json(replace(slept, servers=k)) for k in steps]
-    told = Score({"version": 3, "settings": settings, "rows": rows}, CONSTANTS, THEIRS).as_json()
-    assert told["score"]["mean_error"] == pytest.approx(0.0, abs=1e-9)
+    rows = [entry("hub-bsp", replace(slept, servers=k), step, compute=0.25) for k, step in steps.items()]
+    found = findings([replace(slept, servers=k) for k in steps], rows)
+    assert rounded(Score.accuracy(score(found).predictions())) == Accuracy(0.0, 1)
 
 
 def test_overhead_is_never_negative() -> None:

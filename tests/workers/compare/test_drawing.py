@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import digits, percent, signed, size
 from hubring.ps.page.kit.scale import Linear, Log
+from hubring.workers.compare.experiment import toml
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
-from hubring.workers.compare.page import toml
 from hubring.workers.compare.page.mark import DASHES, KNOWN, SHAPES, marks
 from hubring.workers.compare.page.panel import panels
 from hubring.workers.compare.page.sections.progress import course
@@ -180,11 +180,10 @@ def test_a_setting_is_told_in_words() -> None:
         fault=Fault(rank=1, step=50),
         compute=0.05,
     )
-    assert words(setting.as_json(), "key") == (
+    assert words(setting, "key") == (
         "4 workers, 1 server, links of 200 Mbit/s with 5 ms latency ± 1 ms, stragglers: one slow host, 20 ms"
         " a step, ranks 2, 3, worker 1 killed before step 50, 50 ms of emulated compute a step"
     )
-    assert words({}, "key") == "key"
 
 
 @pytest.mark.parametrize(
@@ -192,9 +191,9 @@ def test_a_setting_is_told_in_words() -> None:
 )
 def test_milliseconds_are_told_as_they_are(seconds: float, told: str) -> None:
     slow = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds))
-    assert words(slow.as_json(), "").endswith(f"stragglers: constant {told} a step, all ranks")
+    assert words(slow, "").endswith(f"stragglers: constant {told} a step, all ranks")
     alone = Setting(workers=2, straggler=Straggler(kind="constant", seconds=seconds, ranks=(1,)))
-    assert words(alone.as_json(), "").endswith(f"{told} a step, rank 1")
+    assert words(alone, "").endswith(f"{told} a step, rank 1")
 
 
 def test_a_hub_overtakes_from_the_size_on_from_which_it_stays_ahead() -> None:
@@ -221,5 +220,5 @@ def test_toml_reads_back_as_what_was_written(values: dict[str, Any]) -> None:
 
 def test_toml_leaves_out_what_is_none_and_refuses_what_has_no_form() -> None:
     assert toml.dumps({"a": None, "b": {"c": None, "d": 1}}) == "[b]\nd = 1\n"
-    with pytest.raises(TypeError, match="has no form in TOML"):
+    with pytest.raises(TypeError, match="not TOML serializable"):
         toml.dumps({"a": object()})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import json
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.experiment import Experiment, FaultTable, StragglerTable
@@ -154,7 +154,7 @@ def test_braces_that_ask_for_nothing_reach_the_script(tmp_path: Path, word: str)
 def test_experiments_that_ship_can_be_read_and_are_the_same_after_json(name: str) -> None:
     found = load(name, {})
     assert found.about
-    assert Experiment.from_json(json.loads(json.dumps(found.as_json()))) == found
+    assert json.decode(json.encode(found), type=Experiment) == found
 
 
 @pytest.mark.parametrize(

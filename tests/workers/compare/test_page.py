@@ -7,8 +7,10 @@ import tomllib
 from typing import Any
 
 import pytest
+from msgspec import convert
 
 from hubring.ps.core.errors import ConfigError
+from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.page import page
 from tests.support.compared import EMULATED, full, minimal, summary
 from tests.support.outline import Node, outline
@@ -114,7 +116,7 @@ def test_text_of_the_results_never_becomes_markup() -> None:
     results["rows"][0] |= {"row": evil, "about": evil, "withheld": evil}
     results["settings"] = [each | {"key": each["key"]} for each in results["settings"]]
     results |= {"command": evil, "verdict": [evil, evil], "machine": {evil: {evil: evil}}}
-    results["experiment"] = {evil: evil, "about": evil}
+    results["experiment"] |= {"name": evil, "about": evil, "arguments": [evil]}
     results["job"] |= {"name": evil, "title": evil, "samples": evil}
     results["noise"]["said"] = [evil]
     results["gate"]["pairs"][0] |= {"tensor": evil, "second": evil}
@@ -127,8 +129,8 @@ def test_text_of_the_results_never_becomes_markup() -> None:
 def test_the_command_and_the_experiment_can_be_copied_as_they_are(tree: Node) -> None:
     codes = [each.text for each in tree.all("code")]
     assert codes[0] == full()["command"]
-    written = tomllib.loads(codes[1])
-    assert written == {name: value for name, value in full()["experiment"].items() if value is not None}
+    written = convert(tomllib.loads(codes[1]), Experiment)
+    assert written == convert(full()["experiment"], Experiment)
 
 
 def test_no_speed_of_a_withheld_row_gets_onto_the_page() -> None:

@@ -121,7 +121,7 @@ def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     results = full() | {"verdict": ["the hub [wins] by [/] far"]}
-    show(results, Path("results/mine/report.html"))
+    show(read(results), Path("results/mine/report.html"))
     said = capsys.readouterr()
     assert said.out == ""
     assert "4 workers, 1 server, links of 1 Gbit/s with 0.5 ms latency" in said.err

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
+from msgspec import json
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
@@ -26,8 +25,8 @@ def test_a_key_says_what_differs_from_a_plain_machine() -> None:
 
 
 def test_a_setting_is_the_same_after_json() -> None:
-    assert Setting.from_json(json.loads(json.dumps(HARD.as_json()))) == HARD
-    assert Setting.from_json(json.loads(json.dumps(Setting(workers=1).as_json()))) == Setting(workers=1)
+    assert json.decode(json.encode(HARD), type=Setting) == HARD
+    assert json.decode(json.encode(Setting(workers=1)), type=Setting) == Setting(workers=1)
 
 
 def test_time_that_was_slept_is_called_emulated() -> None:

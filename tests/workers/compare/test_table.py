@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.commands.run import _result
@@ -17,12 +17,15 @@ from hubring.workers.compare.experiment.job import JOBS, Job
 from hubring.workers.compare.experiment.plan import Run, counted
 from hubring.workers.compare.experiment.row import ROWS, select
 from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.judge.gate import Gate
+from hubring.workers.compare.judge.gate import Judgement
 from hubring.workers.compare.judge.measure import Numbers, measure
-from hubring.workers.compare.judge.summary import Summary, summarise
+from hubring.workers.compare.judge.summary import summarise
+from hubring.workers.compare.result.findings import Entry, Number
 from hubring.workers.compare.result.numbers import NAMES
+from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import NOT_FINITE, Line, Outcome, read_record
+from tests.support.compared import minimal
 from tests.support.replayed import Replayed, compared, record, row
 
 DIGITS = JOBS["digits"]
@@ -202,16 +205,9 @@ def test_the_mean_step_counts_what_the_median_one_hides() -> None:
 
 
 def test_the_greatest_staleness_is_that_of_all_seeds_in_the_last_line_too() -> None:
-    told = Summary(
-        setting=Setting(workers=2),
-        row=ROWS["hub-asp"],
-        seeds=(0, 1, 2),
-        withheld=None,
-        failed=None,
-        numbers={"staleness_max": [3.0, 4.0, 2.0], "staleness_mean": [0.5, 0.7, 0.6]},
-        staleness={},
-    ).as_json()
-    last = _result({"rows": [told], "gate": {"passed": True, "pairs": []}, "verdict": []}, Path())
+    numbers = {"staleness_max": Number.of([3.0, 4.0, 2.0]), "staleness_mean": Number.of([0.5, 0.7, 0.6])}
+    told = Entry(setting="n2 k1", row="hub-asp", synchronous=False, numbers=numbers)
+    last = _result(replace(read(minimal()), rows=[told]), Path())
     assert (last["rows"][0]["staleness_max"], last["rows"][0]["staleness_mean"]) == (4.0, 0.6)
 
 
@@ -223,8 +219,8 @@ def test_the_greatest_staleness_is_that_of_all_turns() -> None:
         label: {**dict.fromkeys(NAMES, 1.0), "staleness_max": most}
         for label, most in zip(labels, (2.0, 9.0, 3.0), strict=True)
     }
-    (told,) = summarise(experiment, Gate((), 1e-4), numbers, {label: {} for label in labels}, {})
-    assert told.numbers["staleness_max"] == [9.0]
+    (told,) = summarise(experiment, Judgement((), 1e-4), numbers, {label: {} for label in labels}, {})
+    assert told.numbers["staleness_max"] == Number.of([9.0])
 
 
 def test_final_loss_and_measure_are_the_last_ones() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hubring.workers.compare.experiment.experiment import (
     ComputeTable,
@@ -17,8 +18,9 @@ from hubring.workers.compare.experiment.experiment import (
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.verdict import verdict as in_words
 from hubring.workers.compare.result.ratio import Ratio, ratio
+from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.outcome import Line
-from tests.support.replayed import Replayed, compared, record
+from tests.support.replayed import Replayed, compared, findings, record
 
 SEEDS = (0, 1, 2)
 CALM = (1.0, 1.02, 0.98)
@@ -167,9 +169,8 @@ def test_the_row_that_stands_for_the_hub_is_not_picked_by_its_speed(tmp_path: Pa
 
 def test_on_a_cluster_no_machine_s_cores_are_blamed(tmp_path: Path) -> None:
     trainer = paced({"hub-bsp": 0.02, "local": 0.001}, waits={"ring": 0.002})
-    found = compared(tmp_path, trainer, seeds=SEEDS)
-    found["machine"] = {"cores": 64, "launcher": "slurm", "hosts": {"a": {}, "b": {}}}
-    said = "\n".join(in_words(found))
+    cluster = {"cores": 64, "launcher": "slurm", "hosts": {"a": {}, "b": {}}}
+    said = "\n".join(in_words(replace(findings(tmp_path, trainer, seeds=SEEDS), machine=cluster)))
     assert "The hub loses here, because its steps wait 5.00 ms" in said
     assert "on one machine" not in said
     assert "these machines have too few cores" in said
@@ -358,10 +359,11 @@ def test_where_the_ring_did_not_run_nothing_is_said_of_a_crossover(tmp_path: Pat
 def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> None:
     results = by_servers(tmp_path, {1: 0.08, 4: 0.04})
     results["crossover"][0] |= {"predicted": 5, "calibrated": True}
+    found = read(results)
     assert (
         "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
         " predicted was from 5 servers on, and by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
-    ) in in_words(results)
+    ) in in_words(found)
 
 
 def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
@@ -410,17 +412,17 @@ def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:
 def test_a_ratio_is_decided_where_its_interval_and_its_size_say_so(
     first: list[float], second: list[float], decided: bool
 ) -> None:
-    found = ratio({"values": first}, {"values": second})
+    found = ratio(first, second)
     assert found is not None
     assert found.decided is decided
 
 
 def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
-    assert ratio({"values": [None, 2.0]}, {"values": [1.0, 1.0]}) == Ratio(2.0)
-    assert ratio({"values": [None]}, {"values": [1.0]}) is None
+    assert ratio([None, 2.0], [1.0, 1.0]) == Ratio(2.0)
+    assert ratio([None], [1.0]) is None
 
 
 @pytest.mark.parametrize("wrong", [None, 0.0, -1.0])
 def test_what_is_not_above_zero_has_no_ratio(wrong: float | None) -> None:
-    assert ratio({"values": [wrong]}, {"values": [2.0]}) is None
-    assert ratio({"values": [2.0]}, {"values": [wrong]}) is None
+    assert ratio([wrong], [2.0]) is None
+    assert ratio([2.0], [wrong]) is None

@@ -25,11 +25,11 @@ def _report(folder: Path, tolerance: float | None) -> dict[str, Any]:
     from hubring.workers.compare.output.screen import show
 
     comparison = Comparison.open(folder)
-    results = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()
-    show(results, folder / "report.html")
+    found = (comparison if tolerance is None else comparison.judged_by(tolerance)).report()
+    show(found, folder / "report.html")
     return {
         "report": str(folder / "report.html"),
         "results": str(folder / "results.json"),
-        "verdict": results["verdict"],
+        "verdict": found.verdict,
         "exit_code": 0,
     }

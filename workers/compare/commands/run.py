@@ -16,6 +16,7 @@ from hubring.workers.compare.command import going_on, typed
 if TYPE_CHECKING:
     from hubring.workers.compare.cluster.task import Task
     from hubring.workers.compare.experiment.experiment import Experiment
+    from hubring.workers.compare.result.findings import Findings, Number
 
 DEFAULT = "digits"
 """The experiment that ships and is run where none is named."""
@@ -118,22 +119,22 @@ def _compare(
     experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
     place = _place(alone)
     if place is None:
-        results = _here(experiment, folder)
+        found = _here(experiment, folder)
     else:
         folder = task.check(experiment, place, out)
         if place.rank > 0:
             from hubring.workers.compare.cluster.follower import follow
 
             return follow(place, folder)
-        results = _on_cluster(experiment, folder, place)
+        found = _on_cluster(experiment, folder, place)
 
     from hubring.workers.compare.output.screen import show
 
-    show(results, folder / "report.html")
-    return _result(results, folder)
+    show(found, folder / "report.html")
+    return _result(found, folder)
 
 
-def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
+def _here(experiment: Experiment, folder: Path) -> Findings:
     """Runs all of it on this machine."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.cost.calibration import calibrate
@@ -152,7 +153,7 @@ def _here(experiment: Experiment, folder: Path) -> dict[str, Any]:
         return comparison.run(Runner(experiment, lifeline), screen, measure)
 
 
-def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, Any]:
+def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> Findings:
     """Conducts it. Nothing is predicted: the constants of one machine say nothing of what joins several."""
     from hubring.workers.compare.cluster.conductor import conduct
     from hubring.workers.compare.comparison import Comparison
@@ -165,43 +166,38 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> dict[str, A
     with conduct(task, folder) as site:
         comparison = Comparison.begin(experiment, folder, typed(), site.machine)
         with Lifeline() as lifeline, Screen(labels) as screen:
-            results = comparison.run(Runner(experiment, lifeline, site), screen)
-        site.code = _exit_code(results)
-        return results
+            found = comparison.run(Runner(experiment, lifeline, site), screen)
+        site.code = _exit_code(found)
+        return found
 
 
-def _result(results: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _result(found: Findings, folder: Path) -> dict[str, Any]:
     """For the last line."""
     told = [
         {
-            "setting": row["setting"],
-            "row": row["row"],
-            "withheld": row["withheld"],
-            **{
-                name: None if number is None else _one(name, number)
-                for name, number in row["numbers"].items()
-            },
+            "setting": row.setting,
+            "row": row.row,
+            "withheld": row.withheld,
+            **{name: None if each is None else _one(name, each) for name, each in row.numbers.items()},
         }
-        for row in results["rows"]
+        for row in found.rows
     ]
     return {
         "report": str(folder / "report.html"),
         "results": str(folder / "results.json"),
         "rows": told,
-        "gate": {"passed": results["gate"]["passed"], "pairs": len(results["gate"]["pairs"])},
-        "verdict": results["verdict"],
-        "exit_code": _exit_code(results),
+        "gate": {"passed": found.gate.passed, "pairs": len(found.gate.pairs)},
+        "verdict": found.verdict,
+        "exit_code": _exit_code(found),
     }
 
 
-def _one(name: str, number: dict[str, Any]) -> float:
+def _one(name: str, number: Number) -> float:
     """What is told of all seeds' values: the median, or the greatest where that is the worst."""
     from hubring.workers.compare.result.numbers import WORST
 
-    if name not in WORST:
-        return float(number["median"])
-    return max(float(value) for value in number["values"] if value is not None)
+    return number.most if name in WORST else number.median
 
 
-def _exit_code(results: dict[str, Any]) -> int:
-    return 0 if results["gate"]["passed"] else 1
+def _exit_code(found: Findings) -> int:
+    return 0 if found.gate.passed else 1

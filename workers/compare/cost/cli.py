@@ -125,6 +125,8 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
 
 
 def _predict(**options: Any) -> dict[str, Any]:
+    from msgspec import to_builtins
+
     from hubring.workers.compare.cost import screen
     from hubring.workers.compare.cost.constants import read
     from hubring.workers.compare.cost.question import Question
@@ -132,11 +134,11 @@ def _predict(**options: Any) -> dict[str, Any]:
     given: Path | None = options.pop("calibration")
     file = given or (CALIBRATION if CALIBRATION.exists() else None)
     constants = _measured() if file is None else read(file)
+    answer = Question.ask(constants, **options).answer(constants)
+    screen.show_answer(answer, constants, file)
     about = {"date": constants.date, "cores": constants.cores, "machine": dict(constants.machine)}
     calibration = {"file": None if file is None else str(file), **about}
-    answer = {"calibration": calibration, **Question.ask(constants, **options).answer(constants)}
-    screen.show_answer(answer)
-    return {**answer, "exit_code": 0}
+    return {"calibration": calibration, **to_builtins(answer), "exit_code": 0}
 
 
 def _measured() -> Constants:

@@ -1,15 +1,15 @@
-"""What an experiment measured, as far as the model is compared with it; read from its results."""
+"""What an experiment measured, as far as the model is compared with it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.reading import Reading, read
 from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.findings import Entry
 
 
 class Point(Struct, frozen=True):
@@ -45,71 +45,41 @@ class Point(Struct, frozen=True):
         return 1 if self.reading.alone else self.setting.workers
 
 
-def points(results: Mapping[str, Any]) -> list[Point]:
-    """What was measured, in the results' order; rows that are withheld, or of which there is no model, not.
-
-    Args:
-        results: `results.json`, version 2.
-    """
-    settings = {each["key"]: setting_of(each) for each in results["settings"]}
-    found = [_point(row, settings) for row in results["rows"] if not row["withheld"]]
+def points(settings: Iterable[Setting], rows: Iterable[Entry]) -> list[Point]:
+    """What was measured, in the rows' order; rows that are withheld, or of which there is no model, not."""
+    known = {each.key: each for each in settings}
+    found = [_point(row, known[row.setting]) for row in rows if not row.withheld]
     return [point for point in found if point is not None]
 
 
-def model_bytes(results: Mapping[str, Any]) -> int:
-    """As `told_bytes`.
-
-    Raises:
-        UsageError: No row says.
-    """
-    told = told_bytes(results)
-    if told is None:
-        raise UsageError("no row of the results tells the model's size: give --model-bytes")
-    return told
-
-
-def told_bytes(results: Mapping[str, Any]) -> int | None:
+def model_bytes(settings: Iterable[Setting], rows: Iterable[Entry]) -> int | None:
     """Of the model that was trained: what a worker sends to a hub in a step, or around a ring.
 
     None where no row that is shown exchanged anything.
     """
-    settings = {each["key"]: setting_of(each) for each in results["settings"]}
-    for row in results["rows"]:
-        if row["withheld"]:
-            continue
-        sent = _median(row, "bytes_sent_per_step")
-        workers = settings[row["setting"]].workers
-        if sent and row["row"].startswith("hub-"):
+    workers = {each.key: each.workers for each in settings}
+    for row in rows:
+        sent, n = None if row.withheld else row.median("bytes_sent_per_step"), workers[row.setting]
+        if sent and row.row.startswith("hub-"):
             return round(sent)
-        if sent and row["row"] == "ring" and workers > 1:
-            return round(sent * workers / (2 * (workers - 1)))
+        if sent and row.row == "ring" and n > 1:
+            return round(sent * n / (2 * (n - 1)))
     return None
 
 
-def setting_of(values: Mapping[str, Any]) -> Setting:
-    """One of the results' settings."""
-    return Setting.from_json({name: value for name, value in values.items() if name != "key"})
-
-
-def _point(row: Mapping[str, Any], settings: Mapping[str, Setting]) -> Point | None:
-    step, speed = _median(row, "step_ms"), _median(row, "samples_per_second")
+def _point(row: Entry, setting: Setting) -> Point | None:
+    step, compute = row.median("step_ms"), row.median("compute_ms")
     try:
-        reading = read(row["row"])
+        reading = read(row.row)
     except UsageError:
         return None
     if step is None:
         return None
-    compute = _median(row, "compute_ms")
     return Point(
-        key=row["setting"],
-        setting=settings[row["setting"]],
+        key=row.setting,
+        setting=setting,
         reading=reading,
         step_seconds=step / 1e3,
-        samples_per_second=speed,
+        samples_per_second=row.median("samples_per_second"),
         compute_seconds=None if compute is None else compute / 1e3,
     )
-
-
-def _median(row: Mapping[str, Any], name: str) -> float | None:
-    number = row["numbers"].get(name)
-    return None if number is None else number["median"]

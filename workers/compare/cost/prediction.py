@@ -7,7 +7,7 @@ all share; with everyone alike the larger one is reached.
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -50,7 +50,7 @@ class Job(Struct, frozen=True, kw_only=True):
     slice_bytes: int | None = None
 
 
-class Prediction(Struct, frozen=True, kw_only=True):
+class Forecast(Struct, frozen=True, kw_only=True):
     """What a row is expected to do.
 
     Attributes:
@@ -80,18 +80,6 @@ class Prediction(Struct, frozen=True, kw_only=True):
         # Not by the sum of all parts, which overlap; and among others a link may be busy for longer.
         return min(1.0, self.parts["link"] / self.exchange) if self.exchange else 0.0
 
-    def as_json(self) -> dict[str, Any]:
-        """The prediction as a JSON object."""
-        return {
-            "step_ms": 1e3 * self.step_seconds,
-            "samples_per_second": self.samples_per_second,
-            "efficiency": self.efficiency,
-            "by": self.by,
-            "bound": self.bound,
-            "finished": self.finished,
-            "parts_ms": {name: 1e3 * seconds for name, seconds in self.parts.items()},
-        }
-
 
 def predict(
     constants: Constants,
@@ -101,7 +89,7 @@ def predict(
     *,
     steps: int = 100,
     seed: int = 0,
-) -> Prediction:
+) -> Forecast:
     """Predicts one row's step.
 
     Args:
@@ -125,7 +113,7 @@ def predict(
     parts = _parts(way, setting.workers, reading)
     exchange = _exchanging(reading, way, setting.workers)
     parts |= {"compute": computing, "waiting": max(0.0, found.seconds - shown - exchange)}
-    return Prediction(
+    return Forecast(
         step_seconds=found.seconds,
         samples_per_second=None if job.batch is None else found.rate * job.batch,
         efficiency=min(1.0, computing / found.seconds) if found.seconds else 0.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from itertools import product
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +21,40 @@ from hubring.workers.slowdown.straggler import Straggler
 KINDS = ("constant", "pareto", "host")
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
 """Bytes of the models that `ps-worker bench` knows by these names."""
+
+
+class Answered(Struct, frozen=True, kw_only=True):
+    """A prediction as the last line has it: `Forecast` in milliseconds, and of what."""
+
+    row: str
+    workers: int
+    servers: int | None
+    step_ms: float
+    samples_per_second: float | None
+    efficiency: float
+    by: str
+    bound: str
+    finished: bool
+    parts_ms: dict[str, float]
+
+
+class Crossing(Struct, frozen=True, kw_only=True):
+    """From how many servers on the hub is ahead of the ring; None: with none up to `most_servers`."""
+
+    workers: int
+    by_bytes: int | None
+    predicted: int | None
+    most_servers: int
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """What the question came to."""
+
+    model_bytes: int
+    compute_ms: float
+    batch: float | None
+    predictions: list[Answered]
+    crossover: list[Crossing]
 
 
 class Question(Struct, frozen=True, kw_only=True):
@@ -92,32 +126,37 @@ class Question(Struct, frozen=True, kw_only=True):
             seed=seed,
         )
 
-    def answer(self, constants: Constants) -> dict[str, Any]:
+    def answer(self, constants: Constants) -> Answer:
         """All predictions, and from how many servers on the hub is ahead of the ring.
 
         Raises:
             UsageError: The calibration lacks a wire or an optimizer.
         """
-        return {
-            "model_bytes": self.job.model_bytes,
-            "compute_ms": 1e3 * self.job.compute,
-            "batch": self.job.batch,
-            "predictions": list(self._predictions(constants)),
-            "crossover": [self._crossover(constants, workers) for workers in self.workers if workers > 1],
-        }
+        return Answer(
+            model_bytes=self.job.model_bytes,
+            compute_ms=1e3 * self.job.compute,
+            batch=self.job.batch,
+            predictions=list(self._predictions(constants)),
+            crossover=[self._crossover(constants, workers) for workers in self.workers if workers > 1],
+        )
 
-    def _predictions(self, constants: Constants) -> Iterator[dict[str, Any]]:
-        for workers in self.workers:
-            for row in self.rows:
-                for servers in self.servers if row.on_hub else self.servers[:1]:
-                    setting = self._setting(workers, servers)
-                    told = predict(constants, row, setting, self.job, steps=self.steps, seed=self.seed)
-                    yield {
-                        "row": row.name,
-                        "workers": setting.workers,
-                        "servers": servers if row.on_hub else None,
-                        **told.as_json(),
-                    }
+    def _predictions(self, constants: Constants) -> Iterator[Answered]:
+        for workers, row in product(self.workers, self.rows):
+            for servers in self.servers if row.on_hub else self.servers[:1]:
+                setting = self._setting(workers, servers)
+                told = predict(constants, row, setting, self.job, steps=self.steps, seed=self.seed)
+                yield Answered(
+                    row=row.name,
+                    workers=setting.workers,
+                    servers=servers if row.on_hub else None,
+                    step_ms=1e3 * told.step_seconds,
+                    samples_per_second=told.samples_per_second,
+                    efficiency=told.efficiency,
+                    by=told.by,
+                    bound=told.bound,
+                    finished=told.finished,
+                    parts_ms={name: 1e3 * seconds for name, seconds in told.parts.items()},
+                )
 
     def _setting(self, workers: int, servers: int) -> Setting:
         slow = self.straggler
@@ -126,16 +165,16 @@ class Question(Struct, frozen=True, kw_only=True):
             slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
         return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
 
-    def _crossover(self, constants: Constants, workers: int) -> dict[str, Any]:
+    def _crossover(self, constants: Constants, workers: int) -> Crossing:
         """From how many servers on bsp is faster than the ring, all workers alike."""
         setting = Setting(workers=workers, link=self.link)
         ring = predict(constants, "ring", setting, self.job).step_seconds
-        return {
-            "workers": workers,
-            "by_bytes": servers_needed(workers),
-            "predicted": overtaking(partial(self._hub, constants, setting), ring, workers),
-            "most_servers": most_servers(workers),
-        }
+        return Crossing(
+            workers=workers,
+            by_bytes=servers_needed(workers),
+            predicted=overtaking(partial(self._hub, constants, setting), ring, workers),
+            most_servers=most_servers(workers),
+        )
 
     def _hub(self, constants: Constants, setting: Setting, servers: int) -> float:
         return predict(constants, "hub-bsp", replace(setting, servers=servers), self.job).step_seconds

@@ -7,20 +7,20 @@ is predicted; a row that nothing calibrated is not, since the model lacks the jo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import Any
 
 from msgspec.structs import replace
 
 from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.crossing import overtaking
-from hubring.workers.compare.cost.measured import Point, model_bytes, points
+from hubring.workers.compare.cost.measured import Point, points
 from hubring.workers.compare.cost.overhead import Overhead
-from hubring.workers.compare.cost.prediction import Job, Prediction, predict
+from hubring.workers.compare.cost.prediction import Forecast, Job, predict
 from hubring.workers.compare.cost.reading import Reading, read
 from hubring.workers.compare.experiment.row import EVERY
 from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.findings import Accuracy, Entry, Prediction, Scaling
 
 BEYOND = 4
 """How many times the workers that were measured the scaling is predicted for."""
@@ -30,16 +30,18 @@ class Score:
     """The model, calibrated by one experiment's first measurements and compared with the others.
 
     Args:
-        results: `results.json`, version 2; what is measured in it.
+        settings: Of the experiment.
+        rows: What was measured in them.
         constants: Of the machine or cluster that it ran on.
-        job: What was trained; None: its size is read from the results. Its `compute` is what the first
-            measurements say.
+        job: What was trained. Its `compute` is what the first measurements say.
     """
 
-    def __init__(self, results: Mapping[str, Any], constants: Constants, job: Job | None = None) -> None:
+    def __init__(
+        self, settings: Iterable[Setting], rows: Iterable[Entry], constants: Constants, job: Job
+    ) -> None:
         self._constants = constants
-        self._job = job or Job(model_bytes=model_bytes(results), together=True)
-        self._points = points(results)
+        self._job = job
+        self._points = points(settings, rows)
         self._calibrating = _calibrating(self._points)
         self._overheads = self._solve()
         self._batch = _batch(self._calibrating)
@@ -49,18 +51,21 @@ class Score:
         """The rows of which the model knows what the job takes beside its exchange."""
         return set(self._overheads)
 
-    def as_json(self) -> dict[str, Any]:
-        """`predictions`, `score` and `scaling`, as results.json has them."""
-        known = [point for point in _distinct(self._points) if point.row in self._overheads]
-        predictions = [self._beside(point) for point in known]
-        errors = [abs(each["error"]) for each in predictions if not each["calibrated"]]
-        return {
-            "predictions": predictions,
-            "score": {"mean_error": fmean(errors), "settings": len(errors)} if errors else None,
-            "scaling": [self._scaling(first) for first in self._calibrating],
-        }
+    def predictions(self) -> list[Prediction]:
+        """Each row that is calibrated, beside what was measured of it."""
+        return [self._beside(point) for point in _distinct(self._points) if point.row in self._overheads]
 
-    def predict(self, reading: Reading, setting: Setting) -> Prediction:
+    @staticmethod
+    def accuracy(predictions: Iterable[Prediction]) -> Accuracy | None:
+        """How far these are off where nothing was calibrated; None where all was."""
+        errors = [abs(each.error) for each in predictions if each.error is not None and not each.calibrated]
+        return Accuracy(fmean(errors), len(errors)) if errors else None
+
+    def scaling(self) -> list[Scaling]:
+        """Samples a second over the number of workers, all else as in each row's first setting."""
+        return [self._scaling(first) for first in self._calibrating]
+
+    def predict(self, reading: Reading, setting: Setting) -> Forecast:
         """A row's step in any setting, as calibrated."""
         workers = 1 if reading.alone else setting.workers
         overhead = self._overheads.get(reading.name, Overhead(0.0))
@@ -106,22 +111,19 @@ class Score:
         links = foreseen.links if wired else 0.0
         return Overhead.rest(point.step_seconds, foreseen.step_seconds, computing, links)
 
-    # What the results show.
-
-    def _beside(self, point: Point) -> dict[str, Any]:
+    def _beside(self, point: Point) -> Prediction:
         predicted = self.predict(point.reading, point.setting)
-        return {
-            "setting": point.key,
-            "row": point.row,
-            "measured_ms": 1e3 * point.step_seconds,
-            "predicted_ms": 1e3 * predicted.step_seconds,
-            "error": predicted.step_seconds / point.step_seconds - 1,
-            "calibrated": point in self._calibrating,
-            "by": predicted.by,
-        }
+        return Prediction(
+            setting=point.key,
+            row=point.row,
+            measured_ms=1e3 * point.step_seconds,
+            predicted_ms=1e3 * predicted.step_seconds,
+            error=predicted.step_seconds / point.step_seconds - 1,
+            calibrated=point in self._calibrating,
+            by=predicted.by,
+        )
 
-    def _scaling(self, first: Point) -> dict[str, Any]:
-        """Samples a second over the number of workers, all else as in the row's first setting."""
+    def _scaling(self, first: Point) -> Scaling:
         speeds = {
             point.setting.workers: point.samples_per_second
             for point in self._points
@@ -131,12 +133,7 @@ class Score:
         counts = sorted(speeds.keys() | _doublings(BEYOND * max(speeds)))
         settings = [replace(first.setting, workers=count) for count in counts]
         predicted = [self.predict(first.reading, setting).samples_per_second for setting in settings]
-        return {
-            "row": first.row,
-            "workers": counts,
-            "measured": [speeds.get(count) for count in counts],
-            "predicted": predicted,
-        }
+        return Scaling(first.row, counts, [speeds.get(count) for count in counts], predicted)
 
 
 def _distinct(found: Sequence[Point]) -> list[Point]:

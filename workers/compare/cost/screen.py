@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from hubring.ps.page.kit.figures import digits
 from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.question import Answer, Answered, Crossing
 
 NOTHING = "-"
 WORDS = ("row", "bound by", "found by")
@@ -54,62 +55,59 @@ def _unit(name: str) -> tuple[float, str]:
     return 1e9, "ns a byte"
 
 
-def show_answer(answer: Mapping[str, Any]) -> None:
+def show_answer(answer: Answer, constants: Constants, file: Path | None) -> None:
     """What was asked, one line a prediction, then where the hub overtakes the ring."""
     console = Console(stderr=True, highlight=False, markup=False)
     table, columns = Table(box=None, pad_edge=False), _columns(answer)
     for head in columns:
         table.add_column(head, justify="left" if head in WORDS else "right")
-    for each in answer["predictions"]:
+    for each in answer.predictions:
         table.add_row(*(cell(each) for cell in columns.values()))
-    console.print(_asked(answer), soft_wrap=True)
+    console.print(_asked(answer, constants, file), soft_wrap=True)
     console.print(table)
-    for each in answer["crossover"]:
-        console.print(_told(each), soft_wrap=True)
+    for crossing in answer.crossover:
+        console.print(_told(crossing), soft_wrap=True)
 
 
-def _asked(answer: Mapping[str, Any]) -> str:
+def _asked(answer: Answer, constants: Constants, file: Path | None) -> str:
     """Which job it is, and by which calibration."""
-    computing = f"{answer['compute_ms']:g} ms" if answer["compute_ms"] else "no time"
-    job = f"a model of {answer['model_bytes']:,} bytes, computing {computing} a step"
-    known = answer["calibration"]
-    machine = f"{known['machine'].get('processor', 'an unknown processor')}, {known['cores']} cores"
-    if known["file"] is None:
+    computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
+    job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
+    machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
+    if file is None:
         kept = "kept nowhere; `ps-compare calibrate` keeps one"
         return f"{job}; calibration: measured now on {machine} ({kept})"
-    return (
-        f"{job}; calibration: {known['file']}, measured {known['date'] or 'at a time unknown'} on {machine}"
-    )
+    return f"{job}; calibration: {file}, measured {constants.date or 'at a time unknown'} on {machine}"
 
 
-def _columns(answer: Mapping[str, Any]) -> dict[str, Callable[[Mapping[str, Any]], str]]:
+def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
     """What is told of each prediction; no speed and no efficiency where the job does not tell enough."""
-    columns: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "workers": lambda each: str(each["workers"]),
-        "row": lambda each: str(each["row"]),
-        "servers": lambda each: NOTHING if each["servers"] is None else str(each["servers"]),
-        "step ms": lambda each: digits(each["step_ms"], 4),
+    columns: dict[str, Callable[[Answered], str]] = {
+        "workers": lambda each: str(each.workers),
+        "row": lambda each: each.row,
+        "servers": lambda each: NOTHING if each.servers is None else str(each.servers),
+        "step ms": lambda each: digits(each.step_ms, 4),
     }
-    if answer["batch"] is not None:
-        columns["samples/s"] = lambda each: digits(each["samples_per_second"], 4)
-    if answer["compute_ms"]:
-        columns["efficiency"] = lambda each: f"{each['efficiency']:.0%}"
+    if answer.batch is not None:
+        columns["samples/s"] = lambda each: digits(each.samples_per_second or 0.0, 4)
+    if answer.compute_ms:
+        columns["efficiency"] = lambda each: f"{each.efficiency:.0%}"
     return columns | {
-        "bound by": lambda each: str(each["bound"]),
-        "found by": lambda each: str(each["by"]),
+        "bound by": lambda each: each.bound,
+        "found by": lambda each: each.by,
     }
 
 
-def _told(each: Mapping[str, Any]) -> str:
+def _told(each: Crossing) -> str:
     """The crossover in words."""
-    needed, servers = each["by_bytes"], each["predicted"]
+    needed, servers = each.by_bytes, each.predicted
     by_bytes = "with no number of servers" if needed is None else f"from {needed} servers on"
     here = (
-        f"with no number up to {each['most_servers']}"
+        f"with no number up to {each.most_servers}"
         if servers is None
         else f"from {servers} server{'s' * (servers > 1)} on"
     )
     return (
-        f"{each['workers']} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
+        f"{each.workers} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"
         f" by this calibration {here}"
     )

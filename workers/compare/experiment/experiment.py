@@ -7,13 +7,12 @@ An experiment that exists is consistent: contradictions are refused where it is 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from hubring.ps.config.kinds import Bytes, Count, Seconds, Whole
 from hubring.ps.config.settings import flag
@@ -292,16 +291,6 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         if own is not None and self.lr == "per-worker" and not row.synchronous:
             return own / workers
         return self.learning_rate
-
-    def as_json(self) -> dict[str, Any]:
-        """The experiment as a JSON object; the names are those of the file."""
-        values: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self, enc_hook=str))
-        return values
-
-    @staticmethod
-    def from_json(values: object) -> Experiment:
-        """The experiment that `as_json` wrote."""
-        return msgspec.convert(values, Experiment, dec_hook=lambda kind, value: kind(value))
 
 
 def _check_list(name: str, values: tuple[object, ...]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """A job's yardstick.
 
     Attributes:
@@ -24,9 +23,9 @@ class Job:
     name: str
     metric: str
     title: str
-    target: float | None
-    rising: bool
-    samples: str
+    target: float | None = None
+    rising: bool = True
+    samples: str = "samples"
     learning_rate: float | None = None
 
     def reached(self, value: float) -> bool:

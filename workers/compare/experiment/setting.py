@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
@@ -110,12 +108,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         words += [] if self.compute is None else [f"compute{1e3 * self.compute:g}ms"]
         return " ".join(words)
 
-    def as_json(self) -> dict[str, Any]:
-        """The setting as a JSON object; `from_json` reads it."""
-        values: dict[str, Any] = msgspec.to_builtins(self)
-        return values
-
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Setting:
-        """The setting that `as_json` wrote."""
-        return msgspec.convert(values, Setting)
+    def get(self, name: str) -> Any:
+        """A field by its name."""
+        return getattr(self, name)

@@ -20,16 +20,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import counted
-from hubring.workers.compare.judge.gate import Gate
-from hubring.workers.compare.judge.summary import Summary
+from hubring.workers.compare.judge.gate import Judgement
+from hubring.workers.compare.result.findings import Bandwidth, Entry
 from hubring.workers.compare.result.nccl_tests import algbw, busbw
 from hubring.workers.compare.run.outcome import Outcome
 
@@ -50,24 +50,24 @@ class _Model:
 
 
 def bandwidth(
-    experiment: Experiment, outcomes: Mapping[str, Outcome], gate: Gate, summaries: Iterable[Summary]
-) -> list[dict[str, Any]]:
-    """One line for every row of every setting that has one, as `findings.Bandwidth`.
+    experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Judgement, entries: Iterable[Entry]
+) -> list[Bandwidth]:
+    """One line for every row of every setting that has one.
 
     Args:
         experiment: What was run.
         outcomes: By label.
-        gate: What it found.
-        summaries: The rows' numbers.
+        judged: What the gate found.
+        entries: The rows' numbers, as `summarise` orders them.
     """
-    model = _model(outcomes.values())
-    if model is None:
-        return []
-    return [
-        _line(model, summary, gate.wrong(_labels(experiment, summary)))
-        for summary in summaries
-        if summary.setting.fault is None and _exchanged(summary)
-    ]
+    model, found = _model(outcomes.values()), []
+    for (setting, row), entry in zip(product(experiment.settings, experiment.ways), entries, strict=True):
+        if model is None or setting.fault is not None or not _exchanged(entry):
+            continue
+        runs = [run for seed in entry.seeds for run in counted(experiment, setting, row, seed)]
+        wrong = judged.wrong({run.label for run in runs})
+        found.append(_line(model, entry, row.workers(setting.workers), wrong))
+    return found
 
 
 def _model(outcomes: Iterable[Outcome]) -> _Model | None:
@@ -84,40 +84,33 @@ def _model(outcomes: Iterable[Outcome]) -> _Model | None:
     )
 
 
-def _labels(experiment: Experiment, summary: Summary) -> set[str]:
-    found = [counted(experiment, summary.setting, summary.row, seed) for seed in summary.seeds]
-    return {run.label for runs in found for run in runs}
-
-
-def _exchanged(summary: Summary) -> bool:
+def _exchanged(entry: Entry) -> bool:
     """Whether anything was, for a time that is known or withheld."""
-    sent = any(summary.numbers["bytes_sent_per_step"] or ())
-    return sent and (summary.withheld is not None or _seconds(summary) > 0)
+    sent = entry.number("bytes_sent_per_step")
+    return sent is not None and any(sent.values) and (entry.withheld is not None or _seconds(entry) > 0)
 
 
-def _line(model: _Model, summary: Summary, wrong: int | None) -> dict[str, Any]:
-    seconds, n = _seconds(summary), summary.row.workers(summary.setting.workers)
-    shown = summary.withheld is None
-    return {
-        "setting": summary.setting.key,
-        "row": summary.row.name,
-        "size": model.size,
-        "count": model.count,
-        "type": model.type,
-        "redop": "avg" if summary.row.synchronous else "none",
-        "time": 1e6 * seconds if shown else None,
-        "algbw": algbw(model.size, seconds) if shown else None,
-        "busbw": busbw(model.size, seconds, n) if shown else None,
-        "wrong": wrong,
-    }
+def _line(model: _Model, entry: Entry, n: int, wrong: int | None) -> Bandwidth:
+    seconds, shown = _seconds(entry), entry.withheld is None
+    return Bandwidth(
+        setting=entry.setting,
+        row=entry.row,
+        size=model.size,
+        count=model.count,
+        type=model.type,
+        redop="avg" if entry.synchronous else "none",
+        time=1e6 * seconds if shown else None,
+        algbw=algbw(model.size, seconds) if shown else None,
+        busbw=busbw(model.size, seconds, n) if shown else None,
+        wrong=wrong,
+    )
 
 
-def _seconds(summary: Summary) -> float:
+def _seconds(entry: Entry) -> float:
     """Of one exchange; 0 where that was not measured."""
-    parts = [summary.numbers[name] or [] for name in ("exposed_ms", "hidden_ms")]
-    known = [
-        (exposed + hidden) / 1e3
-        for exposed, hidden in zip(*parts, strict=False)
-        if exposed is not None and hidden is not None
-    ]
+    exposed, hidden = entry.number("exposed_ms"), entry.number("hidden_ms")
+    if exposed is None or hidden is None:
+        return 0.0
+    both = zip(exposed.values, hidden.values, strict=True)
+    known = [(one + other) / 1e3 for one, other in both if one is not None and other is not None]
     return median(known) if known else 0.0

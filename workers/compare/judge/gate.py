@@ -12,10 +12,10 @@ so a second run of it must not differ at all, to the end.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from safetensors.torch import load_file
@@ -24,6 +24,7 @@ from torch import Tensor
 from hubring.workers.compare.experiment import plan
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.result.findings import Gate, Pair
 from hubring.workers.compare.run.outcome import EARLY, Outcome
 
 Parameters = Mapping[str, Tensor]
@@ -48,69 +49,33 @@ AGAIN = "again"
 """Marks the second run of a row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Two runs, held against each other.
+class Held(NamedTuple):
+    """A pair, and whose runs these are.
 
     Attributes:
-        setting: Key of the setting in which they ran.
-        seed: Their seed.
-        first: Row that is measured against.
-        second: Row that is judged.
-        difference: Largest relative difference of any tensor; NaN and infinity are possible.
-        tensor: Where that is, or what does not fit at all.
-        limit: What was allowed; 0: every bit must be the same.
-        wrong: Elements that differ by more; all of the first's where the two do not fit at all.
-        steps: After so many steps; None: at the end.
-        final: The difference at the end.
+        pair: What was found.
         run: Label of the run that is judged.
-        turn: Which of the runs with this seed both are.
         reference: Label of the run that is measured against, if that may be the one at fault; None: it is
             one process alone, or the same row.
     """
 
-    setting: str
-    seed: int
-    first: str
-    second: str
-    difference: float
-    tensor: str
-    limit: float
-    wrong: int
-    steps: int | None
-    final: float
+    pair: Pair
     run: str
-    turn: int = 0
     reference: str | None = None
-
-    @property
-    def passed(self) -> bool:
-        return self.difference <= self.limit  # false for NaN
-
-    def __str__(self) -> str:
-        allowed = f"at most {self.limit:g}" if self.limit else "no difference at all"
-        turn = f", turn {self.turn}" if self.turn else ""
-        found = f"{self.difference:.2g} in {self.tensor} (seed {self.seed}{turn})"
-        elements = "1 element" if self.wrong == 1 else f"{self.wrong:,} elements"
-        return f"{self.second} differs from {self.first} by {found}, {elements} in all; {allowed} is allowed"
-
-    def as_json(self) -> dict[str, Any]:
-        """The pair as a JSON object; JSON knows no infinity, so that stands as text."""
-        words = {name: value for name, value in asdict(self).items() if name not in ("run", "reference")}
-        apart = {"difference": _finite(self.difference), "final": _finite(self.final)}
-        return {**words, **apart, "passed": self.passed}
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
-    """What the pairs came to."""
+class Judgement:
+    """The gate, and what it means for the runs."""
 
-    pairs: tuple[Pair, ...]
+    held: Sequence[Held]
     tolerance: float
 
     @property
-    def passed(self) -> bool:
-        return all(pair.passed for pair in self.pairs)
+    def gate(self) -> Gate:
+        """What the pairs came to."""
+        pairs = [each.pair for each in self.held]
+        return Gate(all(pair.passed for pair in pairs), self.tolerance, pairs)
 
     def closed_to(self, runs: Collection[str]) -> str | None:
         """Why the speed of these runs, by label, may not be shown; None where it may.
@@ -118,26 +83,21 @@ class Gate:
         Of two that differ either may be wrong: what is measured against is shown only where another row
         agrees with it.
         """
-        upheld = {pair.reference for pair in self.pairs if pair.passed}
+        upheld = {each.reference for each in self.held if each.pair.passed}
         failed = [
-            str(pair)
-            for pair in self.pairs
-            if not pair.passed and (pair.run in runs or pair.reference in set(runs) - upheld)
+            str(each.pair)
+            for each in self.held
+            if not each.pair.passed and (each.run in runs or each.reference in set(runs) - upheld)
         ]
         return "; ".join(failed) or None
 
     def wrong(self, runs: Collection[str]) -> int | None:
         """Elements of these runs, by label, that differ by more than is allowed; None: nobody compared."""
-        found = [pair.wrong for pair in self.pairs if pair.run in runs]
+        found = [each.pair.wrong for each in self.held if each.run in runs]
         return sum(found) if found else None
 
-    def as_json(self) -> dict[str, Any]:
-        """The gate as a JSON object."""
-        pairs = [pair.as_json() for pair in self.pairs]
-        return {"passed": self.passed, "tolerance": self.tolerance, "pairs": pairs}
 
-
-def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Gate:
+def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
     """Holds synchronous rows, by setting, seed and turn, against the first, and the hub against itself.
 
     A row that lost a worker took fewer gradients than the others, so settings with a fault have no pairs;
@@ -148,69 +108,64 @@ def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Gate:
         outcomes: By label.
     """
     tolerance = experiment.tolerance or TOLERANCE
-    found: dict[tuple[str, str], Pair] = {}
+    found: dict[tuple[str, str], Held] = {}
     for setting in experiment.settings:
         turns = product(experiment.seeds, range(experiment.repeats)) if setting.fault is None else ()
         for seed, turn in turns:
             asked = [Run(row.meets(setting), row, seed, turn) for row in experiment.ways if row.synchronous]
             runs = [run for run in asked if not outcomes[run.label].diverged]
             fresh = [run for run in runs[1:] if (runs[0].label, run.label) not in found]
-            for run, pair in _against(runs[0], fresh, setting.key, outcomes, tolerance) if fresh else ():
-                found[runs[0].label, run.label] = pair
-    return Gate((*found.values(), *_again(experiment, outcomes)), tolerance)
+            for held in _against(runs[0], fresh, setting.key, outcomes, tolerance) if fresh else ():
+                found[runs[0].label, held.run] = held
+    return Judgement((*found.values(), *_again(experiment, outcomes)), tolerance)
 
 
 def _against(
     reference: Run, runs: list[Run], setting: str, outcomes: Mapping[str, Outcome], tolerance: float
-) -> Iterator[tuple[Run, Pair]]:
+) -> Iterator[Held]:
     reached = outcomes[reference.label]
     early, final = load_file(reached.early), load_file(reached.parameters)
     for run in runs:
         left = outcomes[run.label]
         judged = load_file(left.early)
         apart, tensor = difference(early, judged)
-        yield (
-            run,
-            Pair(
-                setting=setting,
-                seed=run.seed,
-                first=reference.row.name,
-                second=run.row.name,
-                difference=apart,
-                tensor=tensor,
-                limit=tolerance,
-                wrong=0 if apart <= tolerance else wrong(early, judged, tolerance),
-                steps=None if reached.early == reached.parameters else EARLY,
-                final=difference(final, load_file(left.parameters))[0],
-                run=run.label,
-                turn=run.turn,
-                reference=None if reference.row.name == "local" else reference.label,
-            ),
+        pair = Pair(
+            setting=setting,
+            seed=run.seed,
+            first=reference.row.name,
+            second=run.row.name,
+            difference=_finite(apart),
+            tensor=tensor,
+            limit=tolerance,
+            wrong=0 if apart <= tolerance else wrong(early, judged, tolerance),
+            steps=None if reached.early == reached.parameters else EARLY,
+            final=_finite(difference(final, load_file(left.parameters))[0]),
+            turn=run.turn,
+            passed=apart <= tolerance,  # false for NaN
         )
+        yield Held(pair, run.label, None if reference.row.name == "local" else reference.label)
 
 
-def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Pair]:
+def _again(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> list[Held]:
     runs = plan.again(experiment)
     if runs is None or any(outcomes[run.label].diverged for run in runs):
         return []
     first, second = (load_file(outcomes[run.label].parameters) for run in runs)
     apart, tensor = bits_difference(first, second)
-    name, label = runs[0].row.name, runs[0].label
-    return [
-        Pair(
-            setting=runs[0].setting.key,
-            seed=runs[0].seed,
-            first=name,
-            second=f"{name} {AGAIN}",
-            difference=apart,
-            tensor=tensor,
-            limit=0.0,
-            wrong=bits_wrong(first, second),
-            steps=None,
-            final=apart,
-            run=label,
-        )
-    ]
+    run = runs[0]
+    pair = Pair(
+        setting=run.setting.key,
+        seed=run.seed,
+        first=run.row.name,
+        second=f"{run.row.name} {AGAIN}",
+        difference=_finite(apart),
+        tensor=tensor,
+        limit=0.0,
+        wrong=bits_wrong(first, second),
+        final=_finite(apart),
+        passed=apart == 0,
+    )
+    return [Held(pair, run.label)]
 
 
 def _finite(value: float) -> float | str:

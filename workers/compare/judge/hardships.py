@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from msgspec.structs import replace
 
+from hubring.workers.compare.experiment.setting import Fault
+from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.ratio import Ratio, ratio
-from hubring.workers.compare.result.scope import Scope, listed, scopes, straggler
-
-Results = Mapping[str, Any]
+from hubring.workers.compare.result.setting_text import Scope, listed, scopes, straggler
 
 
-def hardships(results: Results) -> list[str]:
+def hardships(findings: Findings) -> list[str]:
     """Sentences: whom each straggler slowed, and by how much; who went on after a loss."""
-    found = scopes(results)
+    found = scopes(findings)
     return [
-        *(said for scope in found if scope.setting["straggler"] for said in _slowed(scope, found)),
-        *(said for scope in found if scope.setting["fault"] for said in _survived(scope)),
+        *(said for scope in found if scope.setting.straggler for said in _slowed(scope, found)),
+        *(said for scope in found if scope.setting.fault for said in _survived(scope, scope.setting.fault)),
     ]
 
 
 def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
-    calm = _without(scope, others, "straggler")
-    if calm is None:
+    wanted = replace(scope.setting, straggler=None)
+    calm = next((other for other in others if other.setting == wanted), None)
+    if calm is None or scope.setting.straggler is None:
         return []
     steps = {name: _step_ratio(name, scope, calm) for name in scope.names}
     ratios = {name: each for name, each in steps.items() if each}
     slowed = [f"{name} {each}" for name, each in ratios.items() if each.more]
     spared = [name for name, each in ratios.items() if each.even or (each.decided and each.value < 1)]
     unsure = [f"{name} {each}" for name, each in ratios.items() if not each.decided and not each.even]
-    who = straggler(scope.setting["straggler"])
+    who = straggler(scope.setting.straggler)
     told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
     told += [f"{'not' if slowed else f'{who} does not slow'} {listed(spared, 'or')}"] if spared else []
     sure = ", ".join(told)
@@ -40,24 +40,15 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
 def _step_ratio(name: str, scope: Scope, calm: Scope) -> Ratio | None:
     """Mean time a step here by that without; of means, since medians hide what happens seldom."""
     here, there = scope.number(name, "samples_per_second"), calm.number(name, "samples_per_second")
-    return None if here is None or there is None else ratio(there, here)
+    return None if here is None or there is None else ratio(there.values, here.values)
 
 
-def _survived(scope: Scope) -> list[str]:
+def _survived(scope: Scope, fault: Fault) -> list[str]:
     rows = [
-        row["row"]
+        row.row
         for row in scope.rows
-        if row["failed"] is None and row["numbers"]["final_metric"] and row["row"] != "local"
+        if row.failed is None and row.number("final_metric") and row.row != "local"
     ]
     if not rows:
         return []
-    return [scope.say(f"{listed(rows)} went on to the end without worker {scope.setting['fault']['rank']}.")]
-
-
-def _without(scope: Scope, others: list[Scope], part: str) -> Scope | None:
-    """The same setting without a part of it."""
-    wanted = {name: value for name, value in scope.setting.items() if name != "key"} | {part: None}
-    for other in others:
-        if {name: value for name, value in other.setting.items() if name != "key"} == wanted:
-            return other
-    return None
+    return [scope.say(f"{listed(rows)} went on to the end without worker {fault.rank}.")]

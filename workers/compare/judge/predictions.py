@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from msgspec.structs import replace
 
 from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.cost.measured import setting_of, told_bytes
+from hubring.workers.compare.cost.measured import model_bytes
 from hubring.workers.compare.cost.prediction import Job
 from hubring.workers.compare.cost.score import Score
+from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.judge.scaling import crossovers, scaling
+from hubring.workers.compare.result.findings import Findings
 
 OPTIMIZERS = {"char-lm": "adam"}
 """What a shipped job steps with, where that is not SGD."""
 
 
-def outlook(found: Mapping[str, Any], constants: Constants | None) -> dict[str, Any]:
-    """`predictions`, `score`, `crossover` and `scaling` of the results.
+def predicted(found: Findings, constants: Constants | None) -> Findings:
+    """The same with `predictions`, `score`, `crossover` and `scaling`.
 
     Args:
-        found: The results, as far as they were measured.
+        found: As far as it was measured.
         constants: Of the machine or cluster that it ran on; None: nobody measured them.
     """
-    settings, rows, told = found["settings"], found["rows"], told_bytes(found)
-    if constants is None or told is None:
-        crossover, scales = crossovers(settings, rows), scaling(settings, rows)
-        return {"predictions": [], "score": None, "crossover": crossover, "scaling": scales}
-    model = Score(found, constants, _job(found["experiment"], told))
-    known = {"ring", "hub-bsp"} <= model.calibrated
-    foreseen = (lambda setting: model.crossover(setting_of(setting))) if known else None
-    crossover, answer = crossovers(settings, rows, foreseen), model.as_json()
-    rest = [each for each in scaling(settings, rows) if each["row"] not in model.calibrated]
-    return {**answer, "crossover": crossover, "scaling": [*answer["scaling"], *rest]}
+    settings, rows = found.settings, found.rows
+    nbytes, scales = model_bytes(settings, rows), scaling(settings, rows)
+    if constants is None or nbytes is None:
+        return replace(found, crossover=crossovers(settings, rows), scaling=scales)
+    model = Score(settings, rows, constants, _job(found.asked, nbytes))
+    predictions = model.predictions()
+    return replace(
+        found,
+        predictions=predictions,
+        score=model.accuracy(predictions),
+        crossover=crossovers(
+            settings, rows, model.crossover if {"ring", "hub-bsp"} <= model.calibrated else None
+        ),
+        scaling=[*model.scaling(), *(each for each in scales if each.row not in model.calibrated)],
+    )
 
 
-def _job(experiment: Mapping[str, Any], model_bytes: int) -> Job:
+def _job(experiment: Experiment, model_bytes: int) -> Job:
     """What was trained, and by which wire."""
-    wire = experiment.get("transport", "auto")
     return Job(
         model_bytes=model_bytes,
-        optimizer=OPTIMIZERS.get(experiment.get("job") or "", "sgd"),
-        wire="" if wire == "auto" else wire,
+        optimizer=OPTIMIZERS.get(experiment.job or "", "sgd"),
+        wire="" if experiment.transport == "auto" else experiment.transport,
         together=True,
-        slice_bytes=experiment.get("slice_bytes"),
+        slice_bytes=experiment.slice_bytes,
     )

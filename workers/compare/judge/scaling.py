@@ -3,57 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from hubring.workers.compare.cost.crossing import FORMULA, servers_needed
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.findings import Crossover, Entry, Scaling
 from hubring.workers.compare.result.ratio import ratio
 from hubring.workers.compare.result.setting_text import without_servers
 
-Entry = Mapping[str, Any]
-"""A setting or a row, as in `results.json`."""
-
 
 def crossovers(
-    settings: Sequence[Entry], rows: Sequence[Entry], predict: Callable[[Entry], int | None] | None = None
-) -> list[dict[str, Any]]:
+    settings: Sequence[Setting],
+    rows: Sequence[Entry],
+    predict: Callable[[Setting], int | None] | None = None,
+) -> list[Crossover]:
     """Where the hub begins to win, for settings that differ in servers only and have a link.
 
     Args:
-        settings: Of the results.
+        settings: Of the experiment.
         rows: Measured in them; only settings in which both hub-bsp and the ring were count.
         predict: From how many servers on the hub wins in a setting; None: no model was calibrated.
-
-    Returns:
-        For each: the `setting` without servers, the numbers of them that were `tried`, and from how many on
-        the hub wins: `measured`, `predicted` if a model is `calibrated`, and `by_bytes` alone, which is by
-        `formula`. None: with none.
     """
     found = []
-    for group in _groups(settings, "servers"):
-        wins = {each["servers"]: won for each in group if (won := _wins(rows, each["key"])) is not None}
-        if len(wins) < 2 or not group[0]["link"] or group[0]["fault"]:
+    for first, *others in _groups(settings, "servers"):
+        group = [first, *others]
+        wins = {each.servers: won for each in group if (won := _wins(rows, each.key)) is not None}
+        if len(wins) < 2 or first.link is None or first.fault is not None:
             continue
-        found.append(
-            {
-                "setting": without_servers(group[0]["key"]),
-                "tried": list(wins),
-                "measured": _from_on(wins),
-                "predicted": None if predict is None else predict(group[0]),
-                "calibrated": predict is not None,
-                "by_bytes": servers_needed(group[0]["workers"]),
-                "formula": FORMULA,
-            }
+        crossover = Crossover(
+            setting=without_servers(first.key),
+            tried=list(wins),
+            measured=_from_on(wins),
+            predicted=None if predict is None else predict(first),
+            calibrated=predict is not None,
+            by_bytes=servers_needed(first.workers),
+            formula=FORMULA,
         )
+        found.append(crossover)
     return found
 
 
 def _wins(rows: Iterable[Entry], setting: str) -> bool | None:
     """Whether the hub's steps are shown to be shorter than the ring's; None where one was not measured."""
-    times = {row["row"]: row["numbers"]["step_ms"] for row in rows if row["setting"] == setting}
+    times = {row.row: row.number("step_ms") for row in rows if row.setting == setting}
     hub, ring = times.get("hub-bsp"), times.get("ring")
-    if hub is None or ring is None or (times_as_long := ratio(ring, hub)) is None:
+    if hub is None or ring is None or (times_as_long := ratio(ring.values, hub.values)) is None:
         return None
-    return times_as_long.decided and times_as_long.value > 1
+    return times_as_long.more
 
 
 def _from_on(wins: Mapping[int, bool]) -> int | None:
@@ -66,35 +61,27 @@ def _from_on(wins: Mapping[int, bool]) -> int | None:
     return first
 
 
-def scaling(settings: Sequence[Entry], rows: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Samples a second by workers, for the first settings that differ in workers only."""
-    groups = [group for group in _groups(settings, "workers") if len(group) > 1]
-    if not groups:
+def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]:
+    """Samples a second by workers, as measured in the first settings that differ in workers only."""
+    group = next((group for group in _groups(settings, "workers") if len(group) > 1), [])
+    if not group:
         return []
-    names = list(dict.fromkeys(row["row"] for row in rows))
+    speeds = {(row.setting, row.row): row.median("samples_per_second") for row in rows}
     return [
-        {
-            "row": name,
-            "workers": [setting["workers"] for setting in groups[0]],
-            "measured": [_median(rows, setting["key"], name, "samples_per_second") for setting in groups[0]],
-            "predicted": [None] * len(groups[0]),
-        }
-        for name in names
+        Scaling(
+            row=name,
+            workers=[setting.workers for setting in group],
+            measured=[speeds.get((setting.key, name)) for setting in group],
+            predicted=[None] * len(group),
+        )
+        for name in dict.fromkeys(row.row for row in rows)
     ]
 
 
-def _groups(settings: Iterable[Entry], axis: str) -> list[list[Entry]]:
-    """Settings that are the same but for one field."""
-    groups: dict[str, list[Entry]] = {}
+def _groups(settings: Iterable[Setting], axis: str) -> list[list[Setting]]:
+    """Settings that are the same but for one field, by rising values of it."""
+    groups: dict[tuple[object, ...], list[Setting]] = {}
     for setting in settings:
-        rest = {name: value for name, value in setting.items() if name not in (axis, "key")}
-        groups.setdefault(repr(rest), []).append(setting)
-    return [sorted(group, key=lambda setting: setting[axis]) for group in groups.values()]
-
-
-def _median(rows: Iterable[Entry], setting: str, row: str, name: str) -> float | None:
-    for entry in rows:
-        if (entry["setting"], entry["row"]) == (setting, row) and entry["numbers"][name] is not None:
-            value: float = entry["numbers"][name]["median"]
-            return value
-    return None
+        rest = tuple(setting.get(name) for name in setting.__struct_fields__ if name not in (axis, "key"))
+        groups.setdefault(rest, []).append(setting)
+    return [sorted(group, key=lambda setting: int(setting.get(axis))) for group in groups.values()]

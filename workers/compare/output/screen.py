@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from hubring.workers.compare.output.exchange_table import HEADS, SENTENCES, exchanges
 from hubring.workers.compare.output.table import columns, lines, notes
-from hubring.workers.compare.result.reading import read
+from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.setting_text import words
 from hubring.workers.compare.run.outcome import Line
 
@@ -83,17 +82,13 @@ class Screen:
             self._bar.update(self._task, description=f"{later[0]}: starting")
 
 
-def show(results: Mapping[str, Any], report: Path) -> None:
+def show(findings: Findings, report: Path) -> None:
     """Prints the table, what to know of it, the verdict, and where the report lies.
 
     Args:
-        results: What `results.json`, version 3, holds.
+        findings: What was found.
         report: The page, to be opened in a browser.
-
-    Raises:
-        ConfigError: They are of another version, or not what they should be.
     """
-    findings = read(results)
     console = _console()
     for setting in findings.setting_keys:
         if len(findings.setting_keys) > 1:

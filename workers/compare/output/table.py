@@ -5,20 +5,19 @@ from __future__ import annotations
 from hubring.ps.page.kit.figures import NOTHING, size
 from hubring.workers.compare.output.unevenness import uneven
 from hubring.workers.compare.result.findings import Entry, Findings, Number
-from hubring.workers.compare.result.goal import Goal
 from hubring.workers.compare.result.statistics import interval_words
 
 
 def columns(findings: Findings) -> list[str]:
     """The heads of the columns."""
-    goal = Goal.of(findings)
+    job = findings.job
     return [
         "row",
-        f"{goal.samples}/s",
+        f"{job.samples}/s",
         "step ms",
-        "s to target" if goal.target is None else f"s to {goal.target:g}",
+        "s to target" if job.target is None else f"s to {job.target:g}",
         "final loss",
-        goal.title,
+        job.title,
         "bytes a step",
         "exposed ms",
         "stale mean/max",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hubring.ps.page.kit.figures import digits
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.scope import listed
+from hubring.workers.compare.result.setting_text import listed
 
 APART = 0.15
 """How far the mean may lie from the median, relative to that, before it is worth a sentence."""

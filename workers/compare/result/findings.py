@@ -1,14 +1,22 @@
-"""What `results.json`, version 3, holds, as the table and the page read it.
+"""What `results.json`, version 3, holds: made by the judging code, read by every table and the page.
 
 Every number is one of a (setting, row) over all seeds. What was not measured is None, never 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
+
+from hubring.workers.compare.experiment.experiment import Experiment
+from hubring.workers.compare.experiment.job import Job
+from hubring.workers.compare.experiment.setting import Setting
+from hubring.workers.compare.result.statistics import median_interval
+
+VERSION = 3
 
 
 class Number(Struct, frozen=True):
@@ -18,6 +26,20 @@ class Number(Struct, frozen=True):
     median: float
     low: float
     high: float
+
+    @staticmethod
+    def of(values: Sequence[float | None]) -> Number | None:
+        """The number of these values; None where no seed has one."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        interval = median_interval(known)
+        return Number(list(values), interval.median, interval.low, interval.high)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed has it."""
+        return None not in self.values
 
     @property
     def seeds(self) -> int:
@@ -30,18 +52,33 @@ class Number(Struct, frozen=True):
         return max(value for value in self.values if value is not None)
 
 
-class Entry(Struct, frozen=True):
-    """One way to train under one setting."""
+class Entry(Struct, frozen=True, kw_only=True):
+    """One way to train under one setting.
+
+    Attributes:
+        setting: The setting's key.
+        row: The row's name.
+        about: What it does, in one sentence.
+        synchronous: It must end in the same parameters as one process with the whole batch.
+        emulated: Workers slept for a part of every step.
+        seeds: In the order of all values.
+        withheld: Why no speed is shown; None: they are.
+        failed: How many of its runs did not come to their end, and why; None: all did.
+        numbers: By the names in `hubring.workers.compare.result.numbers`; None where no seed has one. A
+        speed is None
+            as well where a run diverged: those that were left would race for all.
+        staleness: How many pushes had which, over all seeds.
+    """
 
     setting: str
     row: str
-    synchronous: bool
-    numbers: dict[str, Number | None]
     about: str = ""
+    synchronous: bool
     emulated: bool = False
     seeds: list[int] = []
     withheld: str | None = None
     failed: str | None = None
+    numbers: dict[str, Number | None]
     staleness: dict[str, int] = {}
 
     def number(self, name: str) -> Number | None:
@@ -72,17 +109,43 @@ class Curve(Struct, frozen=True):
     metric: list[Point] = []
 
 
-class Pair(Struct, frozen=True):
-    """Two runs held against each other; a difference that is not finite is text."""
+class Pair(Struct, frozen=True, kw_only=True):
+    """Two runs held against each other; a difference that is not finite is text, for JSON.
 
+    Attributes:
+        setting: Key of the setting in which they ran.
+        seed: Their seed.
+        first: Row that is measured against.
+        second: Row that is judged.
+        difference: Largest relative difference of any tensor.
+        tensor: Where that is, or what does not fit at all.
+        limit: What was allowed; 0: every bit must be the same.
+        wrong: Elements that differ by more; all of the first's where the two do not fit at all.
+        steps: After so many steps; None: at the end.
+        final: The difference at the end.
+        turn: Which of the runs with this seed both are.
+        passed: The difference is within the limit.
+    """
+
+    setting: str = ""
+    seed: int | None = None
     first: str
     second: str
     difference: float | str
     tensor: str
     limit: float
+    wrong: int = 0
+    steps: int | None = None
+    final: float | str = 0.0
+    turn: int = 0
     passed: bool
-    setting: str = ""
-    seed: int | None = None
+
+    def __str__(self) -> str:
+        allowed = f"at most {self.limit:g}" if self.limit else "no difference at all"
+        turn = f", turn {self.turn}" if self.turn else ""
+        found = f"{float(self.difference):.2g} in {self.tensor} (seed {self.seed}{turn})"
+        elements = "1 element" if self.wrong == 1 else f"{self.wrong:,} elements"
+        return f"{self.second} differs from {self.first} by {found}, {elements} in all; {allowed} is allowed"
 
 
 class Gate(Struct, frozen=True):
@@ -105,7 +168,7 @@ class Prediction(Struct, frozen=True):
     by: str = "formula"
 
 
-class Score(Struct, frozen=True):
+class Accuracy(Struct, frozen=True):
     """How far predictions were off, on average, where nothing was calibrated; relative."""
 
     mean_error: float
@@ -117,6 +180,7 @@ class Crossover(Struct, frozen=True):
 
     Attributes:
         setting: The key, without servers.
+        tried: The numbers of servers that were measured.
         measured: Among the numbers that were tried.
         predicted: By the calibrated model, if it is `calibrated`.
         calibrated: There is such a model.
@@ -125,6 +189,7 @@ class Crossover(Struct, frozen=True):
     """
 
     setting: str
+    tried: list[int] = []
     measured: float | None = None
     predicted: float | None = None
     calibrated: bool = False
@@ -176,26 +241,44 @@ class Bandwidth(Struct, frozen=True):
     wrong: int | None
 
 
-class Findings(Struct, frozen=True):
-    """The whole of it."""
+class Findings(Struct, frozen=True, kw_only=True):
+    """The whole of it.
 
-    version: int
+    Attributes:
+        command: Repeats the experiment.
+        asked: The experiment.
+        job: The yardstick: metric, title, target, rising, samples.
+        machine: What it ran on, versions included.
+        curves: None of a row whose speed is withheld.
+        commands: Label of a run to the commands that it consisted of.
+        predictions: With `score`, `crossover` and `scaling`, what the model of cost says beside what was
+            measured.
+        verdict: Sentences.
+    """
+
+    version: int = VERSION
     command: str
-    experiment: dict[str, Any]
+    asked: Experiment = field(name="experiment")
+    job: Job
     machine: dict[str, Any]
+    noise: Noise = Noise()
+    settings: list[Setting]
     gate: Gate
     rows: list[Entry]
-    job: dict[str, Any] = {}
-    settings: list[dict[str, Any]] = []
-    noise: Noise = field(default_factory=Noise)
     curves: list[Curve] = []
-    predictions: list[Prediction] = []
-    score: Score | None = None
-    crossover: list[Crossover] = []
-    scaling: list[Scaling] = []
     bandwidth: list[Bandwidth] = []
     commands: dict[str, list[str]] = {}
+    predictions: list[Prediction] = []
+    score: Accuracy | None = None
+    crossover: list[Crossover] = []
+    scaling: list[Scaling] = []
     verdict: list[str] = []
+
+    @property
+    def experiment(self) -> dict[str, Any]:
+        """The experiment as its file would have it, for people to copy."""
+        values: dict[str, Any] = msgspec.to_builtins(self.asked, enc_hook=str)
+        return values
 
     @property
     def row_names(self) -> list[str]:
@@ -212,9 +295,9 @@ class Findings(Struct, frozen=True):
         """The rows that were run under a setting."""
         return [each for each in self.rows if each.setting == setting]
 
-    def setting(self, key: str) -> Mapping[str, Any]:
-        """What a setting's key stands for; empty where the results do not say."""
-        return next((each for each in self.settings if each.get("key") == key), {})
+    def setting(self, key: str) -> Setting:
+        """The setting of that key."""
+        return next(each for each in self.settings if each.key == key)
 
     @property
     def seeds(self) -> int:

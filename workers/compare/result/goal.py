@@ -25,11 +25,6 @@ class Goal:
 
     @staticmethod
     def of(findings: Findings) -> Goal:
-        """The goal that results name; what they leave out is called in the most general words."""
+        """The goal that findings name."""
         job = findings.job
-        return Goal(
-            job=job.get("name") or "a job",
-            title=job.get("title") or "final metric",
-            samples=job.get("samples") or "samples",
-            target=job.get("target"),
-        )
+        return Goal(job.name, job.title, job.samples, job.target)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from hubring.workers.compare.result.statistics import ratio_interval
 
@@ -13,9 +12,6 @@ EVEN = 1.03
 """Two numbers closer than this ratio are not told apart whatever their interval."""
 EVEN_ONCE = 1.05
 """The same where there is one seed, and so no interval."""
-
-Number = Mapping[str, Any]
-"""`values`, one a seed, `median`, `low` and `high`: as in `results.json`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +58,13 @@ class Ratio:
         return str(value) if low is None or low == high else f"{value} ({low} to {high})"
 
 
-def ratio(first: Number, second: Number) -> Ratio | None:
-    """`first / second`; None where no seed has both above 0."""
-    pairs = list(zip(first["values"], second["values"], strict=True))
+def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
+    """`first / second`, values of the same seeds; None where no seed has both above 0."""
+    pairs = list(zip(first, second, strict=True))
     both = [(a, b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
     if not both:
         return None
-    ones, others = [a for a, _ in both], [b for _, b in both]
-    interval = ratio_interval(ones, others)
+    interval = ratio_interval(*zip(*both, strict=True))
     if interval is None:
         return Ratio(median(a / b for a, b in both))
     return Ratio(interval.median, interval.low, interval.high)

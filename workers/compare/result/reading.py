@@ -7,57 +7,80 @@ drawing has to think of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-import msgspec
+from msgspec import DecodeError, Struct, json
 from msgspec.structs import replace
 
-from hubring.ps.core.errors import ConfigError
-from hubring.workers.compare.result.findings import Bandwidth, Curve, Entry, Findings, Prediction, Scaling
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.workers.compare.result.findings import (
+    VERSION,
+    Bandwidth,
+    Curve,
+    Entry,
+    Findings,
+    Prediction,
+    Scaling,
+)
 from hubring.workers.compare.result.numbers import SPEEDS
 
-VERSION = 3
+_Line = TypeVar("_Line", Prediction, Bandwidth)
 
 
-def read(results: Mapping[str, Any]) -> Findings:
+class _Versioned(Struct):
+    version: Any = None
+
+
+def encode(findings: Findings) -> bytes:
+    """The findings as `results.json`."""
+    return json.format(json.encode(findings, enc_hook=str), indent=1)
+
+
+def decode(text: bytes) -> Findings:
     """What `results.json` holds, without the speeds of rows that are withheld.
 
     Raises:
         ConfigError: The results are of another version, or something in them is not what it should be.
     """
-    if results.get("version") != VERSION:
-        raise ConfigError(
-            f"results.json is of version {results.get('version')!r} and version {VERSION} is read here;"
-            " take the program that wrote it, or run the experiment again"
-        )
     try:
-        return _sealed(msgspec.convert(results, Findings))
-    except msgspec.ValidationError as cause:
+        version = json.decode(text, type=_Versioned).version
+        if version != VERSION:
+            raise ConfigError(
+                f"results.json is of version {version!r} and version {VERSION} is read here;"
+                " take the program that wrote it, or run the experiment again"
+            )
+        return _sealed(json.decode(text, type=Findings, dec_hook=lambda kind, value: kind(value)))
+    except (DecodeError, UsageError) as cause:
         raise ConfigError(f"results.json: {cause}") from cause
+
+
+def read(results: Findings | Mapping[str, Any]) -> Findings:
+    """The same of findings that are typed already, or of JSON that is decoded but not yet typed."""
+    return _sealed(results) if isinstance(results, Findings) else decode(json.encode(results))
 
 
 def _sealed(findings: Findings) -> Findings:
     shut = {(each.setting, each.row) for each in findings.rows if each.withheld is not None}
+
+    def without(lines: list[_Line], **hidden: None) -> list[_Line]:
+        return [replace(each, **hidden) if (each.setting, each.row) in shut else each for each in lines]
+
+    curves = [_curve(each) if (each.setting, each.row) in shut else each for each in findings.curves]
+    sizes = {(row, findings.setting(setting).workers) for setting, row in shut}
     return replace(
         findings,
         rows=[_entry(each) for each in findings.rows],
-        curves=[_curve(each) if (each.setting, each.row) in shut else each for each in findings.curves],
-        predictions=[
-            _prediction(each) if (each.setting, each.row) in shut else each for each in findings.predictions
-        ],
-        scaling=[_scaling(each, _sizes(each.row, shut, findings)) for each in findings.scaling],
-        bandwidth=[
-            _bandwidth(each) if (each.setting, each.row) in shut else each for each in findings.bandwidth
-        ],
+        curves=curves,
+        predictions=without(findings.predictions, measured_ms=None, error=None),
+        scaling=[_scaling(each, sizes) for each in findings.scaling],
+        # How many elements are wrong may well be told.
+        bandwidth=without(findings.bandwidth, time=None, algbw=None, busbw=None),
     )
 
 
 def _entry(entry: Entry) -> Entry:
-    if entry.withheld is None:
-        return entry
-    return replace(
-        entry, numbers={name: None if name in SPEEDS else value for name, value in entry.numbers.items()}
-    )
+    hidden = SPEEDS if entry.withheld is not None else ()
+    return replace(entry, numbers={**entry.numbers, **dict.fromkeys(hidden)})
 
 
 def _curve(curve: Curve) -> Curve:
@@ -65,23 +88,7 @@ def _curve(curve: Curve) -> Curve:
     return replace(curve, loss=[replace(point, seconds=0.0) for point in curve.loss], metric=[])
 
 
-def _prediction(prediction: Prediction) -> Prediction:
-    return replace(prediction, measured_ms=None, error=None)
-
-
-def _bandwidth(line: Bandwidth) -> Bandwidth:
-    """How many elements are wrong may well be told."""
-    return replace(line, time=None, algbw=None, busbw=None)
-
-
-def _sizes(row: str, shut: set[tuple[str, str]], findings: Findings) -> set[int]:
-    """The numbers of workers with which a row is withheld."""
-    return {findings.setting(setting).get("workers", 0) for setting, name in shut if name == row}
-
-
-def _scaling(scaling: Scaling, sizes: set[int]) -> Scaling:
-    measured = [
-        None if size in sizes else value
-        for size, value in zip(scaling.workers, scaling.measured, strict=True)
-    ]
-    return replace(scaling, measured=measured)
+def _scaling(scaling: Scaling, sizes: set[tuple[str, int]]) -> Scaling:
+    """Withheld where the row is with so many workers."""
+    both = zip(scaling.workers, scaling.measured, strict=True)
+    return replace(scaling, measured=[None if (scaling.row, n) in sizes else value for n, value in both])

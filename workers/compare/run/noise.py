@@ -6,8 +6,9 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from hubring.workers.compare.run import machine
 
@@ -21,8 +22,7 @@ _IDLE = {3, 4}
 """Columns of its first line that stand for rest: idle, and idle while waiting for a disk."""
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
+class Noise(Struct, frozen=True):
     """What was heard during one run.
 
     Attributes:
@@ -34,8 +34,7 @@ class Noise:
     foreign: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """What one process of ours counted on its machine.
 
     Attributes:

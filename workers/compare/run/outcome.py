@@ -9,10 +9,12 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.workers.compare.experiment.plan import Run
@@ -84,14 +86,14 @@ class Outcome:
         run = self.run
         content = {
             "label": run.label,
-            "setting": run.setting.as_json(),
+            "setting": to_builtins(run.setting),
             "row": run.row.name,
             "seed": run.seed,
             "turn": run.turn,
             "commands": list(self.commands),
             "began": self.began,
             "seconds": self.seconds,
-            **asdict(self.noise),
+            **to_builtins(self.noise),
             "results": list(self.results),
             "server": self.server,
             "failed": self.failed,
@@ -152,11 +154,11 @@ def read(folder: Path, run: Run) -> Outcome:
         ) from cause
 
 
-def write_whole(file: Path, text: str) -> None:
-    """Writes a file so that it is there with all of its text, or as it was before."""
+def write_whole(file: Path, content: str | bytes) -> None:
+    """Writes a file so that it is there with all of its content, or as it was before."""
     fresh = file.with_name(f"{file.name}.new")
-    with fresh.open("w") as stream:
-        stream.write(text)
+    with fresh.open("wb") as stream:
+        stream.write(content.encode() if isinstance(content, str) else content)
         stream.flush()
         os.fsync(stream.fileno())
     fresh.rename(file)

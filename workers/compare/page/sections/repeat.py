@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hubring.workers.compare.page import toml
+from hubring.workers.compare.experiment import toml
 from hubring.workers.compare.page.figure import Table
 from hubring.workers.compare.page.material import Material
 

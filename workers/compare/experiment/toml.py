@@ -1,0 +1,25 @@
+"""An experiment as TOML, which `ps-compare run` reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+
+def dumps(values: Mapping[str, Any]) -> str:
+    """A table as TOML; what is None is left out, for TOML has no word for it.
+
+    Raises:
+        TypeError: A value is no text, number, truth value, list of them or mapping.
+    """
+    return tomli_w.dumps(_known(values))
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: _known(value) if isinstance(value, Mapping) else value
+        for name, value in values.items()
+        if value is not None
+    }
