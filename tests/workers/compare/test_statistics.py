@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hubring.workers.compare.result.statistics import (
-    Interval,
-    by_chance,
-    differ,
-    interval_words,
-    median_interval,
-    ratio_interval,
-)
+from hubring.workers.compare.result.ratio import Ratio, ratio
+from hubring.workers.compare.result.statistics import Interval, by_chance, interval_words, median_interval
 
 
 def held(outside: int, count: int) -> float:
@@ -79,36 +73,33 @@ def test_a_confidence_is_a_share(confidence: float) -> None:
 
 def test_rows_differ_where_every_seed_says_so_though_seeds_vary_more_than_rows() -> None:
     fast, slow = [10.0, 20.0, 40.0], [11.0, 22.0, 44.0]
-    assert differ(fast, slow)
-    assert differ(slow, fast)
-    ratio = ratio_interval(slow, fast)
-    assert ratio is not None
-    assert ratio.median == pytest.approx(1.1)
+    faster, slower = ratio(fast, slow), ratio(slow, fast)
+    assert faster is not None
+    assert slower is not None
+    assert faster.decided
+    assert slower.decided
+    assert slower.value == pytest.approx(1.1)
 
 
 def test_rows_do_not_differ_where_seeds_disagree() -> None:
-    assert not differ([10.0, 20.0, 40.0], [11.0, 19.0, 41.0])
-    assert not differ([10.0, 20.0, 40.0], [10.0, 20.0, 40.0])
+    for others in ([11.0, 18.0, 43.0], [10.0, 20.0, 40.0]):
+        found = ratio([10.0, 20.0, 40.0], others)
+        assert found is not None
+        assert not found.decided
 
 
-def test_one_seed_never_makes_a_difference() -> None:
-    assert not differ([1.0], [9.0])
-    assert ratio_interval([1.0, None, 5.0], [9.0, 8.0, None]) is None
+def test_one_seed_has_a_ratio_and_no_interval() -> None:
+    assert ratio([1.0], [9.0]) == Ratio(1 / 9)
+    assert ratio([1.0, None, 5.0], [9.0, 8.0, None]) == Ratio(1 / 9)
 
 
 def test_only_seeds_that_have_both_values_count() -> None:
-    assert ratio_interval([2.0, None, 4.0], [1.0, 7.0, 2.0]) == Interval(2.0, 2.0, 2.0)
+    assert ratio([2.0, None, 4.0], [1.0, 7.0, 2.0]) == Ratio(2.0, 2.0, 2.0)
 
 
 def test_rows_with_other_seeds_cannot_be_paired() -> None:
     with pytest.raises(ValueError, match="zip"):
-        differ([1.0, 2.0], [1.0])
-
-
-@pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan")])
-def test_a_ratio_of_what_is_not_above_zero_is_refused(wrong: float) -> None:
-    with pytest.raises(ValueError, match="above 0"):
-        differ([1.0, wrong], [1.0, 2.0])
+        ratio([1.0, 2.0], [1.0])
 
 
 def test_it_is_said_how_little_few_seeds_tell() -> None:

@@ -422,7 +422,7 @@ def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
     assert ratio([None], [1.0]) is None
 
 
-@pytest.mark.parametrize("wrong", [None, 0.0, -1.0])
+@pytest.mark.parametrize("wrong", [None, 0.0, -1.0, float("nan")])
 def test_what_is_not_above_zero_has_no_ratio(wrong: float | None) -> None:
     assert ratio([wrong], [2.0]) is None
     assert ratio([2.0], [wrong]) is None

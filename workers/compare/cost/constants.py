@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.setting import Link
+from hubring.workers.compare.run.outcome import write_whole
 
 WIRES = ("shm", "zmq", "grpc", "gloo")
 """What gradients travel by; the ring's is Gloo."""
@@ -85,9 +86,7 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def write(self, path: Path) -> None:
         """Writes them as a JSON file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        new.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
-        new.rename(path)
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 def read(path: Path) -> Constants:

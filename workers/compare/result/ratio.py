@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
-from hubring.workers.compare.result.statistics import ratio_interval
+from hubring.workers.compare.result.statistics import median_interval
 
 EVEN = 1.03
 """Two numbers closer than this ratio are not told apart whatever their interval."""
@@ -59,12 +58,13 @@ class Ratio:
 
 
 def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
-    """`first / second`, values of the same seeds; None where no seed has both above 0."""
-    pairs = list(zip(first, second, strict=True))
-    both = [(a, b) for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
-    if not both:
-        return None
-    interval = ratio_interval(*zip(*both, strict=True))
-    if interval is None:
-        return Ratio(median(a / b for a, b in both))
+    """`first / second`, values of the same seeds; None where no seed has both above 0.
+
+    Pairing takes out what a seed does to both alike: an easy start, an unlucky order of the data.
+    """
+    pairs = zip(first, second, strict=True)
+    both = [a / b for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
+    if len(both) < 2:  # one pair says nothing about chance
+        return Ratio(*both) if both else None
+    interval = median_interval(both)
     return Ratio(interval.median, interval.low, interval.high)

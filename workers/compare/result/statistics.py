@@ -1,4 +1,4 @@
-"""What a few repeats allow to say: medians with intervals, and whether two rows differ.
+"""What a few repeats allow to say: medians with intervals.
 
 Repeats are few and their times are skewed, so nothing is assumed of their distribution: the intervals go from
 one of the ordered values to another, and how often these have the median between them is that of a tossed
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
-from typing import TypeGuard
 
 CONFIDENCE = 0.95
 """How often an interval holds the median, at least, where the seeds are enough for that."""
@@ -27,9 +26,6 @@ class Interval:
     median: float
     low: float
     high: float
-
-    def __contains__(self, value: float) -> bool:
-        return self.low <= value <= self.high
 
 
 def interval_words(seeds: int) -> str:
@@ -83,45 +79,3 @@ def _outside(count: int, confidence: float) -> int:
     """
     misses = accumulate(2 * math.comb(count, heads) / (1 << count) for heads in range((count + 1) // 2))
     return max(0, sum(chance <= 1 - confidence for chance in misses) - 1)
-
-
-def ratio_interval(first: Sequence[float | None], second: Sequence[float | None]) -> Interval | None:
-    """The median of `first / second`, seed by seed, with its interval.
-
-    Pairing takes out what a seed does to both alike: an easy start, an unlucky order of the data.
-
-    Args:
-        first: One value a seed, above 0; None where that seed has none.
-        second: The same seeds in the same order.
-
-    Returns:
-        None where fewer than two seeds have both values: one pair says nothing about chance.
-
-    Raises:
-        ValueError: The seeds are not the same in number, or a value is not above 0.
-    """
-    ratios = [a / b for a, b in zip(first, second, strict=True) if _above_zero(a) and _above_zero(b)]
-    return median_interval(ratios) if len(ratios) > 1 else None
-
-
-def differ(first: Sequence[float | None], second: Sequence[float | None]) -> bool:
-    """Whether the interval of the ratio, paired by seed, leaves out 1.
-
-    With fewer than six seeds that is a weak claim: two rows that are equal come out on the same side in
-    all of three seeds one time in four.
-
-    Args:
-        first: As for `ratio_interval`.
-        second: As for `ratio_interval`.
-
-    Raises:
-        ValueError: As for `ratio_interval`.
-    """
-    ratio = ratio_interval(first, second)
-    return ratio is not None and 1.0 not in ratio
-
-
-def _above_zero(value: float | None) -> TypeGuard[float]:
-    if value is not None and not value > 0:
-        raise ValueError(f"a ratio with {value:g}: all values must be above 0")
-    return value is not None
