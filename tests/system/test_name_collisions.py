@@ -76,7 +76,7 @@ def test_ps_run_trains_a_script_beside_files_of_our_names(trapped: Path, topolog
 
 @pytest.mark.slow
 def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
-    started = [PROGRAMS / "ps-server", "start", "--port", "0", "--once", "--workers", "1"]
+    started: list[str | Path] = [PROGRAMS / "ps-server", "start", "--port", "0", "--once", "--workers", "1"]
     with subprocess.Popen(started, cwd=trapped, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         _, _, address, *_ = server.stderr.readline().split()  # ps-server on HOST:PORT
