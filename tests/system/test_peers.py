@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.judge import gate
-from hubring.workers.compare.peers.rows import PEERS, PeerPrograms, find
+from hubring.workers.compare.peers.programs import PeerPrograms
+from hubring.workers.peers.rows import PEERS, find
 from tests.support.cluster import SMALL, Cluster, Program
 from tests.support.needs import do_without
-from tests.workers.peers.test_peers import Here
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +43,7 @@ def train(cluster: Cluster, name: str, words: Sequence[str], servers: int = 1) -
     row = find(name)
     if missing := row.missing():
         do_without(missing)
-    programs = PeerPrograms(row, 2, cluster.folder, Here(), servers=servers)
+    programs = PeerPrograms(row, 2, cluster.folder, Hosts(), servers=servers)
     serving = [cluster.start(f"{name} {each.name}", each.argv) for each in programs.server_programs()]
     if row.leads:
         serving[0].until(lambda: programs.meet.exists() and programs.meet.read_text() != "", "address")
@@ -91,7 +92,7 @@ def test_a_worker_that_fails_says_why_and_takes_the_others_along(cluster: Cluste
         "import hubring\nhubring.init()\nassert hubring.rank() == 0, 'this rank is broken'\n"
         "hubring.barrier('never')\n"
     )
-    programs = PeerPrograms(find("ddp"), 2, cluster.folder, Here())
+    programs = PeerPrograms(find("ddp"), 2, cluster.folder, Hosts())
     first, second = [
         cluster.start(one.name, one.argv) for one in programs.worker_programs(lambda _: [str(script)])
     ]
@@ -107,7 +108,7 @@ def test_a_peer_that_is_not_installed_ends_with_what_to_install(cluster: Cluster
         [
             sys.executable,
             "-c",
-            "from hubring.workers.compare.peers import rows, run\n"
+            "from hubring.workers.compare.peers import run\nfrom hubring.workers.peers import rows\n"
             "rows.find_spec = lambda name: None\n"
             "rows.which = lambda name: name\n"
             "run.main()",

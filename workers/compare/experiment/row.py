@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.choice import chosen
 from hubring.workers.compare.experiment.setting import Setting
-from hubring.workers.compare.peers.rows import PEERS, PeerRow
+from hubring.workers.peers.rows import PEERS, PeerRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,20 @@ of its time for a default is imported before there is one.
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401 - before there is a group
 from torch.nn import Module
 
-from hubring.ps.core.errors import RingBroken, UsageError
+from hubring.ps.core.errors import UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.compare.peers.ddp_optimizer import DdpOptimizer, release
-from hubring.workers.compare.peers.peer import Peer, Seat, init_method
+from hubring.workers.compare.peers.peer import Peer
+from hubring.workers.peers import process_group
+from hubring.workers.peers.seat import Seat
 
 
 class Ddp(Peer):
@@ -38,16 +39,7 @@ class Ddp(Peer):
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self.replicated: list[Module] = []
-        try:
-            dist.init_process_group(
-                seat.backend,
-                init_method=init_method(seat.meet),
-                rank=seat.rank,
-                world_size=seat.size,
-                timeout=timedelta(seconds=seat.timeout),
-            )
-        except (RuntimeError, ValueError) as cause:
-            raise RingBroken(f"rank {seat.rank} did not find the others at {seat.meet}: {cause}") from cause
+        process_group.join(seat)
 
     def gather(self, value: Any) -> list[Any]:
         values = [None] * self.size

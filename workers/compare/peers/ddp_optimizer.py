@@ -62,7 +62,7 @@ class DdpOptimizer(OptimizerWrapper):
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
         self._begin_slow = here.watch(self.named_parameters.values())  # its hooks stand before DDP's
-        self._start_from_rank_0(model)
+        self._start_from_rank_0(model, here.device)
         here.adopt(self)
         self._begin_slow(0)
 
@@ -81,11 +81,11 @@ class DdpOptimizer(OptimizerWrapper):
     def refresh(self) -> None:
         """Does nothing: the newest parameters are here."""
 
-    def _start_from_rank_0(self, model: torch.nn.Module) -> None:
+    def _start_from_rank_0(self, model: torch.nn.Module, device: torch.device) -> None:
         """DDP brings rank 0's parameters as it is made; buffers come here, once, as with our own rows."""
         buffers = [buffer.data for buffer in model.buffers()]
         broadcast_into(buffers, self._peer, "model.rest", self._peer.timeout)
-        replicate(model, device_id=self._peer.seat.device, gradient_as_bucket_view=True)
+        replicate(model, device_id=device, gradient_as_bucket_view=True)
         replicate.state(model).lazy_init()  # now, on all ranks, and not in somebody's first forward
         self._peer.replicated.append(model)
 

@@ -3,60 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from hubring.ps.core.errors import ConfigError, HubringError, UsageError
+from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective, Refusal
 from hubring.ps.core.traffic import Traffic
-from hubring.ps.core.work import Work
 from hubring.ps.store.collective import Part, outcome
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
-from hubring.workers.compare.peers.interface import talk_through
 from hubring.workers.optimizer.wrapping import OptimizerWrapper
+from hubring.workers.peers.seat import Seat
 
 _NOT_OFFERED = {Collective.GROUP, Collective.JOIN, Collective.TRANSFER}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """What a peer is told of its place.
-
-    Attributes:
-        rank: This worker's.
-        size: How many workers there are.
-        meet: Where they find each other: `HOST:PORT`, or a file that all of them see.
-        host: This worker's address, through whose interface alone it then talks; None: whatever is fastest.
-        servers: Server processes, where the peer has any.
-        backend: Of DDP: `gloo` or `nccl`.
-        device: Where the model lives.
-        timeout: Seconds that one exchange may take.
-        aggregate: A server only averages, as the script wants the mean in its hands.
-
-    Raises:
-        UsageError: There is no such place.
-    """
-
-    rank: int
-    size: int
-    meet: str
-    host: str | None = None
-    servers: int = 0
-    backend: Literal["gloo", "nccl"] = "gloo"
-    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
-    timeout: float = 300.0
-    aggregate: bool = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.size:
-            raise UsageError(f"--rank {self.rank} of --world-size {self.size}: ranks go from 0 on")
-        if self.backend not in ("gloo", "nccl"):
-            raise UsageError(f"--backend {self.backend}: allowed are gloo and nccl")
 
 
 class Peer(Communicator):
@@ -77,13 +38,10 @@ class Peer(Communicator):
     tunable = False
 
     def __init__(self, seat: Seat) -> None:
-        self.seat = seat
         self.rank, self.size = seat.rank, seat.size
         self.timeout: float = seat.timeout
         self.steps_on = "worker"
         self.traffic = Traffic()
-        if seat.host is not None:
-            talk_through(seat.host)
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
@@ -128,35 +86,6 @@ class Peer(Communicator):
         travels = 2 * (self.size - 1) * nbytes // self.size
         self.traffic.bytes_sent += travels
         self.traffic.bytes_received += travels
-
-
-class Answer(Work):
-    """An exchange whose answer is fetched by whoever waits for it.
-
-    Args:
-        what: Of which exchange.
-        fetch: Waits for the answer and puts it where it belongs.
-    """
-
-    def __init__(self, what: str, fetch: Callable[[], None]) -> None:
-        super().__init__(what)
-        self._fetch = fetch
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Fetches, for as long as the peer's own timeout says."""
-        if not self.done:
-            try:
-                self._fetch()
-            except Exception as error:  # whatever the peer's library raises, the exchange has failed
-                self.fail(HubringError(f"{self.what} failed: {error}"))
-            else:
-                self.complete_part()
-        super().wait(timeout)
-
-
-def init_method(meet: str) -> str:
-    """The meeting place as torch spells it: of a path its file, else the address."""
-    return f"file://{meet}" if "/" in meet else f"tcp://{meet}"
 
 
 def _check_memory(name: str, buckets: list[Bucket]) -> None:

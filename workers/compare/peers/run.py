@@ -70,8 +70,8 @@ def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[st
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
-    from hubring.workers.compare.peers.peer import Seat
     from hubring.workers.compare.peers.stand_in import StandIn
+    from hubring.workers.peers.seat import Seat
     from hubring.workers.run import Outcome, train
 
     stand_in = None

@@ -12,12 +12,16 @@ from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.observe import logs
 from hubring.workers import api
-from hubring.workers.compare.peers.peer import Peer, Seat
-from hubring.workers.compare.peers.rows import PEERS, find
+from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.launchers.own_device import choose
 from hubring.workers.launchers.placement import Placement
+from hubring.workers.peers.rows import find
+from hubring.workers.peers.seat import Seat
 from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
+
+_MODULES = {"ddp": "ddp", "mpi": "mpi", "rpc": "served", "ray": "served"}
+"""Where each peer's class is."""
 
 
 class StandIn:
@@ -36,8 +40,8 @@ class StandIn:
 
     def __init__(self, name: str, seat: Seat) -> None:
         find(name).check()
-        module, _, kind = PEERS[name].side.partition(":")
-        self._kind: type[Peer] = getattr(import_module(f"hubring.workers.compare.peers.{module}"), kind)
+        module = import_module(f"hubring.workers.compare.peers.{_MODULES[name]}")
+        self._kind: type[Peer] = getattr(module, name.capitalize())
         self._seat = seat
 
     def install(self) -> None:
@@ -59,5 +63,5 @@ class StandIn:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         place.role, record = f"w{rank}", Record(config.record)
-        seat = replace(self._seat, device=device, timeout=config.timeout, aggregate=config.aggregate)
+        seat = replace(self._seat, timeout=config.timeout, aggregate=config.aggregate)
         return context.Context(config, placement, self._kind(seat), device, None, record, place)

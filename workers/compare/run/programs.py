@@ -13,7 +13,7 @@ from hubring.ps.config.address import is_loopback
 from hubring.ps.process.command import module_command
 from hubring.workers.compare.experiment.experiment import PLACEHOLDER, Experiment
 from hubring.workers.compare.experiment.plan import Run
-from hubring.workers.compare.peers.rows import Hosts, PeerPrograms
+from hubring.workers.compare.peers.programs import Hosts, PeerPrograms
 from hubring.workers.compare.run.outcome import EARLY
 from hubring.workers.slowdown.delays import Slowness
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.hardship.hosts import hosts
-from hubring.workers.compare.peers.rows import Hosts
+from hubring.workers.compare.peers.programs import Hosts
 from hubring.workers.compare.run import machine
 from hubring.workers.compare.run.noise import Listener, Noise, is_idle
 from hubring.workers.compare.run.process import Process, Start

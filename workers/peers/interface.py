@@ -10,9 +10,13 @@ _ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_
 """Where Gloo, NCCL, TensorPipe and Open MPI look for a name."""
 
 
-def talk_through(address: str) -> None:
-    """Lets libraries that begin later talk through the interface with this address alone; raises as it."""
-    export(dict.fromkeys(_ASKED, interface(address)))
+def talk_through(address: str | None) -> None:
+    """Lets libraries that begin later talk through the interface with this address alone; None: any.
+
+    Raises as `interface`.
+    """
+    if address is not None:
+        export(dict.fromkeys(_ASKED, interface(address)))
 
 
 def interface(address: str) -> str:

@@ -1,0 +1,314 @@
+"""Peers of the comparison: what a run of one starts, and how it stands in for our own ways."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
+from hubring.ps.core.messages import ReduceOp
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers import collectives
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.compare.experiment.experiment import Experiment, LinkTable
+from hubring.workers.compare.hardship.hosts import Hosts
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.peer import Peer
+from hubring.workers.compare.peers.programs import PeerPrograms, Program
+from hubring.workers.compare.peers.served import Answer
+from hubring.workers.peers.rows import find
+from hubring.workers.peers.seat import Seat
+
+SIZE = 3
+
+
+class Apart:
+    apart = True
+
+    def local_rank(self, rank: int) -> int:
+        return 0
+
+    def command(self, role: str, argv: Sequence[str]) -> list[str]:
+        return ["on", role, *argv]
+
+    def address(self, role: str) -> str:
+        return f"address of {role}"
+
+
+def programs(name: str, **told: Any) -> PeerPrograms:
+    return PeerPrograms(find(name), 2, Path("/run"), **{"hosts": Hosts(), **told})
+
+
+def start(told: PeerPrograms) -> list[Program]:
+    return told.worker_programs(lambda rank: ["--record", f"record {rank}", "train.py", "5"])
+
+
+def value(argv: Sequence[str], flag: str) -> str:
+    return argv[argv.index(flag) + 1]
+
+
+# Programs.
+
+
+@pytest.mark.parametrize("name", ["ddp", "rpc", "ray"])
+def test_every_worker_is_a_program_with_its_rank_and_the_script_last(name: str) -> None:
+    workers = start(programs(name))
+    assert [worker.name for worker in workers] == ["worker 0", "worker 1"]
+    assert [value(worker.argv, "--rank") for worker in workers] == ["0", "1"]
+    assert [value(worker.argv, "--local-rank") for worker in workers] == ["0", "1"]
+    assert {value(worker.argv, "--meet") for worker in workers} == {"/run/meet"}
+    assert [worker.argv[-4:] for worker in workers] == [
+        ["--record", f"record {rank}", "train.py", "5"] for rank in range(2)
+    ]
+
+
+def test_mpi_starts_all_ranks_by_one_mpirun_which_tells_local_ranks() -> None:
+    (program,) = start(programs("mpi"))
+    first, second = " ".join(program.argv).split(" : ")
+    assert (program.argv[0], "--rank 0" in first, "--rank 1" in second) == ("mpirun", True, True)
+    assert "--local-rank" not in program.argv
+
+
+def test_rpc_has_as_many_servers_as_the_setting_and_ray_one_actor() -> None:
+    assert [each.name for each in programs("rpc", servers=2).server_programs()] == ["server", "shard 1"]
+    assert [each.name for each in programs("ray", servers=2).server_programs()] == ["server"]
+    assert programs("ddp", servers=2).server_programs() == []
+    assert {value(each.argv, "--servers") for each in start(programs("rpc", servers=2))} == {"2"}
+
+
+def test_behind_links_every_program_runs_on_its_host_and_is_told_its_address() -> None:
+    told = programs("rpc", servers=2, hosts=Apart())
+    started = [*told.server_programs(), *start(told)]
+    assert [(each.argv[1], value(each.argv, "--host")) for each in started] == [
+        (each.name, f"address of {each.name}") for each in started
+    ]
+    assert {value(each.argv, "--local-rank") for each in start(told)} == {"0"}
+    (mpirun,) = start(programs("mpi", hosts=Apart()))
+    assert mpirun.argv[:3] == ["on", "server", "env"]
+    assert mpirun.argv.count("on") == 3
+
+
+def test_a_result_is_what_the_worker_wrote(tmp_path: Path) -> None:
+    told = PeerPrograms(find("mpi"), 1, tmp_path, Hosts())
+    (program,) = start(told)
+    Path(value(program.argv, "--result")).write_text('{"steps": 5}')
+    assert told.result(0) == {"steps": 5}
+
+
+def test_ray_is_refused_behind_links() -> None:
+    with pytest.raises(UsageError, match="row ray runs on one machine"):
+        Experiment(job="digits", rows=("local", "ray"), link=LinkTable(rate=(1e9,)))
+
+
+# The group's end.
+
+LEFT_BEHIND = """
+import os
+import torch
+import hubring
+
+hubring.init()
+model = torch.nn.Linear(4, 1)
+optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+
+
+def threads():
+    names = [open(f"/proc/self/task/{each}/comm").read() for each in os.listdir("/proc/self/task")]
+    return [name for name in names if "gloo" in name]
+
+
+assert threads()
+hubring.shutdown()
+assert not threads()
+model(torch.ones(2, 4)).sum().backward()  # it goes on alone
+"""
+
+
+@pytest.mark.slow
+def test_ddps_group_ends_with_its_threads_although_the_script_keeps_its_model(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(LEFT_BEHIND)
+    told = PeerPrograms(find("ddp"), 1, tmp_path, Hosts())
+    (worker,) = told.worker_programs(lambda _: [str(script)])
+    ended = subprocess.run(worker.argv, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert told.result(0)["steps"] == 2
+
+
+# Collectives.
+
+
+class Table:
+    """Where threads gather."""
+
+    def __init__(self) -> None:
+        self.given: dict[int, Any] = {}
+        self.barrier = threading.Barrier(SIZE)
+
+
+class Seated(Peer):
+    """A peer whose ranks are threads."""
+
+    topology = "threads"
+    bytes_are = "counted"
+    optimizer = AfterBackward
+
+    def __init__(self, rank: int, table: Table) -> None:
+        super().__init__(Seat(rank=rank, size=SIZE, meet="/table", timeout=10))
+        self._table = table
+
+    def gather(self, value: Any) -> list[Any]:
+        self._table.given[self.rank] = value
+        self._table.barrier.wait(10)
+        everything = [self._table.given[rank] for rank in range(SIZE)]
+        self._table.barrier.wait(10)
+        return everything
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        raise AssertionError("nothing is trained here")
+
+    def close(self, *, finished: bool) -> None:
+        """Leaves nothing."""
+
+
+def on_all_ranks(action: Callable[[Communicator], Any]) -> list[Any]:
+    table = Table()
+    with ThreadPoolExecutor(SIZE) as pool:
+        return list(pool.map(lambda rank: action(Seated(rank, table)), range(SIZE)))
+
+
+def test_collectives_of_a_peer_are_those_of_the_hub() -> None:
+    def action(peer: Communicator) -> tuple[float, float, list[float]]:
+        own = torch.tensor([float(peer.rank + 1)])
+        collectives.barrier("start", communicator=peer)
+        return (
+            collectives.allreduce(own, communicator=peer).item(),
+            collectives.broadcast(own, root=2, communicator=peer).item(),
+            collectives.allgather(own, communicator=peer).tolist(),
+        )
+
+    assert on_all_ranks(action) == [(2.0, 3.0, [1.0, 2.0, 3.0])] * SIZE
+
+
+def test_ranks_that_disagree_are_told_in_the_hubs_words() -> None:
+    def action(peer: Communicator) -> None:
+        op = ReduceOp.SUM if peer.rank else ReduceOp.AVERAGE
+        with pytest.raises(ConfigError, match="sum"):
+            collectives.allreduce(torch.ones(1), op, communicator=peer)
+
+    on_all_ranks(action)
+
+
+def test_other_orders_and_single_partners_are_refused() -> None:
+    def action(peer: Communicator) -> None:
+        with pytest.raises(UsageError, match="all call in one order"):
+            collectives.barrier(f"of {peer.rank}", communicator=peer)
+        if peer.rank == 0:
+            with pytest.raises(UsageError, match="neither groups nor join, send and recv"):
+                collectives.recv(1, communicator=peer)
+
+    on_all_ranks(action)
+
+
+def buckets_of(model: torch.nn.Module) -> list[Bucket]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return make_buckets(
+        optimizer, model.named_parameters(), lambda n, kind: torch.zeros(n, dtype=kind), 1 << 20, ""
+    )
+
+
+def test_all_ranks_begin_with_rank_0s_parameters() -> None:
+    def action(peer: Communicator) -> list[float]:
+        model = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.constant_(model.weight, peer.rank + 5.0)
+        peer.attach(buckets_of(model))
+        values: list[float] = model.weight.flatten().tolist()
+        return values
+
+    assert on_all_ranks(action) == [[5.0, 5.0]] * SIZE
+
+
+def test_another_model_is_refused() -> None:
+    def action(peer: Communicator) -> None:
+        with pytest.raises(ConfigError, match="rank 1 trains another model than rank 0"):
+            peer.attach(buckets_of(torch.nn.Linear(2, 1 + (peer.rank == 1))))
+
+    on_all_ranks(action)
+
+
+def test_what_cannot_travel_is_refused() -> None:
+    with pytest.raises(ConfigError, match="float32 and float64, and bias is bfloat16"):
+        Seated(0, Table()).attach(buckets_of(torch.nn.Linear(2, 1).bfloat16()))
+
+
+# When gradients go, and how answers come.
+
+
+class Alone(Seated):
+    """One rank, which notes what it is asked for."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(0, Table())
+        self.size = 1
+        self.events = events
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        self.events.append("push")
+        return Work("nothing", 0)
+
+
+def test_nothing_is_exchanged_before_backward_has_ended() -> None:
+    events: list[str] = []
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    peer = Alone(events)
+    optimizer = AfterBackward(
+        torch.optim.SGD(model.parameters(), lr=0.1), model, communicator=peer, bucket_bytes=1
+    )
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _: events.append("gradient"))
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    assert events == [*["gradient"] * 4, *["push"] * 4] * 2
+
+
+def test_an_answer_is_fetched_once_by_whoever_waits() -> None:
+    fetched: list[int] = []
+    answer = Answer("the exchange", lambda: fetched.append(1))
+    assert not fetched
+    answer.wait()
+    answer.wait()
+    assert fetched == [1]
+
+
+def test_a_failed_answer_says_of_which_exchange_each_time() -> None:
+    def fetch() -> None:
+        raise OSError("gone")
+
+    answer = Answer("the exchange of bucket 3", fetch)
+    for _ in range(2):
+        with pytest.raises(HubringError, match="the exchange of bucket 3 failed: gone"):
+            answer.wait()
+
+
+def test_an_allreduce_counts_what_a_ring_sends() -> None:
+    peer = Seated(0, Table())
+    peer.count_allreduce(300)
+    assert (peer.traffic.bytes_sent, peer.traffic.bytes_received) == (400, 400)

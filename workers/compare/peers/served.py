@@ -1,0 +1,133 @@
+"""Peers `rpc` and `ray`: a parameter server averages and steps."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hubring.ps.core.errors import HubringError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Start
+from hubring.workers.compare.peers.after_backward import AfterBackward
+from hubring.workers.compare.peers.peer import Peer
+from hubring.workers.peers import ray, rpc
+from hubring.workers.peers.seat import Seat
+
+
+class Slice(NamedTuple):
+    """A flat piece of a bucket; the tensors are views of the bucket's memory."""
+
+    number: int
+    gradients: Tensor
+    target: Tensor
+    """Where the answer belongs."""
+
+
+class Served(Peer):
+    """A worker; what it steps with is on the servers.
+
+    Attributes:
+        slice_bytes: What travels at once; None: a whole bucket.
+    """
+
+    bytes_are = "counted"
+    optimizer = AfterBackward
+    slice_bytes: ClassVar[int | None] = None
+
+    def __init__(self, seat: Seat) -> None:
+        super().__init__(seat)
+        self.steps_on = "worker" if seat.aggregate else "server"
+        self._slices: dict[int, list[Slice]] = {}
+        self._client = self._connect(seat)
+
+    @abstractmethod
+    def _connect(self, seat: Seat) -> rpc.Client | ray.Client:
+        """Meets the servers."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return self._client.gather(value)
+
+    def attach(self, buckets: list[Bucket]) -> Start:
+        start = super().attach(buckets)
+        for bucket in buckets:
+            self._slices[bucket.spec.index] = self._cut(bucket)
+        self.gather(None)  # the servers hold everything from here on
+        return start
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        answers = [
+            self._client.push_pull(one.number, one.gradients, hyper, one.target)
+            for one in self._slices[bucket.spec.index]
+        ]
+        self.traffic.bytes_sent += bucket.gradients.nbytes
+
+        def fetch() -> None:
+            for answer in answers:
+                answer()
+            self.traffic.bytes_received += bucket.gradients.nbytes
+
+        return Answer(f"the exchange of bucket {bucket.spec.index}", fetch)
+
+    def close(self, *, finished: bool) -> None:
+        if finished:  # else it would wait for what may never come
+            self._client.leave()
+
+    def _cut(self, bucket: Bucket) -> list[Slice]:
+        numel = (self.slice_bytes or bucket.gradients.nbytes) // bucket.gradients.element_size()
+        pairs = zip(torch.split(bucket.gradients, numel), torch.split(bucket.values, numel), strict=True)
+        slices = []
+        for number, (gradients, values) in enumerate(pairs, start=sum(map(len, self._slices.values()))):
+            if self.rank == 0:
+                self._client.hold(number, values, bucket.spec.optimizer)
+            target = values if self.steps_on == "server" else gradients
+            slices.append(Slice(number, rpc.own(gradients), target))
+        return slices
+
+
+class Rpc(Served):
+    """A worker of the parameter server on torch.distributed.rpc."""
+
+    topology = "rpc"
+    slice_bytes = rpc.SLICE_BYTES
+
+    def _connect(self, seat: Seat) -> rpc.Client:
+        return rpc.Client(seat)
+
+
+class Ray(Served):
+    """A worker of Ray's actor."""
+
+    topology = "ray"
+
+    def _connect(self, seat: Seat) -> ray.Client:
+        return ray.Client(seat)
+
+
+class Answer(Work):
+    """An exchange whose answer is fetched by whoever waits for it.
+
+    Args:
+        what: Of which exchange.
+        fetch: Waits for the answer and puts it where it belongs.
+    """
+
+    def __init__(self, what: str, fetch: Callable[[], None]) -> None:
+        super().__init__(what)
+        self._fetch = fetch
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Fetches, for as long as the peer's own timeout says."""
+        if not self.done:
+            try:
+                self._fetch()
+            except Exception as error:  # whatever the peer's library raises, the exchange has failed
+                self.fail(HubringError(f"{self.what} failed: {error}"))
+            else:
+                self.complete_part()
+        super().wait(timeout)

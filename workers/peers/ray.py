@@ -1,0 +1,143 @@
+"""Ray's parameter-server pattern: an actor that averages every rank's gradients and steps.
+
+A worker is a driver of a cluster of Ray's on this machine, which is this run's
+own: it listens on loopback and wants a token that lies in the run's folder. Arrays
+go through Ray's object store, which is shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from hubring.ps.config import terminal
+from hubring.ps.config.environment import export
+from hubring.ps.core.errors import HubringError, ServerUnreachable
+from hubring.ps.core.types import Hyper
+from hubring.workers.peers.seat import Seat
+from hubring.workers.peers.server import Array, Server
+
+_NAMESPACE = "hubring"
+_ACTOR = "server"
+_QUIET: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logging_level": "error"}
+
+
+class Client:
+    """A worker's tie to the actor."""
+
+    def __init__(self, seat: Seat) -> None:
+        self._rank, self._timeout = seat.rank, seat.timeout
+        meet = Path(seat.meet)
+        _use_token(meet)
+        import ray
+
+        self._ray = ray
+        try:
+            ray.init(meet.read_text(), **_QUIET)
+            self._server = ray.get_actor(_ACTOR)
+        except (OSError, RuntimeError, ValueError) as cause:
+            raise ServerUnreachable(f"no parameter server of Ray's at {meet}: {cause}") from cause
+
+    def gather(self, value: Any) -> list[Any]:
+        """What every rank has given, in rank order."""
+        values: list[Any] = self._ask("gather", self._rank, value)
+        return values
+
+    def hold(self, number: int, values: Tensor, optimizer: str) -> None:
+        """Gives a slice's first values to the actor; for one rank to call."""
+        self._ask("hold", number, values.numpy(), optimizer)
+
+    def push_pull(self, number: int, gradients: Tensor, hyper: Hyper, into: Tensor) -> Callable[[], object]:
+        """Sends the gradients of a slice.
+
+        Returns:
+            What waits for the answer and puts it `into` that tensor.
+        """
+        answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), dict(hyper))
+        return lambda: np.copyto(into.numpy(), self._ray.get(answer, timeout=self._timeout))
+
+    def leave(self) -> None:
+        """Lets the actor end once all workers have left."""
+        self._ask("leave")
+        self._ray.shutdown()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            return self._ray.get(getattr(self._server, method).remote(*arguments), timeout=self._timeout)
+        except self._ray.exceptions.RayError as cause:
+            raise HubringError(f"Ray's parameter server did not answer {method}: {cause}") from cause
+
+
+class Actor:
+    """Runs in Ray's process; every call is a coroutine of its one event loop.
+
+    Args:
+        size: How many workers there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._server = Server(size, keeps=False)  # what Ray hands out cannot be written
+        self._staying = size
+        self._all_left = asyncio.Event()
+
+    async def hold(self, number: int, values: Array, optimizer: str) -> None:
+        """As `Server.hold`."""
+        self._server.hold(number, values, optimizer)
+
+    async def gather(self, rank: int, value: Any) -> list[Any]:
+        """As `Server.gather`."""
+        answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
+        self._server.gather(rank, value, answer.set_result)
+        return await answer
+
+    async def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper) -> Array:
+        """As `Server.push_pull`."""
+        answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
+        self._server.push_pull(rank, number, gradients, hyper, answer.set_result)
+        values: Array = (await answer).numpy()
+        return values
+
+    async def leave(self) -> None:
+        """Notes that a worker is done."""
+        self._staying -= 1
+        if not self._staying:
+            self._all_left.set()
+
+    async def end(self) -> None:
+        """Returns once all workers are done."""
+        await self._all_left.wait()
+
+
+def serve(seat: Seat) -> None:
+    """Has a cluster with the actor until all workers have left; writes its address to `seat.meet`."""
+    meet = Path(seat.meet)
+    token = _use_token(meet)
+    token.touch(0o600)
+    token.write_text(secrets.token_hex())
+    import ray
+
+    with TemporaryDirectory(prefix="hubring-ray-", ignore_cleanup_errors=True) as place:
+        own: dict[str, Any] = {"_node_ip_address": "127.0.0.1", "_temp_dir": place}
+        ray.init(**own, **_QUIET, include_dashboard=False)
+        terminal.unwind_on_sigterm()
+        try:
+            actor = ray.remote(Actor).options(name=_ACTOR, num_cpus=0).remote(seat.size)
+            meet.write_text(ray.get_runtime_context().gcs_address)
+            ray.get(actor.end.remote())
+        finally:
+            ray.shutdown()  # with it go all processes of the cluster
+            token.unlink()
+
+
+def _use_token(meet: Path) -> Path:
+    """Lets Ray, which is not yet imported, use this run's token; returns the file, beside `meet`."""
+    token = meet.with_suffix(".token")
+    export({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
+    return token

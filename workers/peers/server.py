@@ -1,0 +1,109 @@
+"""What a peer's parameter server does: it waits for all ranks, then answers all of them.
+
+Here is no I/O: a library's own server calls `Server`, and sends what the answers are called with.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.server_optimizer import Assign, SliceOptimizer, SliceStep
+
+Array = NDArray[np.floating[Any]]
+Answer = Callable[[Any], object]
+"""Gets a rank's answer, once."""
+
+
+class Gathering:
+    """Collects a value from every rank; the last one's call answers all, and the next round begins."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lock = threading.Lock()
+        self._given: dict[int, Any] = {}
+        self._answers: list[Answer] = []
+
+    def give(self, rank: int, value: Any, answer: Answer) -> None:
+        """Takes a rank's value; the answer is the same for all ranks."""
+        with self._lock:
+            self._take(rank, value)
+            self._answers.append(answer)
+            if len(self._answers) < self._size:
+                return
+            outcome, answers, self._answers = self._outcome(), self._answers, []
+        for each in answers:
+            each(outcome)
+
+    def _take(self, rank: int, value: Any) -> None:
+        self._given[rank] = value
+
+    def _outcome(self) -> Any:
+        given, self._given = self._given, {}
+        return [given[rank] for rank in range(self._size)]
+
+
+class Round(Gathering):
+    """Adds up a slice's gradients, given as `(gradients, hyper)`, and steps it; the answer is its values.
+
+    Args:
+        size: How many ranks there are.
+        values: The first ones; copied.
+        optimizer: Name of what steps them; empty: the answer is the mean.
+        keeps: Gradients are this round's to keep, and to write to.
+    """
+
+    def __init__(self, size: int, values: Array, optimizer: str, *, keeps: bool) -> None:
+        super().__init__(size)
+        self._values = torch.from_numpy(values.copy())
+        self._optimizer: SliceStep = SliceOptimizer(optimizer) if optimizer else Assign()
+        self._keeps = keeps
+        self._sum = np.empty_like(values)
+        self._hyper: Hyper = {}
+
+    def _take(self, rank: int, value: tuple[Array, Hyper]) -> None:
+        gradients, self._hyper = value
+        if self._answers:
+            np.add(self._sum, gradients, out=self._sum)
+        elif self._keeps:
+            self._sum = gradients
+        else:
+            np.copyto(self._sum, gradients)
+
+    def _outcome(self) -> torch.Tensor:
+        total = torch.from_numpy(self._sum)
+        self._optimizer.step(self._values, [total], self._size, self._hyper, total)
+        return self._values
+
+
+class Server:
+    """A model's slices, by number, and a meeting of all ranks.
+
+    Args:
+        size: How many workers there are.
+        keeps: See `Round`.
+    """
+
+    def __init__(self, size: int, *, keeps: bool) -> None:
+        torch.set_num_threads(1)  # as a shard does
+        self._size, self._keeps = size, keeps
+        self._gathering = Gathering(size)
+        self._rounds: dict[int, Round] = {}
+
+    def hold(self, number: int, values: Array, optimizer: str) -> None:
+        """Takes a slice's first values, and the name of what steps it; see `Round`."""
+        self._rounds[number] = Round(self._size, values, optimizer, keeps=self._keeps)
+
+    def gather(self, rank: int, value: Any, answer: Answer) -> None:
+        """Takes a rank's value; the answer is every rank's, in rank order."""
+        self._gathering.give(rank, value, answer)
+
+    def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper, answer: Answer) -> None:
+        """Takes a rank's gradients of a slice; the answer is its values after the step, or the mean."""
+        self._rounds[number].give(rank, (gradients, hyper), answer)
