@@ -18,9 +18,9 @@ from hubring.ps.core.errors import UsageError
 from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.workers.bench import shapes
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.row import ROWS, Row
+from hubring.workers.bench.report.table import Entry, entry, trained
+from hubring.workers.bench.rows.row import ROWS, Row
 from hubring.workers.bench.shapes import Shape
-from hubring.workers.bench.table import Entry, entry, trained
 from hubring.workers.bench.team import Team, Turn
 from hubring.workers.compare.run import machine
 from hubring.workers.compare.run.process import Processes

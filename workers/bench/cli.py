@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.rows.row import ROWS
 
 if TYPE_CHECKING:
     from hubring.workers.bench.case import Case, Plan
-    from hubring.workers.bench.row import Row
-    from hubring.workers.bench.table import Entry
+    from hubring.workers.bench.report.table import Entry
+    from hubring.workers.bench.rows.row import Row
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -65,7 +66,10 @@ def bench(
     digits and mlp are whole training steps. Optimizers: sgd, adam. Ends with 1 if a single
     element came out wrong.
     """
-    raise SystemExit(_run(dict(locals())))
+    told = dict(locals())
+    shown = told.pop("summary"), told.pop("into")
+    act = partial(_show, *shown) if shown[0] else partial(_measure, **told)
+    raise SystemExit(terminal.conclude("ps-worker bench", act))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -74,14 +78,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     terminal.run(app, "ps-worker bench", argv)
 
 
-def _run(options: dict[str, Any]) -> int:
-    """Measures; the last line is the result, or the error."""
-    act = _show if options["summary"] else _measure
-    return terminal.conclude("ps-worker bench", lambda: act(**options))
-
-
-def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
-    from hubring.workers.bench.summary import put_into, read, render
+def _show(summary: Path, into: Path | None) -> dict[str, Any]:
+    from hubring.workers.bench.report.summary import put_into, read, render
 
     text = render(read(summary))
     if into is None:
@@ -91,13 +89,13 @@ def _show(summary: Path, into: Path | None, **_: Any) -> dict[str, Any]:
     return {"summary": str(summary), "into": str(into) if into else None, "exit_code": 0}
 
 
-def _measure(cases: str | None, out: Path | None, **options: Any) -> dict[str, Any]:
+def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) -> dict[str, Any]:
     from hubring.ps.config.environment import rest_threads
-    from hubring.workers.bench.summary import render
-    from hubring.workers.bench.table import HEAD
+    from hubring.workers.bench.report.summary import render
+    from hubring.workers.bench.report.table import HEAD
 
     rest_threads()  # or they would spin, after the bench's own loops, on the cores of the step timed next
-    plan, chosen = _plan(**options), cases_of(cases)
+    plan, chosen = _plan(rows_of(rows), **how), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     entries: list[Entry] = []
@@ -120,7 +118,7 @@ def rows_of(names: str | None) -> list[Row]:
         UsageError: One was asked for that does not exist, or cannot be had here.
     """
     from hubring.ps.core.errors import UsageError
-    from hubring.workers.bench.row import select
+    from hubring.workers.bench.rows.row import select
 
     chosen = select(name.strip() for name in names.split(",")) if names else list(ROWS.values())
     lacks = {row.name: lack for row in chosen if (lack := row.missing())}
@@ -131,23 +129,18 @@ def rows_of(names: str | None) -> list[Row]:
     return [row for row in chosen if row.name not in lacks]
 
 
-def _plan(rows: str | None, shards: int | None, **more: Any) -> Plan:
+def _plan(rows: Sequence[Row], **how: Any) -> Plan:
     from hubring.workers.bench.case import Plan
     from hubring.workers.compare.run import machine
 
     found = machine.describe()
     versions = f"Python {found['python']}, torch {found['torch']}"
     return Plan(
-        rows=rows_of(rows),
-        rounds=more["rounds"],
-        steps=more["steps"],
-        shards=shards,
-        megabytes=more["megabytes"],
-        bucket_bytes=more["bucket_bytes"],
-        timeout=more["timeout"],
+        rows=rows,
         machine=f"{found['cores']} cores of {found['processor']}, {found['system']}, {versions}",
         date=f"{datetime.now():%Y-%m-%d}",
         commit=_commit(),
+        **how,
     )
 
 

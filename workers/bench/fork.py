@@ -21,7 +21,12 @@ from hubring.workers.compare.run.process import RunProcess
 _SERVER = multiprocessing.get_context("forkserver")
 # torch._dynamo comes with the first optimizer, and is half of the time.
 _SERVER.set_forkserver_preload(
-    ["torch._dynamo", "hubring.workers.run", "hubring.workers.bench.hubring", "hubring.workers.bench.member"]
+    [
+        "torch._dynamo",
+        "hubring.workers.run",
+        "hubring.workers.bench.rows.hubring",
+        "hubring.workers.bench.member",
+    ]
 )
 
 

@@ -8,6 +8,7 @@ import msgspec
 
 from hubring.workers.bench import shapes
 from hubring.workers.bench.shapes import Dims
+from hubring.workers.peers.seat import Seat
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -15,7 +16,7 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         shape: A name from `shapes.SHAPES`.
-        optimizer: A name from `model.OPTIMIZERS`.
+        optimizer: A name from `rows.model.OPTIMIZERS`.
         size: How many ranks there are.
         directory: Where the row's members, and its server, find each other.
         megabytes: MiB of the shape `flat`.
@@ -54,9 +55,18 @@ class Job(msgspec.Struct, frozen=True):
         return Path(self.directory)
 
     @property
+    def meet(self) -> Path:
+        """The file by which the members of a peer's group find each other."""
+        return self.place / "store"
+
+    @property
     def control(self) -> Path:
         """The socket at which the bench listens for the row's members."""
         return self.place / "control"
+
+    def seat(self, rank: int) -> Seat:
+        """A rank's place in a peer's group, which has one server if any."""
+        return Seat(rank=rank, size=self.size, meet=str(self.meet), servers=1)
 
     def encode(self) -> str:
         """The job as an argument of a command."""

@@ -14,10 +14,11 @@ from hubring.ps.process.command import module_command
 from hubring.workers.bench.fork import Forked
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
-from hubring.workers.bench.row import Row
+from hubring.workers.bench.rows.row import Row
 from hubring.workers.bench.usage import cpu_seconds
 from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.run.runner import await_address
+from hubring.workers.peers.rows import mpirun
 
 # Not imported: it brings torch, which the bench itself does not need.
 MEMBER = "hubring.workers.bench.member"
@@ -111,7 +112,7 @@ class Team:
         return [json.loads(line.hear(self._timeout)) for line in self._lines]
 
     def _cpu(self) -> float:
-        return sum(cpu_seconds(process.pid) for process in self._started if process.pid is not None)
+        return sum(cpu_seconds(each.pid) for each in self._started if each.pid is not None)
 
     # How they start.
 
@@ -125,17 +126,22 @@ class Team:
         return self._processes.start(f"{self.row.name} server", command)
 
     def _members(self) -> Iterator[RunProcess]:
-        name, size = self.row.name, self._job.size
-        if self.row.launcher == "mpirun":
-            flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(size)]
-            command = ["mpirun", *flags, *module_command(MEMBER, *self._told(0))]
-            yield self._processes.start(name, command)
+        name, ranks = self.row.name, range(self._count)
+        if self.row.peer is not None and self.row.peer.launched:
+            commands = [module_command(MEMBER, *self._told(rank)) for rank in ranks]
+            yield self._processes.start(name, mpirun(commands))
             return
-        if self.row.beside:
-            yield self._fork(f"{name} server", self.row.beside, self._job.encode())
-        for rank in range(self._count):
+        if beside := self._beside():
+            yield self._fork(f"{name} server", *beside)
+        for rank in ranks:
             command = [MEMBER] if self.row.server is None else self._worker(rank)
             yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
+
+    def _beside(self) -> list[str]:
+        """The module of a server that is no hub, and its arguments; empty where there is none."""
+        if self.row.peer is not None and self.row.peer.served:
+            return self.row.peer.serve(self._job.size, self._job.meet)
+        return [self.row.beside, self._job.encode()] if self.row.beside else []
 
     def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment
@@ -143,7 +149,7 @@ class Team:
 
     def _told(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side
-        return [f"hubring.workers.bench.{side}", self._job.encode(), str(rank)]
+        return [f"hubring.workers.bench.rows.{side}", self._job.encode(), str(rank)]
 
     def _worker(self, rank: int) -> list[str]:
         server = ["--server", await_address(self._processes, self._address)]

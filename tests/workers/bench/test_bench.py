@@ -1,253 +1,29 @@
-"""The bench checks what it times, counts what is wrong, and asks for what exists."""
+"""The bench times what it is asked for, and shows what came of it."""
 
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import hubring
-from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, UsageError
+from hubring.ps.core.errors import UsageError
 from hubring.workers.bench import cli, shapes
-from hubring.workers.bench.bound import Bound, BoundCopy, BoundOfTwo
 from hubring.workers.bench.case import TURN_SECONDS, Case, fitting, takes_part
-from hubring.workers.bench.hubring import Hubring
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.line import Line
-from hubring.workers.bench.member import Member
-from hubring.workers.bench.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
-from hubring.workers.bench.row import ROWS, select
-from hubring.workers.bench.side import Side
-from hubring.workers.bench.table import HEAD, entry, trained
-from hubring.workers.bench.team import Turn, wrong_in
-from hubring.workers.bench.truth import PERIOD, Truth
+from hubring.workers.bench.report.table import HEAD, entry, trained
+from hubring.workers.bench.rows.hubring import Hubring
+from hubring.workers.bench.rows.row import ROWS, select
+from hubring.workers.bench.team import Turn
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.fake_hub import FakeHub, FakeRank
-
-TENSORS = [(PERIOD + 7,), (3, 5)]
-
-
-class Mean(Side):
-    """Stands for two ranks, of which this is the first; may forget the other, or a step."""
-
-    def __init__(self, optimizer: str = "sgd", other: float = 1.0, forget: int | None = None) -> None:
-        super().__init__(Job(shape="lone", optimizer=optimizer, size=2, directory=""), 0)
-        self._model = FlatModel(TENSORS)
-        self._theirs = FlatModel(TENSORS)
-        self._optimizer = optimizer_of(optimizer, self._model.parameters)
-        self._other, self._forget = other, forget
-        self._steps = 0
-
-    def gradients(self, rank: int) -> Sequence[Tensor]:
-        return self._model.gradient_parts
-
-    def values(self) -> Sequence[Tensor]:
-        return self._model.value_parts
-
-    def step(self) -> None:
-        self.check.write(self._theirs.gradient_parts, rank=1)
-        self._model.gradients.add_(self._theirs.gradients, alpha=self._other).div_(2)
-        self._steps += 1
-        if self._steps != self._forget:
-            self._optimizer.step()
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Line, Line]]:
-    lines = tuple(Line(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM))
-    yield lines[0], lines[1]
-    for line in lines:
-        line.close()
-
-
-def steps(side: Side, count: int) -> int:
-    """Takes steps as a member does; returns how many elements are wrong."""
-    for _ in range(count):
-        for rank in side.ranks:
-            side.check.write(side.gradients(rank), rank)
-        side.step()
-        side.check.advance()
-    return side.check.wrong(side.values())
-
-
-# What is wrong.
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_right_mean_and_step_leave_nothing_wrong(optimizer: str) -> None:
-    side = Mean(optimizer)
-    assert [steps(side, 3), steps(side, 40)] == [0, 0]
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("fault", [{"other": 0.0}, {"other": 1.001}, {"forget": 2}, {"forget": 3}])
-def test_a_lost_rank_a_slightly_wrong_mean_and_a_lost_step_make_most_elements_wrong(
-    optimizer: str, fault: dict[str, float]
-) -> None:
-    side = Mean(optimizer, **fault)  # type: ignore[arg-type]
-    assert steps(side, 3) > 0.8 * sum(prod(dims) for dims in TENSORS)
-
-
-SLICE = 2**18
-"""Elements; every slice, bucket and page is such a power of two."""
-
-
-def slices_swapped(values: Tensor) -> None:
-    first = values[:SLICE].clone()
-    values[:SLICE] = values[SLICE : 2 * SLICE]
-    values[SLICE : 2 * SLICE] = first
-
-
-def one_slice_repeated(values: Tensor) -> None:
-    values[SLICE : 2 * SLICE] = values[:SLICE]
-
-
-def all_moved_by_a_slice(values: Tensor) -> None:
-    values[:-SLICE] = values[SLICE:].clone()
-
-
-def one_page_everywhere(values: Tensor) -> None:
-    values.view(-1, 1024)[:] = values[:1024].clone()
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    ("misplace", "least"),
-    [
-        (slices_swapped, 2 * SLICE),
-        (one_slice_repeated, SLICE),
-        (all_moved_by_a_slice, 3 * SLICE),
-        (one_page_everywhere, 4 * SLICE - 1024),
-    ],
-)
-def test_what_lies_in_anothers_place_is_wrong(
-    optimizer: str, misplace: Callable[[Tensor], None], least: int
-) -> None:
-    truth, model = Truth(optimizer, 1), FlatModel([(4 * SLICE,)])
-    own = optimizer_of(optimizer, model.parameters)
-    for _ in range(3):
-        truth.write(model.gradient_parts, 0)
-        own.step()
-        truth.advance()
-    assert truth.wrong(model.value_parts) == 0
-    misplace(model.values)
-    assert truth.wrong(model.value_parts) > 0.9 * least
-
-
-def test_tensors_of_one_length_in_each_others_place_are_wrong() -> None:
-    truth, model = Truth("sgd", 1), FlatModel([(5000,), (5000,)])
-    own = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    own.step()
-    truth.advance()
-    first, second = model.value_parts
-    assert truth.wrong([first, second]) == truth.wrong([first, second, first, second]) == 0
-    assert truth.wrong([second, first]) == 10_000
-
-
-def test_a_compressed_row_may_be_off_by_what_rounding_gives_and_no_more() -> None:
-    truth, model = Truth("sgd", 1, slack=0.02), FlatModel([(5000,)])
-    own = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    own.step()
-    truth.advance()
-    largest = float(model.values.abs().max())
-    model.values[:100] += 0.01 * largest
-    assert truth.wrong(model.value_parts) == 0
-    model.values[:100] += 0.02 * largest
-    model.values[200] = float("nan")
-    assert truth.wrong(model.value_parts) == 101
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_bucket_steps_with_the_mean_of_what_was_summed(optimizer: str) -> None:
-    bucket = Bucket(optimizer, torch.zeros(5), torch.zeros(5), size=4)
-    parameter = torch.nn.Parameter(torch.zeros(5))
-    own = optimizer_of(optimizer, [parameter])
-    for step in range(3):
-        total = torch.arange(5.0) + step + 1
-        bucket.gradients.copy_(total)
-        bucket.step()
-        parameter.grad = total / 4
-        own.step()
-    torch.testing.assert_close(bucket.values, parameter.detach())
-
-
-def test_one_wrong_element_is_counted_as_one() -> None:
-    side = Mean()
-    steps(side, 1)
-    side.values()[0][PERIOD + 3] += 1e-3
-    assert side.check.wrong(side.values()) == 1
-
-
-def test_a_tensor_longer_than_what_is_compared_at_once_is_compared_to_its_end() -> None:
-    truth = Truth("sgd", 1)
-    model = FlatModel([(600 * PERIOD + 5,)])
-    optimizer = optimizer_of("sgd", model.parameters)
-    truth.write(model.gradient_parts, 0)
-    optimizer.step()
-    truth.advance()
-    assert truth.wrong(model.value_parts) == 0
-    model.values[-1] += 1
-    model.values[300 * PERIOD] += 1
-    assert truth.wrong(model.value_parts) == 2
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("bound", [Bound, BoundCopy, BoundOfTwo])
-def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size: int) -> None:
-    threads = torch.get_num_threads()
-    job = Job(shape="flat", optimizer="adam", size=size, directory="", megabytes=1, slice_bytes=400 * 1024)
-    sides = [bound(job, rank) for rank in range(bound.parts)]
-    torch.set_num_threads(threads)
-    assert [steps(side, 3) for side in sides] == [0] * bound.parts
-    whole = 2 if bound is BoundCopy and size == 2 else 4 if bound is BoundCopy and size == 4 else 1
-    assert sum(part.numel() for side in sides for part in side.values()) == whole * job.nbytes // 4
-
-
-# Orders.
-
-
-def test_members_begin_and_end_a_step_together(pair: tuple[Line, Line]) -> None:
-    bench, line = pair
-    member = threading.Thread(target=Member(Mean(), line).serve)
-    member.start()
-    bench.tell("2 together")
-    for said in ("ready", "stepped") * 2:
-        assert bench.hear(5) == said
-        bench.tell("go")
-    reply = json.loads(bench.hear(5))
-    assert (len(reply["seconds"]), reply["wrong"]) == (2, 0)
-    bench.tell("3 alone")
-    assert len(json.loads(bench.hear(5))["seconds"]) == 3
-    bench.close()
-    member.join(5)
-    assert not member.is_alive()
-
-
-def test_a_line_tells_of_silence(pair: tuple[Line, Line]) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"0\.01 s"):
-        pair[0].hear(0.01)
-
-
-def test_a_line_tells_of_its_end(pair: tuple[Line, Line]) -> None:
-    pair[1].close()
-    with pytest.raises(ConnectionLost):
-        pair[0].hear(5)
-    with pytest.raises(ConnectionLost):
-        pair[0].tell("anything")
-
 
 # What is asked for.
 
@@ -267,39 +43,11 @@ def test_a_thousand_tensors_weigh_as_much_as_the_one_beside_them() -> None:
 @pytest.mark.parametrize("shape", ["digits", "mlp"])
 def test_the_shapes_of_what_is_trained_are_its_parameters(shape: str) -> None:
     pytest.importorskip("sklearn")
-    from hubring.workers.bench.train import network
+    from hubring.workers.bench.rows.train import network
 
     with torch.device("meta"):
         net = network(shape)
     assert [tuple(parameter.shape) for parameter in net.parameters()] == shapes.find(shape).tensors(0)
-
-
-def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
-    from hubring.workers.bench.train import Reference
-
-    one = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), ranks)
-    for _ in range(steps):
-        one.advance()
-    return one.values()
-
-
-def test_what_was_never_trained_and_what_missed_a_rank_are_wrong_end_to_end() -> None:
-    pytest.importorskip("sklearn")
-    from hubring.workers.bench.train import Reference
-
-    reference = Reference(Job(shape="digits", optimizer="sgd", size=2, directory=""), [0, 1])
-    for _ in range(3):
-        reference.advance()
-    count = sum(values.numel() for values in reference.values())
-    assert reference.wrong(trained_by([0, 1], 3)) == 0
-    assert reference.wrong(trained_by([0, 1], 0)) > 0.5 * count
-    assert reference.wrong(trained_by([0], 3)) > 0.5 * count
-
-
-def test_ranks_that_drifted_apart_have_a_whole_model_of_wrong_elements() -> None:
-    same, other = {"wrong": 0, "digest": "a"}, {"wrong": 2, "digest": "b"}
-    assert wrong_in([same, same], 100) == 0
-    assert wrong_in([same, other], 100) == 102
 
 
 def test_a_shape_is_exchanged_by_the_rows_it_is_for() -> None:

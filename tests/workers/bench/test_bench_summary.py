@@ -11,8 +11,8 @@ import pytest
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli
 from hubring.workers.bench.case import Case
-from hubring.workers.bench.ratios import table, targets
-from hubring.workers.bench.summary import BEGIN, END, put_into, read, render
+from hubring.workers.bench.report.ratios import table, targets
+from hubring.workers.bench.report.summary import BEGIN, END, put_into, read, render
 
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "workers" / "bench" / "measured.json"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from shutil import which
 from typing import Literal
 
 from hubring.workers.bench.shapes import Shape
 from hubring.workers.compare.experiment.choice import chosen
+from hubring.workers.peers.rows import PEERS, PeerRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +21,12 @@ class Row:
         kind: Other people's, ours, or a limit that nobody can beat.
         side: Module and class in this folder of what its members run; empty: it only trains.
         training: The same for whole training steps; empty: it only exchanges.
-        launcher: What starts a member.
+        peer: What the row stands on; None: nothing that has to be installed, or a server.
         server: Flags of `ps-server start`; None: the row has no hub.
         worker: Flags of `ps-worker`.
         members: Processes that step; 0: one a rank.
         shards: Of a hub that is not colocated, unless told otherwise.
-        beside: Module of a server that is no hub; its `main` is told the job.
+        beside: Module of a server that is neither a hub nor the peer's; its `main` is told the job.
     """
 
     name: str
@@ -35,7 +34,7 @@ class Row:
     kind: Literal["peer", "ours", "bound"]
     side: str
     training: str = ""
-    launcher: Literal["python", "mpirun", "ps-worker"] = "python"
+    peer: PeerRow | None = None
     server: tuple[str, ...] | None = None
     worker: tuple[str, ...] = ()
     members: int = 0
@@ -65,30 +64,26 @@ class Row:
     def in_buckets(self, shape: Shape) -> bool:
         """Whether it hands over buckets of the size told.
 
-        A limit and those who bring a server cut slices; a hub hands over all at once unless it trains.
+        A limit and a peer with a server cut slices; a hub hands over all at once unless it trains.
         """
-        return self.kind != "bound" and not self.beside and (shape.trained or not self.transport)
+        sliced = self.kind == "bound" or (self.peer is not None and self.peer.served)
+        return not sliced and (shape.trained or not self.transport)
 
     def missing(self) -> str:
         """What this machine lacks for the row, and how to get it; empty where nothing is."""
-        if self.launcher == "mpirun" and which("mpirun") is None:
-            return "there is no mpirun here (apt install openmpi-bin)"
-        if self.launcher == "mpirun" and find_spec("mpi4py") is None:
-            return "mpi4py is not installed (pip install 'hubring[bench]')"
-        return ""
+        return "" if self.peer is None else self.peer.missing()
 
     def _told(self, flag: str) -> str:
         return dict(zip(self.worker[::2], self.worker[1::2], strict=True)).get(flag, "")
 
 
-def _peer(name: str, side: str, about: str, training: str = "", beside: str = "") -> Row:
-    launcher: Literal["python", "mpirun"] = "mpirun" if name == "mpi" else "python"
-    return Row(name, about, "peer", side, training, launcher, beside=beside)
+def _peer(name: str, side: str, about: str, peer: str = "", training: str = "") -> Row:
+    return Row(name, about, "peer", side, training, PEERS[peer] if peer else None)
 
 
 def _ours(name: str, worker: str, about: str, *server: str, shards: int = 1) -> Row:
     sides = "hubring:Hubring", "train:HubringTraining"
-    return Row(name, about, "ours", *sides, "ps-worker", server, tuple(worker.split()), shards=shards)
+    return Row(name, about, "ours", *sides, None, server, tuple(worker.split()), shards=shards)
 
 
 def _bound(name: str, side: str, members: int, about: str, training: str = "", beside: str = "") -> Row:
@@ -97,20 +92,15 @@ def _bound(name: str, side: str, members: int, about: str, training: str = "", b
 
 _MEMORY_SHARDS = 2
 """Of the hub whose limit are cores; over a wire one server is compared with one server."""
-_RAW_SERVER = "hubring.workers.bench.raw_server"
+_RAW_SERVER = "hubring.workers.bench.rows.raw_server"
 
 ROWS = {
     row.name: row
     for row in (
         _peer("gloo+sgd", "gloo:Gloo", "Gloo allreduce in buckets, then torch's fused optimizer"),
-        _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo", "train:DdpTraining"),
-        _peer("mpi", "mpi:Mpi", "Open MPI allreduce in buckets, then torch's fused optimizer"),
-        _peer(
-            "rpc",
-            "rpc:Rpc",
-            "a parameter server on torch.distributed.rpc",
-            beside="hubring.workers.bench.rpc",
-        ),
+        _peer("ddp-gloo", "ddp:Ddp", "torch's DistributedDataParallel on Gloo", "ddp", "train:DdpTraining"),
+        _peer("mpi", "mpi:Mpi", "Open MPI allreduce in buckets, then torch's fused optimizer", "mpi"),
+        _peer("rpc", "rpc:Rpc", "a parameter server on torch.distributed.rpc", "rpc"),
         _ours("hub-shm", "--transport shm", "hub, shared memory", shards=_MEMORY_SHARDS),
         _ours("hub-colo", "--transport shm", "the same, every worker serves a shard", "--colocate"),
         _ours("hub-zmq", "--transport zmq", "hub, ZeroMQ over loopback"),

@@ -5,20 +5,15 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.side import FlatSide
-
-
-def join(job: Job, rank: int) -> None:
-    """Makes this process a rank of a Gloo group, whose ranks find each other by a file."""
-    store = f"file://{job.place / 'store'}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=job.size)
+from hubring.workers.bench.rows.side import FlatSide
+from hubring.workers.peers import process_group
 
 
 class Gloo(FlatSide):
     """All buckets are under way at once, so that Gloo's threads overlap them; each is stepped as it lands."""
 
     def __init__(self, job: Job, rank: int) -> None:
-        join(job, rank)
+        process_group.join(job.seat(rank))
         super().__init__(job, rank)
 
     def step(self) -> None:

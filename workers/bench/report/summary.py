@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.bench import ratios
-from hubring.workers.bench.ratios import BOUNDS, Entry
+from hubring.workers.bench.report import ratios
+from hubring.workers.bench.report.ratios import BOUNDS, Entry
 
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"

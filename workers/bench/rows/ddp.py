@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hubring.workers.bench import gloo
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.model import optimizer_of, views
-from hubring.workers.bench.side import Side
+from hubring.workers.bench.rows.model import optimizer_of, views
+from hubring.workers.bench.rows.side import Side
+from hubring.workers.peers import process_group
 
 
 class HandOut(torch.autograd.Function):
@@ -61,15 +61,14 @@ class Net(nn.Module):
 
 
 class Ddp(Side):
-    """With `gradient_as_bucket_view`, DDP's own way to save a copy."""
+    """A member whose model DDP wraps."""
 
     def __init__(self, job: Job, rank: int) -> None:
-        gloo.join(job, rank)
+        process_group.join(job.seat(rank))
         super().__init__(job, rank)
         self._source = Source(job)
         self._net = Net(job, self._source)
-        megabytes = job.bucket_bytes / 2**20
-        self._ddp = DistributedDataParallel(self._net, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
+        self._ddp = wrap(self._net, job)
         self._optimizer = optimizer_of(job.optimizer, self._net.parameters())
         self._loss = torch.zeros(())
 
@@ -90,3 +89,8 @@ class Ddp(Side):
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def wrap(net: nn.Module, job: Job) -> DistributedDataParallel:
+    """DDP at its best: gradients stay in the buckets, its own way to save a copy."""
+    return DistributedDataParallel(net, bucket_cap_mb=job.bucket_bytes / 2**20, gradient_as_bucket_view=True)

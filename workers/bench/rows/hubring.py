@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 import hubring
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.model import optimizer_of
-from hubring.workers.bench.side import Side
+from hubring.workers.bench.rows.model import optimizer_of
+from hubring.workers.bench.rows.side import Side
 
 
 class Hubring(Side):

@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 import hubring
-from hubring.workers.bench import gloo
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.model import optimizer_of
+from hubring.workers.bench.rows.ddp import wrap
+from hubring.workers.bench.rows.model import optimizer_of
+from hubring.workers.bench.rows.side import Side
 from hubring.workers.bench.shapes import MLP, SAMPLES
-from hubring.workers.bench.side import Side
 from hubring.workers.examples import digits
+from hubring.workers.peers import process_group
 
 _SEED = 0
 _GENTLY = 0.1
@@ -94,12 +94,11 @@ class Alone(Training):
 
 
 class DdpTraining(Training):
-    """`ddp-gloo`, at its best: gradients stay in the buckets."""
+    """`ddp-gloo`."""
 
     def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
-        gloo.join(job, self._rank)
-        megabytes = job.bucket_bytes / 2**20
-        model = DistributedDataParallel(self._net, bucket_cap_mb=megabytes, gradient_as_bucket_view=True)
+        process_group.join(job.seat(self._rank))
+        model = wrap(self._net, job)
         return optimizer_of(job.optimizer, model.parameters(), _GENTLY), model
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The server of `raw-tcp`: `python -m hubring.workers.bench.raw_server JOB`.
+"""The server of `raw-tcp`: `python -m hubring.workers.bench.rows.raw_server JOB`.
 
 It averages a slice once all ranks gave it, steps it with torch's fused
 optimizer, and sends it back while others still arrive.
@@ -14,9 +14,9 @@ from queue import SimpleQueue
 import torch
 
 from hubring.ps.optim.zeros import zeros
-from hubring.workers.bench.bound import Slice
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.raw import ADDRESS, Wire, bytes_of, slices_of
+from hubring.workers.bench.rows.bound import Slice
+from hubring.workers.bench.rows.raw import ADDRESS, Wire, bytes_of, slices_of
 
 
 class RawServer:

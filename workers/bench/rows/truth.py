@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from hubring.workers.bench.model import optimizer_of
+from hubring.workers.bench.rows.model import optimizer_of
 
 PERIOD = 1021
 """Gradients repeat after so many elements of the model, and so must the parameters."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.side import FlatSide
+from hubring.workers.bench.rows.side import FlatSide
 
 ADDRESS = "address"
 """File in the job's directory that says where the server listens."""
@@ -63,7 +63,7 @@ class Wire:
 
 
 class Raw(FlatSide):
-    """A worker; `hubring.workers.bench.raw_server` is its hub."""
+    """A worker; `hubring.workers.bench.rows.raw_server` is its hub."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Entry = Mapping[str, Any]
-"""An object of the bench's JSON; `hubring.workers.bench.table.Entry` says what its fields mean."""
+"""An object of the bench's JSON; `hubring.workers.bench.report.table.Entry` says what its fields mean."""
 Case = tuple[int, str, str]
 """Ranks, shape, optimizer."""
 

@@ -8,6 +8,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from hubring.ps.core.types import Hyper
+from hubring.ps.optim.hyper import hyper_of
 from hubring.workers.bench.shapes import Dims
 
 OPTIMIZERS = ("sgd", "adam")
@@ -72,3 +74,10 @@ def optimizer_of(name: str, parameters: Iterable[nn.Parameter], scale: float = 1
     if name == "adam":
         return torch.optim.Adam(parameters, lr=0.01 * scale, fused=True)
     return torch.optim.SGD(parameters, lr=0.1 * scale, momentum=0.9, fused=True)
+
+
+def on_server(name: str) -> tuple[str, Hyper]:
+    """One of `OPTIMIZERS` as a server is told of it: the name of torch's, and what it steps with."""
+    optimizer = optimizer_of(name, [nn.Parameter(torch.empty(0))])
+    kind = type(optimizer).__name__
+    return kind, hyper_of(optimizer.param_groups[0], kind)

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hubring.ps.core.types import Hyper
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.hyper import hyper_of
 from hubring.ps.optim.zeros import zeros, zeros_like
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.model import optimizer_of
-from hubring.workers.bench.side import Side
+from hubring.workers.bench.rows.model import on_server
+from hubring.workers.bench.rows.side import Side
 
 
 class Bound(Side):
@@ -89,15 +87,9 @@ class Slice:
         self.values = values
         self._gradients = gradients
         self._scratch = scratch
-        (group,) = optimizer_of(optimizer, [nn.Parameter(values)]).param_groups
-        name = _NAMES[optimizer]
-        self._hyper: Hyper = hyper_of(group, name)
+        name, self._hyper = on_server(optimizer)
         self._steps = BlockSteps(name, values, finite=False)
 
     def step(self) -> None:
         """Steps by the mean of the gradients."""
         self._steps.step(self._gradients, self._hyper, self._scratch)
-
-
-_NAMES = {"sgd": "SGD", "adam": "Adam"}
-"""Of the bench's optimizers, torch's."""
