@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hubring.ps.config import terminal
@@ -22,7 +25,9 @@ from hubring.ps.config.environment import export
 from hubring.ps.core.errors import HubringError, ServerUnreachable
 from hubring.ps.core.types import Hyper
 from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Array, Server
+from hubring.workers.peers.server import Server
+
+Array = NDArray[np.floating[Any]]
 
 _NAMESPACE = "hubring"
 _ACTOR = "server"
@@ -83,13 +88,15 @@ class Actor:
     """
 
     def __init__(self, size: int) -> None:
-        self._server = Server(size, keeps=False)  # what Ray hands out cannot be written
+        # What Ray hands out cannot be written, and torch warns of it.
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        self._server = Server(size, keeps=False)
         self._staying = size
         self._all_left = asyncio.Event()
 
     async def hold(self, number: int, values: Array, optimizer: str) -> None:
         """As `Server.hold`."""
-        self._server.hold(number, values, optimizer)
+        self._server.hold(number, torch.from_numpy(values), optimizer)
 
     async def gather(self, rank: int, value: Any) -> list[Any]:
         """As `Server.gather`."""
@@ -100,7 +107,7 @@ class Actor:
     async def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper) -> Array:
         """As `Server.push_pull`."""
         answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
-        self._server.push_pull(rank, number, gradients, hyper, answer.set_result)
+        self._server.push_pull(rank, number, torch.from_numpy(gradients), hyper, answer.set_result)
         values: Array = (await answer).numpy()
         return values
 

@@ -84,7 +84,7 @@ def serve(number: int, seat: Seat) -> None:
 
 def hold(number: int, values: Tensor, optimizer: str) -> None:
     """On a server, as `Server.hold`."""
-    _SERVING[0].hold(number, values.numpy(), optimizer)
+    _SERVING[0].hold(number, values, optimizer)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
@@ -99,7 +99,7 @@ def gather(rank: int, value: Any) -> Future[list[Any]]:
 def push_pull(rank: int, number: int, gradients: Tensor, hyper: Hyper) -> Future[Tensor]:
     """On a server, as `Server.push_pull`."""
     answer: Future[Tensor] = Future()
-    _SERVING[0].push_pull(rank, number, gradients.numpy(), hyper, answer.set_result)
+    _SERVING[0].push_pull(rank, number, gradients, hyper, answer.set_result)
     return answer
 
 

@@ -9,14 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.server_optimizer import Assign, SliceOptimizer, SliceStep
 
-Array = NDArray[np.floating[Any]]
 Answer = Callable[[Any], object]
 """Gets a rank's answer, once."""
 
@@ -56,29 +54,28 @@ class Round(Gathering):
         size: How many ranks there are.
         values: The first ones; copied.
         optimizer: Name of what steps them; empty: the answer is the mean.
-        keeps: Gradients are this round's to keep, and to write to.
+        keeps: Gradients are this round's to keep, and to write to; otherwise they are only read.
     """
 
-    def __init__(self, size: int, values: Array, optimizer: str, *, keeps: bool) -> None:
+    def __init__(self, size: int, values: Tensor, optimizer: str, *, keeps: bool) -> None:
         super().__init__(size)
-        self._values = torch.from_numpy(values.copy())
+        self._values = values.clone()
         self._optimizer: SliceStep = SliceOptimizer(optimizer) if optimizer else Assign()
         self._keeps = keeps
-        self._sum = np.empty_like(values)
+        self._sum = torch.empty_like(values)
         self._hyper: Hyper = {}
 
-    def _take(self, rank: int, value: tuple[Array, Hyper]) -> None:
+    def _take(self, rank: int, value: tuple[Tensor, Hyper]) -> None:
         gradients, self._hyper = value
         if self._answers:
-            np.add(self._sum, gradients, out=self._sum)
+            self._sum.add_(gradients)
         elif self._keeps:
             self._sum = gradients
         else:
-            np.copyto(self._sum, gradients)
+            self._sum.copy_(gradients)
 
-    def _outcome(self) -> torch.Tensor:
-        total = torch.from_numpy(self._sum)
-        self._optimizer.step(self._values, [total], self._size, self._hyper, total)
+    def _outcome(self) -> Tensor:
+        self._optimizer.step(self._values, [self._sum], self._size, self._hyper, self._sum)
         return self._values
 
 
@@ -96,7 +93,7 @@ class Server:
         self._gathering = Gathering(size)
         self._rounds: dict[int, Round] = {}
 
-    def hold(self, number: int, values: Array, optimizer: str) -> None:
+    def hold(self, number: int, values: Tensor, optimizer: str) -> None:
         """Takes a slice's first values, and the name of what steps it; see `Round`."""
         self._rounds[number] = Round(self._size, values, optimizer, keeps=self._keeps)
 
@@ -104,6 +101,6 @@ class Server:
         """Takes a rank's value; the answer is every rank's, in rank order."""
         self._gathering.give(rank, value, answer)
 
-    def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper, answer: Answer) -> None:
+    def push_pull(self, rank: int, number: int, gradients: Tensor, hyper: Hyper, answer: Answer) -> None:
         """Takes a rank's gradients of a slice; the answer is its values after the step, or the mean."""
         self._rounds[number].give(rank, (gradients, hyper), answer)

@@ -15,9 +15,10 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.hyper import hyper_of
 from hubring.workers.peers import interface, ray, rows, rpc
+from hubring.workers.peers.ray import Array
 from hubring.workers.peers.rows import PEERS, find
 from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Array, Gathering, Round, Server
+from hubring.workers.peers.server import Gathering, Round, Server
 
 SIZE = 3
 
@@ -78,10 +79,11 @@ def test_talking_through_an_address_tells_every_library(monkeypatch: pytest.Monk
 GRADIENTS = [[1.0, 2.0], [3.0, 4.0], [5.0, 9.0]]
 
 
-def arrays(*, writable: bool = True) -> list[Array]:
+def read_only() -> list[Array]:
+    """The gradients as Ray hands them out."""
     given = [np.array(one, np.float32) for one in GRADIENTS]
     for each in given:
-        each.flags.writeable = writable
+        each.flags.writeable = False
     return given
 
 
@@ -105,13 +107,15 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_round_averages_for_workers_that_step_and_writes_only_to_what_it_keeps(keeps: bool) -> None:
-    held = Round(SIZE, np.zeros(2, np.float32), "", keeps=keeps)
+    held = Round(SIZE, torch.zeros(2), "", keeps=keeps)
     for _ in range(2):
         came: list[torch.Tensor] = []
-        for rank, one in enumerate(arrays(writable=keeps)):
+        given = [torch.tensor(one) for one in GRADIENTS]
+        for rank, one in enumerate(given):
             assert not came
             held.give(rank, (one, {}), came.append)
         assert [answer.tolist() for answer in came] == [[3.0, 5.0]] * SIZE
+        assert ([one.tolist() for one in given] == GRADIENTS) is not keeps
 
 
 def test_a_gathering_is_in_rank_order_and_begins_anew() -> None:
@@ -148,7 +152,7 @@ def test_rays_actor_steps_and_gathers_as_rpcs_server() -> None:
         names = await asyncio.gather(*(actor.gather(rank, f"rank {rank}") for rank in reversed(range(SIZE))))
         assert names == [["rank 0", "rank 1", "rank 2"]] * SIZE
         await actor.hold(0, np.zeros(2, np.float32), "SGD")
-        given = arrays(writable=False)
+        given = read_only()
         for _ in range(2):
             came = await asyncio.gather(
                 *(actor.push_pull(rank, 0, given[rank], hyper) for rank in range(SIZE))
