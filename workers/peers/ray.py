@@ -25,7 +25,7 @@ from hubring.ps.config.environment import export
 from hubring.ps.core.errors import HubringError, ServerUnreachable
 from hubring.ps.core.types import Hyper
 from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Server
+from hubring.workers.peers.server import Gathering, Round
 
 Array = NDArray[np.floating[Any]]
 
@@ -59,12 +59,8 @@ class Client:
         """Gives a slice's first values to the actor; for one rank to call."""
         self._ask("hold", number, values.numpy(), optimizer)
 
-    def push_pull(self, number: int, gradients: Tensor, hyper: Hyper, into: Tensor) -> Callable[[], object]:
-        """Sends the gradients of a slice.
-
-        Returns:
-            What waits for the answer and puts it `into` that tensor.
-        """
+    def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
+        """Sends a slice's gradients; what it returns brings the answer `into` place."""
         answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), dict(hyper))
         return lambda: np.copyto(into.numpy(), self._ray.get(answer, timeout=self._timeout))
 
@@ -90,24 +86,26 @@ class Actor:
     def __init__(self, size: int) -> None:
         # What Ray hands out cannot be written, and torch warns of it.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        self._server = Server(size, keeps=False)
-        self._staying = size
+        torch.set_num_threads(1)  # as a shard does
+        self._size = self._staying = size
+        self._gathering = Gathering(size)
+        self._rounds: dict[int, Round] = {}
         self._all_left = asyncio.Event()
 
     async def hold(self, number: int, values: Array, optimizer: str) -> None:
-        """As `Server.hold`."""
-        self._server.hold(number, torch.from_numpy(values), optimizer)
+        """Makes the round of a slice, see `Round`."""
+        self._rounds[number] = Round(self._size, torch.from_numpy(values), optimizer, keeps=False)
 
     async def gather(self, rank: int, value: Any) -> list[Any]:
-        """As `Server.gather`."""
+        """Returns every rank's value."""
         answer: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
-        self._server.gather(rank, value, answer.set_result)
+        self._gathering.give(rank, value, answer.set_result)
         return await answer
 
     async def push_pull(self, rank: int, number: int, gradients: Array, hyper: Hyper) -> Array:
-        """As `Server.push_pull`."""
+        """Returns the slice's values after the step, or the mean."""
         answer: asyncio.Future[Tensor] = asyncio.get_running_loop().create_future()
-        self._server.push_pull(rank, number, torch.from_numpy(gradients), hyper, answer.set_result)
+        self._rounds[number].give(rank, (torch.from_numpy(gradients), hyper), answer.set_result)
         values: Array = (await answer).numpy()
         return values
 

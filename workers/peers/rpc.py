@@ -19,14 +19,15 @@ from hubring.ps.core.errors import HubringError, RingBroken
 from hubring.ps.core.types import Hyper
 from hubring.workers.peers.interface import talk_through
 from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Server
+from hubring.workers.peers.server import Gathering, Round
 
 SLICE_BYTES = 4 << 20
 """Of 4, 10 and 25 MiB the fastest."""
 
 _THREADS = 4
-_SERVING: list[Server] = []
-"""What this process serves: a remote call names a function, not an object."""
+# What this process serves, as a remote call names a function, not an object.
+_ROUNDS: dict[int, Round] = {}
+_GATHERING: list[Gathering] = []
 
 
 class Client:
@@ -43,14 +44,10 @@ class Client:
 
     def hold(self, number: int, values: Tensor, optimizer: str) -> None:
         """Gives a slice's first values to its server; for one rank to call."""
-        self._ask(number, hold, number, values, optimizer)
+        self._ask(number, hold, number, self._seat.size, values, optimizer)
 
-    def push_pull(self, number: int, gradients: Tensor, hyper: Hyper, into: Tensor) -> Callable[[], object]:
-        """Sends the gradients of a slice, a tensor with memory of its `own`.
-
-        Returns:
-            What waits for the answer and puts it `into` that tensor.
-        """
+    def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
+        """Sends a slice's gradients, `own` memory; what it returns brings the answer `into` place."""
         told = self._seat.rank, number, gradients, dict(hyper)
         call = rpc.rpc_async(self._server(number), push_pull, told)
         return lambda: into.copy_(call.wait())
@@ -77,29 +74,30 @@ def own(flat: Tensor) -> Tensor:
 
 def serve(number: int, seat: Seat) -> None:
     """Is a server until all workers have left."""
-    _SERVING.append(Server(seat.size, keeps=True))
+    torch.set_num_threads(1)  # as a shard does
+    _GATHERING.append(Gathering(seat.size))
     _join(f"server-{number}", number, seat)
     rpc.shutdown()
 
 
-def hold(number: int, values: Tensor, optimizer: str) -> None:
-    """On a server, as `Server.hold`."""
-    _SERVING[0].hold(number, values, optimizer)
+def hold(number: int, *told: Any) -> None:
+    """On a server: makes the round of a slice, see `Round`."""
+    _ROUNDS[number] = Round(*told, keeps=True)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def gather(rank: int, value: Any) -> Future[list[Any]]:
-    """On a server, as `Server.gather`."""
+    """On a server: the answer is every rank's value."""
     answer: Future[list[Any]] = Future()
-    _SERVING[0].gather(rank, value, answer.set_result)
+    _GATHERING[0].give(rank, value, answer.set_result)
     return answer
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def push_pull(rank: int, number: int, gradients: Tensor, hyper: Hyper) -> Future[Tensor]:
-    """On a server, as `Server.push_pull`."""
+    """On a server: the answer is the slice's values after the step, or the mean."""
     answer: Future[Tensor] = Future()
-    _SERVING[0].push_pull(rank, number, gradients, hyper, answer.set_result)
+    _ROUNDS[number].give(rank, (gradients, hyper), answer.set_result)
     return answer
 
 

@@ -1,6 +1,6 @@
 """What a peer's parameter server does: it waits for all ranks, then answers all of them.
 
-Here is no I/O: a library's own server calls `Server`, and sends what the answers are called with.
+Here is no I/O: a library's own server gives what came, and sends what the answers are called with.
 """
 
 from __future__ import annotations
@@ -77,30 +77,3 @@ class Round(Gathering):
     def _outcome(self) -> Tensor:
         self._optimizer.step(self._values, [self._sum], self._size, self._hyper, self._sum)
         return self._values
-
-
-class Server:
-    """A model's slices, by number, and a meeting of all ranks.
-
-    Args:
-        size: How many workers there are.
-        keeps: See `Round`.
-    """
-
-    def __init__(self, size: int, *, keeps: bool) -> None:
-        torch.set_num_threads(1)  # as a shard does
-        self._size, self._keeps = size, keeps
-        self._gathering = Gathering(size)
-        self._rounds: dict[int, Round] = {}
-
-    def hold(self, number: int, values: Tensor, optimizer: str) -> None:
-        """Takes a slice's first values, and the name of what steps it; see `Round`."""
-        self._rounds[number] = Round(self._size, values, optimizer, keeps=self._keeps)
-
-    def gather(self, rank: int, value: Any, answer: Answer) -> None:
-        """Takes a rank's value; the answer is every rank's, in rank order."""
-        self._gathering.give(rank, value, answer)
-
-    def push_pull(self, rank: int, number: int, gradients: Tensor, hyper: Hyper, answer: Answer) -> None:
-        """Takes a rank's gradients of a slice; the answer is its values after the step, or the mean."""
-        self._rounds[number].give(rank, (gradients, hyper), answer)

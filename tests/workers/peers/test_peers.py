@@ -18,7 +18,7 @@ from hubring.workers.peers import interface, ray, rows, rpc
 from hubring.workers.peers.ray import Array
 from hubring.workers.peers.rows import PEERS, find
 from hubring.workers.peers.seat import Seat
-from hubring.workers.peers.server import Gathering, Round, Server
+from hubring.workers.peers.server import Gathering, Round
 
 SIZE = 3
 
@@ -99,7 +99,7 @@ def stepped() -> tuple[list[float], Hyper]:
 
 @pytest.fixture
 def threads() -> Iterator[None]:
-    """A server gives its process one thread."""
+    """An actor gives its process one thread."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -128,13 +128,13 @@ def test_a_gathering_is_in_rank_order_and_begins_anew() -> None:
         assert came == [[f"{word} 0", f"{word} 1"]] * 2
 
 
-@pytest.mark.usefixtures("threads")
 def test_rpcs_server_answers_all_once_the_last_rank_has_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rpc, "_SERVING", [Server(SIZE, keeps=True)])
+    monkeypatch.setattr(rpc, "_GATHERING", [Gathering(SIZE)])
+    monkeypatch.setattr(rpc, "_ROUNDS", {})
     expected, hyper = stepped()
     names = [rpc.gather(rank, f"rank {rank}") for rank in reversed(range(SIZE))]
     assert [one.wait() for one in names] == [["rank 0", "rank 1", "rank 2"]] * SIZE
-    rpc.hold(0, torch.zeros(2), "SGD")
+    rpc.hold(0, SIZE, torch.zeros(2), "SGD")
     for _ in range(2):
         answers = [rpc.push_pull(rank, 0, torch.tensor(GRADIENTS[rank]), hyper) for rank in range(SIZE - 1)]
         assert not any(answer.done() for answer in answers)

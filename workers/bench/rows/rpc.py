@@ -15,18 +15,15 @@ class Rpc(FlatSide):
         super().__init__(job, rank, job.slice_bytes)
         self._client = rpc.Client(job.seat(rank))
         name, self._hyper = on_server(job.optimizer)
-        if rank == 0:
-            for number, bucket in enumerate(self._buckets):
-                self._client.hold(number, bucket.values, name)
+        self._slices = [
+            (number, rpc.own(bucket.gradients), bucket.values) for number, bucket in enumerate(self._buckets)
+        ]
+        for number, _, values in self._slices if rank == 0 else ():
+            self._client.hold(number, values, name)
         self._client.gather(None)  # the server holds everything from here on
-        self._given = [rpc.own(bucket.gradients) for bucket in self._buckets]
 
     def step(self) -> None:
-        answers = [
-            self._client.push_pull(number, gradients, self._hyper, bucket.values)
-            for number, (gradients, bucket) in enumerate(zip(self._given, self._buckets, strict=True))
-        ]
-        for answer in answers:
+        for answer in [self._client.push_pull(*one, self._hyper) for one in self._slices]:
             answer()
 
     def close(self) -> None:

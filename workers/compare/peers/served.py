@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,36 +18,28 @@ from hubring.workers.compare.peers.peer import Peer
 from hubring.workers.peers import ray, rpc
 from hubring.workers.peers.seat import Seat
 
-
-class Slice(NamedTuple):
-    """A flat piece of a bucket; the tensors are views of the bucket's memory."""
-
-    number: int
-    gradients: Tensor
-    target: Tensor
-    """Where the answer belongs."""
+Slice = tuple[int, Tensor, Tensor]
+"""Number, gradients, and where the answer belongs, both in the bucket's memory."""
 
 
 class Served(Peer):
     """A worker; what it steps with is on the servers.
 
     Attributes:
+        client: Ties it to the servers.
         slice_bytes: What travels at once; None: a whole bucket.
     """
 
     bytes_are = "counted"
     optimizer = AfterBackward
+    client: ClassVar[type[rpc.Client | ray.Client]]
     slice_bytes: ClassVar[int | None] = None
 
     def __init__(self, seat: Seat) -> None:
         super().__init__(seat)
         self.steps_on = "worker" if seat.aggregate else "server"
         self._slices: dict[int, list[Slice]] = {}
-        self._client = self._connect(seat)
-
-    @abstractmethod
-    def _connect(self, seat: Seat) -> rpc.Client | ray.Client:
-        """Meets the servers."""
+        self._client = self.client(seat)
 
     def gather(self, value: Any) -> list[Any]:
         return self._client.gather(value)
@@ -61,10 +52,7 @@ class Served(Peer):
         return start
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        answers = [
-            self._client.push_pull(one.number, one.gradients, hyper, one.target)
-            for one in self._slices[bucket.spec.index]
-        ]
+        answers = [self._client.push_pull(*one, hyper) for one in self._slices[bucket.spec.index]]
         self.traffic.bytes_sent += bucket.gradients.nbytes
 
         def fetch() -> None:
@@ -81,12 +69,12 @@ class Served(Peer):
     def _cut(self, bucket: Bucket) -> list[Slice]:
         numel = (self.slice_bytes or bucket.gradients.nbytes) // bucket.gradients.element_size()
         pairs = zip(torch.split(bucket.gradients, numel), torch.split(bucket.values, numel), strict=True)
-        slices = []
+        slices: list[Slice] = []
         for number, (gradients, values) in enumerate(pairs, start=sum(map(len, self._slices.values()))):
             if self.rank == 0:
                 self._client.hold(number, values, bucket.spec.optimizer)
             target = values if self.steps_on == "server" else gradients
-            slices.append(Slice(number, rpc.own(gradients), target))
+            slices.append((number, rpc.own(gradients), target))
         return slices
 
 
@@ -94,19 +82,15 @@ class Rpc(Served):
     """A worker of the parameter server on torch.distributed.rpc."""
 
     topology = "rpc"
+    client = rpc.Client
     slice_bytes = rpc.SLICE_BYTES
-
-    def _connect(self, seat: Seat) -> rpc.Client:
-        return rpc.Client(seat)
 
 
 class Ray(Served):
     """A worker of Ray's actor."""
 
     topology = "ray"
-
-    def _connect(self, seat: Seat) -> ray.Client:
-        return ray.Client(seat)
+    client = ray.Client
 
 
 class Answer(Work):
