@@ -50,11 +50,11 @@ def path(points: Iterable[tuple[float, float]], close: bool = False) -> str:
 
 
 class Bin(NamedTuple):
-    """Whole numbers from `first` to `last`, and how many there are of them."""
+    """Whole numbers from `first` to `last`, and how many times they came up."""
 
     first: int
     last: int
-    count: int
+    times: int
 
     @property
     def label(self) -> str:

@@ -230,7 +230,7 @@ def test_staleness_has_at_most_sixteen_bins_and_loses_no_push() -> None:
     counts = {value: value + 1 for value in range(100)}
     found = bins(counts)
     assert len(found) <= 16
-    assert sum(each.count for each in found) == sum(counts.values())
+    assert sum(each.times for each in found) == sum(counts.values())
     assert (found[0].label, bins({0: 3, 1: 1})[1].label) == ("0–6", "1")
     assert bins({}) == ()
 

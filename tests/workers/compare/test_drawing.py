@@ -121,7 +121,7 @@ def test_bins_are_at_most_sixteen_and_hold_all() -> None:
     assert bins({0: 3, 2: 1}) == ((0, 0, 3), (1, 1, 0), (2, 2, 1))
     found = bins(dict.fromkeys(range(100), 1))
     assert len(found) <= 16
-    assert sum(each.count for each in found) == 100
+    assert sum(each.times for each in found) == 100
     assert found[0].label == "0–6"
 
 

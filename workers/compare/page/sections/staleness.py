@@ -34,7 +34,7 @@ def staleness(material: Material) -> dict[str, Any] | None:
 def _figure(material: Material, index: int, entry: Entry) -> Figure:
     counts = {int(age): count for age, count in entry.staleness.items()}
     total, title = sum(counts.values()), material.name(entry)
-    shares = {each.label: each.count / total for each in bins(counts)}
+    shares = {each.label: each.times / total for each in bins(counts)}
     mean = sum(age * count for age, count in counts.items()) / total
     where = words(material.findings.setting(entry.setting), entry.setting)
     says = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
