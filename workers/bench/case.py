@@ -8,7 +8,7 @@ another row, and the first one warms up and does not count.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,9 +53,7 @@ class Plan:
         megabytes: Size of the shape `flat`, MiB.
         bucket_bytes: What is handed over at once.
         timeout: Seconds that all rows of a case may take.
-        machine: What it runs on, in one line.
-        date: When it began, ISO 8601.
-        commit: What is measured; empty where git does not tell.
+        stamp: An entry's `machine`, `date` and `commit`.
     """
 
     rows: Sequence[Row]
@@ -65,9 +63,7 @@ class Plan:
     megabytes: int
     bucket_bytes: int
     timeout: float
-    machine: str
-    date: str
-    commit: str
+    stamp: Mapping[str, str]
 
     def run(self, case: Case) -> list[Entry]:
         """Times a case; one entry for every row.
@@ -142,9 +138,7 @@ class Plan:
             bucket_bytes=self.bucket_bytes if team.row.in_buckets(shapes.find(case.shape)) else 0,
             threads=_threads(case),
             idle_cores=team.idle_cores,
-            machine=self.machine,
-            date=self.date,
-            commit=self.commit,
+            **self.stamp,
         )
 
 

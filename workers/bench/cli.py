@@ -21,7 +21,7 @@ from hubring.ps.config import terminal
 from hubring.workers.bench.rows.row import ROWS
 
 if TYPE_CHECKING:
-    from hubring.workers.bench.case import Case, Plan
+    from hubring.workers.bench.case import Case
     from hubring.workers.bench.report.table import Entry
     from hubring.workers.bench.rows.row import Row
 
@@ -91,11 +91,12 @@ def _show(summary: Path, into: Path | None) -> dict[str, Any]:
 
 def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) -> dict[str, Any]:
     from hubring.ps.config.environment import rest_threads
+    from hubring.workers.bench.case import Plan
     from hubring.workers.bench.report.summary import render
     from hubring.workers.bench.report.table import HEAD
 
     rest_threads()  # or they would spin, after the bench's own loops, on the cores of the step timed next
-    plan, chosen = _plan(rows_of(rows), **how), cases_of(cases)
+    plan, chosen = Plan(rows=rows_of(rows), stamp=_stamp(), **how), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     entries: list[Entry] = []
@@ -129,19 +130,14 @@ def rows_of(names: str | None) -> list[Row]:
     return [row for row in chosen if row.name not in lacks]
 
 
-def _plan(rows: Sequence[Row], **how: Any) -> Plan:
-    from hubring.workers.bench.case import Plan
+def _stamp() -> dict[str, str]:
+    """What is measured, where and when, as an `Entry` has it."""
     from hubring.workers.compare.run import machine
 
     found = machine.describe()
+    where = f"{found['cores']} cores of {found['processor']}, {found['system']}"
     versions = f"Python {found['python']}, torch {found['torch']}"
-    return Plan(
-        rows=rows,
-        machine=f"{found['cores']} cores of {found['processor']}, {found['system']}, {versions}",
-        date=f"{datetime.now():%Y-%m-%d}",
-        commit=_commit(),
-        **how,
-    )
+    return {"machine": f"{where}, {versions}", "date": f"{datetime.now():%Y-%m-%d}", "commit": _commit()}
 
 
 def _commit() -> str:
@@ -171,7 +167,3 @@ def cases_of(text: str | None) -> list[Case]:
             case _:
                 raise UsageError(f"--cases: {word!r} is not RANKS:SHAPE:OPTIMIZER, as in 2:resnet50:adam")
     return cases
-
-
-if __name__ == "__main__":
-    main()
