@@ -8,14 +8,26 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # As many tests at once as there are cores; more than eight would rather wait for the disk.
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-full test-all gpu lint bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
 	@$(BIN)/ps-compare run
 
 test: lint
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not full"
+
+# What `make test` leaves out, but for what .ci/run installs packages for.
+test-full: $(VENV)/test.stamp
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "full and not packages"
+
+test-all: test
+	@$(MAKE) test-full
+
+# All that needs a GPU, in one table. Exits with 1 if a part failed, and with 69 where torch finds no CUDA device
+# (make itself then exits with 2, as ever).
+gpu: $(VENV)/test.stamp
+	@$(BIN)/python -m tests.gpu
 
 lint: $(VENV)/test.stamp
 	@$(BIN)/ruff check

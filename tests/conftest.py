@@ -91,21 +91,24 @@ def no_process_outlives_its_test() -> Iterator[None]:
 
 def descendants() -> set[int]:
     """Live processes below this one; multiprocessing's own servant, which stays for good, is none of them."""
-    return {pid for pid in below(os.getpid()) if "multiprocessing.resource_tracker" not in command(pid)}
+    found = {*below(os.getpid()), *below(os.getpid())}  # a list that is read as a child ends may lack another
+    return {pid for pid in found if "multiprocessing.resource_tracker" not in command(pid)}
 
 
 def below(pid: int) -> list[int]:
     """Live processes that this one started, and those that they started."""
-    children: dict[int, list[int]] = {}
-    for process in [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit()]:
-        children.setdefault(parent(process), []).append(process)
     found: list[int] = []
     unseen = [pid]
     while unseen:
-        started = children.get(unseen.pop(), [])
+        started = [child for child in children(unseen.pop()) if parent(child)]
         found += started
         unseen += started
     return found
+
+
+def children(pid: int) -> list[int]:
+    """What each of its threads started, as the kernel lists it: to look at all processes takes too long."""
+    return [int(child) for thread in threads(pid) for child in entry(pid, f"task/{thread}/children").split()]
 
 
 def parent(pid: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -74,6 +75,32 @@ def test_a_worker_without_a_server_trains_alone(cluster: Cluster) -> None:
     result = worker.done()
     assert (result["topology"], result["size"], result["steps"]) == ("local", 1, 560)
     assert falling(worker)
+
+
+@pytest.fixture
+def afresh(tmp_path: Path) -> Iterator[Cluster]:
+    """Starts each program as a Python of its own, as users do."""
+    cluster = Cluster(tmp_path)
+    yield cluster
+    cluster.end()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--transport", "shm"],
+        pytest.param(["--transport", "zmq"], marks=pytest.mark.full),
+        pytest.param(["--transport", "grpc"], marks=pytest.mark.full),
+        pytest.param(["--topology", "ring"], marks=pytest.mark.full),
+    ],
+    ids=["shm", "zmq", "grpc", "ring"],
+)
+def test_programs_that_take_their_modules_down_end_well_too(afresh: Cluster, flags: list[str]) -> None:
+    """What the nursery forks ends before that."""
+    server, address = afresh.server("--workers", "2", "--once")
+    pair = [afresh.worker(address, *flags, SMALL, "5") for _ in range(2)]
+    assert [worker.done()["steps"] for worker in pair] == [5, 5]
+    server.done()
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
