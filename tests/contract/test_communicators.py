@@ -13,6 +13,8 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from itertools import product
+from multiprocessing import forkserver
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -491,33 +493,31 @@ def part(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.tensor([[1, 2, 3], [6, 5, 4]]).add(rank).to(dtype)
 
 
-@pytest.mark.parametrize("op", list(REDUCED))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks, op: ReduceOp, dtype: torch.dtype) -> None:
-    parts = torch.stack([part(rank, dtype) for rank in range(ranks.size)])
-
-    def action(communicator: Communicator) -> torch.Tensor:
-        given = part(communicator.rank, dtype)
-        result = allreduce(given, op, communicator=communicator)
-        assert torch.equal(given, part(communicator.rank, dtype))
-        return result
-
-    for result in ranks.run(action):
-        torch.testing.assert_close(result, REDUCED[op](parts))
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 
 
-@pytest.mark.parametrize("op", [op for op in REDUCED if op is not ReduceOp.AVERAGE])
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
-def test_allreduce_does_every_op_but_the_average_on_integers(
-    ranks: Ranks, op: ReduceOp, dtype: torch.dtype
-) -> None:
+def test_allreduce_does_every_op_on_floating_dtypes(ranks: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        for op, dtype in product(REDUCED, FLOATS):
+            given = part(communicator.rank, dtype)
+            result = allreduce(given, op, communicator=communicator)
+            assert torch.equal(given, part(communicator.rank, dtype))
+            parts = torch.stack([part(rank, dtype) for rank in range(ranks.size)])
+            torch.testing.assert_close(result, REDUCED[op](parts))
+
+    ranks.run(action)
+
+
+def test_allreduce_does_every_op_but_the_average_on_integers(ranks: Ranks) -> None:
     parts = torch.stack([part(rank, torch.int64) for rank in range(ranks.size)])
-    expected = REDUCED[op](parts).to(dtype)
-    results = ranks.run(
-        lambda communicator: allreduce(part(communicator.rank, dtype), op, communicator=communicator)
-    )
-    for result in results:
-        assert torch.equal(result, expected)
+
+    def action(communicator: Communicator) -> None:
+        for op, dtype in product([op for op in REDUCED if op is not ReduceOp.AVERAGE], INTEGERS):
+            result = allreduce(part(communicator.rank, dtype), op, communicator=communicator)
+            assert torch.equal(result, REDUCED[op](parts).to(dtype)), (op, dtype)
+
+    ranks.run(action)
 
 
 def test_allreduce_of_booleans_is_or_and_and(ranks: Ranks) -> None:
@@ -539,14 +539,17 @@ def test_an_average_of_integers_is_refused(ranks: Ranks) -> None:
     ranks.run(action)
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1), (5, 2, 3)])
-def test_shapes_are_kept(ranks: Ranks, shape: tuple[int, ...]) -> None:
+def test_shapes_are_kept(ranks: Ranks) -> None:
+    last = ranks.size - 1
+
     def action(communicator: Communicator) -> None:
-        given = torch.full(shape, float(communicator.rank))
-        total = allreduce(given, ReduceOp.SUM, communicator=communicator)
-        assert torch.equal(total, torch.full(shape, float(sum(range(ranks.size)))))
-        last = ranks.size - 1
-        assert torch.equal(broadcast(given, last, communicator=communicator), torch.full(shape, float(last)))
+        for shape in [(), (0,), (2, 0, 3), (1, 1), (5, 2, 3)]:
+            given = torch.full(shape, float(communicator.rank))
+            total = allreduce(given, ReduceOp.SUM, communicator=communicator)
+            assert torch.equal(total, torch.full(shape, float(sum(range(ranks.size)))))
+            assert torch.equal(
+                broadcast(given, last, communicator=communicator), torch.full(shape, float(last))
+            )
 
     ranks.run(action)
 
@@ -560,13 +563,15 @@ def test_what_is_not_contiguous_is_taken_as_it_reads(ranks: Ranks) -> None:
     ranks.run(action)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int16, torch.bool])
-def test_broadcast_gives_everybody_the_roots_tensor(ranks: Ranks, dtype: torch.dtype) -> None:
+def test_broadcast_gives_everybody_the_roots_tensor(ranks: Ranks) -> None:
     root = ranks.size - 1
-    for result in ranks.run(
-        lambda communicator: broadcast(part(communicator.rank, dtype), root, communicator=communicator)
-    ):
-        assert torch.equal(result, part(root, dtype))
+
+    def action(communicator: Communicator) -> None:
+        for dtype in (torch.float32, torch.float16, torch.int16, torch.bool):
+            result = broadcast(part(communicator.rank, dtype), root, communicator=communicator)
+            assert torch.equal(result, part(root, dtype))
+
+    ranks.run(action)
 
 
 def test_broadcast_needs_a_tensor_on_the_root_alone(ranks: Ranks) -> None:
@@ -581,11 +586,11 @@ def test_broadcast_needs_a_tensor_on_the_root_alone(ranks: Ranks) -> None:
         assert torch.equal(result, part(0))
 
 
-@pytest.mark.parametrize("root", [-1, 7])
-def test_a_root_that_is_no_rank_is_refused(ranks: Ranks, root: int) -> None:
+def test_a_root_that_is_no_rank_is_refused(ranks: Ranks) -> None:
     def action(communicator: Communicator) -> None:
-        with pytest.raises(UsageError, match=f"root is {root}"):
-            broadcast(torch.zeros(1), root, communicator=communicator)
+        for root in (-1, 7):
+            with pytest.raises(UsageError, match=f"root is {root}"):
+                broadcast(torch.zeros(1), root, communicator=communicator)
 
     ranks.run(action)
 
@@ -934,14 +939,22 @@ def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:
     os._exit(0)
 
 
+@pytest.fixture(scope="session")
+def forking() -> Any:
+    """Starts processes that have imported torch; what forks them stays as long as this process."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    forkserver.ensure_running()
+    return context
+
+
 @pytest.fixture
-def two_processes() -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
-    context = multiprocessing.get_context("spawn")
-    board, told = context.Queue(), context.Queue()
+def two_processes(forking: Any) -> Iterator[Callable[[str], tuple[list[Any], Any]]]:
+    board, told = forking.Queue(), forking.Queue()
     started: list[Any] = []
 
     def start(how: str) -> tuple[list[Any], Any]:
-        started.extend(context.Process(target=ring_rank, args=(rank, board, told, how)) for rank in (0, 1))
+        started.extend(forking.Process(target=ring_rank, args=(rank, board, told, how)) for rank in (0, 1))
         for process in started:
             process.start()
         return started, told
