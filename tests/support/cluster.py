@@ -119,17 +119,21 @@ class Cluster:
         nursery, network, variables = self._nursery, _network(within), variables or {}
         of_python = any(variable.startswith("PYTHON") for variable in variables)  # is read as one starts
         if nursery is None or network is None or of_python:
-            return self.start(name, [*within, sys.executable, "-m", module, *arguments], variables)
+            return self._start(name, [*within, sys.executable, "-m", module, *arguments], variables)
         environment = {**self._environment(), **variables}
         return self._add(
             name, lambda out, err: nursery.start(module, arguments, environment, out, err, network)
         )
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
-        """Starts a command, with these variables beside those of the test."""
+        """Starts a command, with these variables beside those of the test; a module of Python's as `run`."""
+        if list(command[:2]) == [sys.executable, "-m"]:
+            return self.run(name, command[2], *command[3:], variables=variables)
+        return self._start(name, command, variables or {})
 
+    def _start(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> Program:
         def started(out: BinaryIO, err: BinaryIO) -> subprocess.Popen[bytes]:
-            environment = {**self._environment(), **(variables or {})}
+            environment = {**self._environment(), **variables}
             return subprocess.Popen(
                 command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=environment
             )

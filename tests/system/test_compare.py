@@ -51,6 +51,7 @@ def test_a_row_on_the_hub_and_one_alone_end_in_the_same_parameters(cluster: Clus
     assert again.done()["verdict"] == last["verdict"]
 
 
+@pytest.mark.full
 def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: Path) -> None:
     words = [*SHORT, "--rows", "hub-asp,ring", "--learning-rate", "1e30", "--out", str(tmp_path / "out")]
     compare = cluster.run("compare", COMPARE, *words)
@@ -59,6 +60,7 @@ def test_a_rate_at_which_a_row_diverges_is_a_result(cluster: Cluster, tmp_path: 
     assert all("1 of 1 runs: diverged after" in failed for failed in said)
 
 
+@pytest.mark.full
 def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = measured(3000, "--rows", "local,hub-bsp", "--seeds", "1", "--out", str(out))
@@ -83,7 +85,9 @@ def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster
     assert results(out)["gate"]["passed"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)]
+)
 def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     cluster: Cluster, tmp_path: Path, number: int, code: int
 ) -> None:
@@ -98,6 +102,7 @@ def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     # that no child is left is seen to by the fixture no_process_outlives_its_test
 
 
+@pytest.mark.full
 def test_a_script_of_ones_own_is_compared_by_what_it_reports(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(Path(MEASURED).read_text())
     experiment = tmp_path / "mine.toml"

@@ -50,7 +50,9 @@ def pair(cluster: Cluster, topology: str, script: str, *arguments: str) -> list[
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize(("config", "epochs"), [("small", 5), ("medium", 1)])
+@pytest.mark.parametrize(
+    ("config", "epochs"), [("small", 5), pytest.param("medium", 1, marks=pytest.mark.full)]
+)
 def test_the_language_models_perplexity_is_that_of_one_process(
     cluster: Cluster, corpus: Path, topology: str, config: str, epochs: int
 ) -> None:
@@ -65,7 +67,7 @@ def test_the_language_models_perplexity_is_that_of_one_process(
     assert f"Test Perplexity: {expected['test_perplexity']:.3f}" in alone.out.read_text()
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_digits_are_learnt_and_a_checkpoint_is_gone_on_from(
     cluster: Cluster, tmp_path: Path, topology: str
 ) -> None:
@@ -82,6 +84,7 @@ def test_digits_are_learnt_and_a_checkpoint_is_gone_on_from(
     assert (tmp_path / "parts").read_bytes() == (tmp_path / "whole").read_bytes()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("topology", "precision"), [("hub", "fp16"), ("ring", "bf16")])
 def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topology: str, precision: str

@@ -31,7 +31,11 @@ LEAST = FAR.latency - FAR.jitter
 """Seconds, at the least, from host to host."""
 EXCHANGE = str(SCRIPTS / "exchange.py")
 PINGPONG = "tests.support.scripts.pingpong"
-TOPOLOGIES = [["--transport", "zmq"], ["--transport", "grpc"], ["--topology", "ring"]]
+TOPOLOGIES = [
+    ["--transport", "zmq"],
+    pytest.param(["--transport", "grpc"], marks=pytest.mark.full),
+    ["--topology", "ring"],
+]
 
 
 def far(workers: int) -> Setting:

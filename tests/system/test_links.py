@@ -24,13 +24,17 @@ EXCHANGE = str(SCRIPTS / "exchange.py")
 MEBI = 1 << 20
 SLICES, SLICE_BYTES, STEPS = 20, MEBI, 3
 NBYTES = SLICES * SLICE_BYTES
+OTHERS = [(1, False), (4, False), (2, True), (4, True)]
 RATE = 50_000_000
 """Bytes a second each way, headers of frames included: little enough that other tests may run beside this."""
 HALF = 0.5
 """Of the rate: what an exchange cannot pass whose ways up and down take turns."""
 
 
-@pytest.mark.parametrize(("workers", "colocated"), [(1, False), (2, False), (4, False), (2, True), (4, True)])
+@pytest.mark.parametrize(
+    ("workers", "colocated"),
+    [(2, False), *(pytest.param(*case, marks=pytest.mark.full) for case in OTHERS)],
+)
 def test_zmq_fills_saturated_links(cluster: Cluster, workers: int, colocated: bool) -> None:
     if reason := why_not():
         pytest.skip(reason)

@@ -77,10 +77,10 @@ def test_after_a_loss_the_parameters_are_those_of_the_recorded_contributors(
 
 
 def test_nobody_is_lost_while_the_server_was_held_up(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once", "--lease", "1")
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
     workers, go = three(cluster, address, tmp_path)
     server.process.send_signal(signal.SIGSTOP)
-    time.sleep(2)  # longer than the lease, and short enough for those who wait for the server
+    time.sleep(3)  # longer than the lease, and short enough for those who wait for the server
     server.process.send_signal(signal.SIGCONT)
     server.until_said("leases go on from where they were")
     go.touch()
@@ -89,7 +89,7 @@ def test_nobody_is_lost_while_the_server_was_held_up(cluster: Cluster, tmp_path:
 
 
 def test_on_loss_wait_ends_the_job_with_the_reason(cluster: Cluster, tmp_path: Path) -> None:
-    server, address = cluster.server("--workers", "3", "--once", "--lease", "1", "--on-loss", "wait")
+    server, address = cluster.server("--workers", "3", "--once", "--lease", "2", "--on-loss", "wait")
     workers, go = three(cluster, address, tmp_path)
     workers[2].process.kill()
     go.touch()

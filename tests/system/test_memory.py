@@ -27,6 +27,7 @@ def held(server: Program) -> int:
     return sum(1024 * int(line.split()[1]) for line in rollup if line.startswith(kinds))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
 def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Path, transport: str) -> None:
     steps = 10_000
@@ -50,7 +51,9 @@ def test_a_shard_does_not_grow_over_10_000_steps(cluster: Cluster, tmp_path: Pat
     assert after - before < MEBI
 
 
-@pytest.mark.parametrize("transport", ["shm", "zmq", "grpc"])
+@pytest.mark.parametrize(
+    "transport", ["shm", *(pytest.param(wire, marks=pytest.mark.full) for wire in ("zmq", "grpc"))]
+)
 def test_a_shard_holds_parameters_state_and_one_gradient_a_worker(
     cluster: Cluster, tmp_path: Path, transport: str
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hubring.ps.page.painter import TICK_SECONDS
 from tests.support.cluster import Cluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_sixty_four_workers_train_on_while_somebody_watches(cluster: Cluster) -> None:

@@ -80,6 +80,7 @@ def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster:
     assert [json.loads(line)["step"] for line in lines] == list(range(1, steps + 1))
 
 
+@pytest.mark.full
 def test_rpcs_workers_end_the_same_on_two_servers(cluster: Cluster) -> None:
     train(cluster, "rpc", SCRIPT, servers=2)
     apart, where = gate.difference(ring(cluster, SCRIPT), load_file(cluster.folder / "peer.safetensors"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from tests.support.cluster import SMALL, Cluster, Program
 pytestmark = pytest.mark.slow
 
 KINDS = {"hub": [], "aggregate": ["--aggregate"], "ring": ["--topology", "ring"]}
+FIRST = {("hub", "one"), ("aggregate", "all"), ("ring", "server")}
+"""Every kind once and everyone who is told once: what `make test` runs of them."""
 
 
 class Runs:
@@ -53,8 +56,13 @@ class Runs:
         return load_file(self.folder / f"{name}.safetensors")
 
 
-@pytest.mark.parametrize("whom", ["one", "all", "server"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "whom"),
+    [
+        pytest.param(*case, marks=() if case in FIRST else pytest.mark.full)
+        for case in product(KINDS, ("one", "all", "server"))
+    ],
+)
 def test_a_job_that_was_stopped_ends_in_the_same_bytes(
     cluster: Cluster, tmp_path: Path, kind: str, whom: str
 ) -> None:

@@ -61,6 +61,7 @@ def shown(worker: Program) -> int:
     return sum(int(end, 16) - int(start, 16) for start, end in ours)
 
 
+@pytest.mark.full
 def test_they_end_in_the_same_bytes_on_every_kind_of_hub_and_go_on_from_one_on_another(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,6 +9,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.shard import gpu
+from tests.support.cluster import Cluster
 
 
 def has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
@@ -55,9 +52,7 @@ def test_colocated_shards_have_no_device_of_the_servers() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_program_ends_with_a_sentence_before_it_starts_anything() -> None:
-    command = [sys.executable, "-m", "hubring.ps.cli", "start", "--port", "0", "--device", "cuda"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 78
-    assert "finds no GPU here; take --device cpu" in json.loads(ended.stdout.splitlines()[-1])["error"]
-    assert "ps-server on" not in ended.stderr
+def test_the_program_ends_with_a_sentence_before_it_starts_anything(cluster: Cluster) -> None:
+    server = cluster.run("server", "hubring.ps.cli", "start", "--port", "0", "--device", "cuda")
+    assert "finds no GPU here; take --device cpu" in server.done(78)["error"]
+    assert "ps-server on" not in server.said()

@@ -75,7 +75,7 @@ def a_rank_too_high(stage: Stage) -> Program:
 
 
 def another_model(stage: Stage) -> Program:
-    _, address = stage.cluster.server("--workers", "2", "--lease", "1")
+    _, address = stage.cluster.server("--workers", "2", "--lease", "2")
     first, second = stage.hold(address, 2)
     second.process.kill()
     first.until_said("going on with 1 of 2 workers")

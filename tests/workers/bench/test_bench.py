@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -23,6 +21,7 @@ from hubring.workers.bench.rows.row import ROWS, select
 from hubring.workers.bench.team import Turn
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.cluster import Cluster
 from tests.support.fake_hub import FakeHub, FakeRank
 
 # What is asked for.
@@ -149,42 +148,31 @@ def test_the_exposed_exchange_is_what_a_step_takes_beyond_computing() -> None:
     assert [each.samples_per_s for each in found] == pytest.approx([160, 320])
 
 
+SOME = "gloo+sgd,ddp-gloo,rpc,hub-shm,hub-colo,hub-grpc,ring,bound-memory,raw-tcp"
+"""A row of every side that is run in its own way."""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_all_rows_come_out_right_on_real_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cases", "rows"),
+    [
+        pytest.param("2:flat:sgd", SOME, id="some"),
+        pytest.param("2:flat:sgd,2:coded:sgd,2:digits:sgd", None, id="all", marks=pytest.mark.full),
+    ],
+)
+def test_rows_come_out_right_on_real_processes(
+    cluster: Cluster, tmp_path: Path, cases: str, rows: str | None
+) -> None:
+    pytest.importorskip("sklearn")
     out = tmp_path / "bench.json"
-    cases = "2:flat:sgd,2:coded:sgd" + (",2:digits:sgd" if shapes_to_train() else "")
-    command = [
-        "bench",
-        "--megabytes",
-        "30",  # eight slices, and two buckets
-        "--rounds",
-        "1",
-        "--steps",
-        "2",
-        "--cases",
-        cases,
-        "--out",
-        str(out),
-    ]
-    ended = subprocess.run(
-        [sys.executable, "-m", "hubring.workers.programs.cli", *command], capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout.splitlines()[-1]) == {"out": str(out), "wrong": 0, "exit_code": 0}
+    size = ["--megabytes", "30"]  # eight slices, and two buckets
+    short = ["--rounds", "1", "--steps", "2"]
+    words = [*size, *short, "--cases", cases, *(["--rows", rows] if rows else []), "--out", str(out)]
+    ended = cluster.run("bench", "hubring.workers.programs.cli", "bench", *words)
+    assert ended.done(timeout=200) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())
-    here = [row for row in ROWS.values() if not row.missing()]
-    for shape in {each["shape"] for each in found}:
+    here = cli.rows_of(rows)
+    for shape in [case.shape for case in cli.cases_of(cases)]:
         came = [(each["row"], each["wrong"], each["steps"]) for each in found if each["shape"] == shape]
         assert came == [(row.name, 0, 2) for row in here if takes_part(row, shapes.find(shape))]
-    assert {each["shape"] for each in found} == {"flat", "coded"} | (
-        {"digits"} if shapes_to_train() else set()
-    )
-
-
-def shapes_to_train() -> bool:
-    try:
-        import sklearn  # noqa: F401
-    except ModuleNotFoundError:
-        return False
-    return True

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from hubring.workers.compare import cli
 from hubring.workers.compare.cost import calibration, question
 from hubring.workers.compare.cost.constants import WIRES, read
 from hubring.workers.compare.experiment.setting import Link
+from tests.support.cluster import Cluster
 from tests.workers.compare.test_cost_prediction import CONSTANTS
 
 
@@ -175,15 +174,13 @@ def test_who_serves_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.fixture
-def peer() -> Iterator[str]:
+def peer(cluster: Cluster) -> Iterator[str]:
     """The address of another host, as far as this one knows."""
-    command = [sys.executable, "-m", "hubring.workers.compare.cli", "calibrate", "--serve", "127.0.0.1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as serving:
-        assert serving.stderr is not None
-        yield serving.stderr.readline().split()[-1]
-        serving.send_signal(signal.SIGINT)
-        out, _ = serving.communicate(timeout=30)
-    assert json.loads(out.splitlines()[-1])["error"] == "interrupted"
+    serving = cluster.run("serving", "hubring.workers.compare.cli", "calibrate", "--serve", "127.0.0.1")
+    serving.until(lambda: serving.said().endswith("\n"), "address")
+    yield serving.said().splitlines()[0].split()[-1]
+    serving.process.send_signal(signal.SIGINT)
+    assert serving.done(130)["error"] == "interrupted"
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 import hubring
 from hubring.workers.examples import char_lm, digits
 from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.cluster import Cluster
 
 EXAMPLES = Path(str(files("hubring.workers.examples")))
 SCRIPTS = ["digits.py", "char_lm.py", "train.py"]
@@ -107,6 +106,7 @@ def test_digits_learns_to_95_percent(alone: Alone, seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_char_lm_gets_below_what_letters_alone_would_tell(alone: Alone) -> None:
     char_lm.main(["--epochs", "1", "--threads", "1"])
     measured = [report["bits_per_char"] for report in alone.reports if "bits_per_char" in report]
@@ -145,35 +145,24 @@ def test_the_last_measurement_comes_after_everyones_last_gradient(
 
 
 @pytest.mark.slow
-def test_the_readmes_script_runs_by_itself_and_its_loss_falls() -> None:
-    ended = subprocess.run(
-        [sys.executable, str(EXAMPLES / "train.py")], capture_output=True, text=True, timeout=90, check=True
-    )
-    losses = [float(line.split()[-1]) for line in ended.stdout.splitlines() if "loss" in line]
+def test_the_readmes_script_runs_by_itself_and_its_loss_falls(cluster: Cluster) -> None:
+    script = cluster.run("script", "hubring.workers.examples.train")
+    assert script.wait() == 0, script.said()
+    losses = [float(line.split()[-1]) for line in script.out.read_text().splitlines() if "loss" in line]
     assert len(losses) == 10
     assert losses[-1] < losses[0] / 2
 
 
 @pytest.mark.slow
-def test_digits_under_ps_worker_ends_in_one_json_object(tmp_path: Path) -> None:
+def test_digits_under_ps_worker_ends_in_one_json_object(cluster: Cluster, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
-    command = [
-        "-m",
-        "hubring.workers.programs.cli",
-        "--job",
-        "digits",
-        "--record",
-        str(record),
-        "--",
-        "--epochs",
-        "1",
-    ]
-    ended = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=90, check=True)
-    result = json.loads(ended.stdout.splitlines()[-1])
+    words = ["--job", "digits", "--record", str(record), "--", "--epochs", "1"]
+    worker = cluster.run("worker", "hubring.workers.programs.cli", *words)
+    result = worker.done()
     assert result["steps"] == 22
     lines = [json.loads(line) for line in record.read_text().splitlines()]
     assert lines[-1]["test_accuracy"] == result["metrics"]["test_accuracy"]
-    assert "epoch 1/1  test loss" in ended.stderr
+    assert "epoch 1/1  test loss" in worker.said()
 
 
 @pytest.mark.parametrize("module", ["digits", "char_lm"])
