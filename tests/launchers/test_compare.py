@@ -38,6 +38,7 @@ def compared(folder: Path, hub: str = "hub-bsp") -> dict[str, Any]:
     return found
 
 
+@pytest.mark.full
 def test_torchrun_starts_a_comparison_of_its_tasks(cluster: Cluster, tmp_path: Path) -> None:
     out = tmp_path / "out"
     program = cluster.start(
@@ -74,6 +75,7 @@ def task(cluster: Cluster, rank: int, out: Path, name: str) -> Program:
     return cluster.run(f"{name} {rank}", COMPARE, *words, variables=place)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("killed", "says"), [(1, "rank 1 on "), (0, "rank 0 at 127.0.0.1:")])
 def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
     cluster: Cluster, tmp_path: Path, killed: int, says: str

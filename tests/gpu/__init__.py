@@ -1,0 +1,1 @@
+"""All that needs a GPU, run by `make gpu`."""

@@ -1,0 +1,109 @@
+"""`make gpu` without a GPU: what is run of it, and what its table says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hubring.workers.bench.row import ROWS
+from tests.gpu import __main__ as program
+from tests.gpu import bench, training
+from tests.gpu.pytests import verdict
+from tests.gpu.row import Row, exit_code, table
+from tests.support.cluster import SMALL, Cluster
+
+
+def test_without_a_device_one_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert program.main() == 69
+    assert capsys.readouterr() == ("", "make gpu: torch finds no CUDA device here; nothing was run\n")
+
+
+def test_a_table_has_a_line_for_every_part_and_fails_with_any_of_them() -> None:
+    rows = [Row("hub", "passed", "3 ms"), Row("ring over NCCL", "left out", "")]
+    assert table(rows).splitlines() == [
+        "part            outcome   measured",
+        "hub             passed    3 ms",
+        "ring over NCCL  left out",
+    ]
+    assert exit_code(rows) == 0
+    assert exit_code([*rows, Row("bench", "failed", "")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "summary", "outcome"),
+    [
+        (0, "26 passed, 7000 deselected in 41.03s", "passed"),
+        (1, "1 failed, 25 passed, 7000 deselected in 41.03s", "failed"),
+        (0, "1 passed, 25 skipped, 7000 deselected in 2.00s", "failed"),
+        (5, "7000 deselected in 2.00s", "failed"),
+    ],
+)
+def test_tests_that_fail_are_skipped_or_are_not_there_fail_the_part(
+    code: int, summary: str, outcome: str
+) -> None:
+    assert verdict(code, summary) == Row("tests marked gpu", outcome, summary)  # type: ignore[arg-type]
+
+
+def test_a_part_that_raises_is_a_row_that_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    def breaks() -> list[Row]:
+        raise RuntimeError("no memory\nis left")
+
+    assert program.attempt("bench", breaks) == [Row("bench", "failed", "no memory")]
+    assert "is left" in capsys.readouterr().err
+
+
+def test_one_part_that_fails_keeps_no_other_from_running(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def breaks(*_: object) -> Row:
+        raise RuntimeError("broken")
+
+    for part in (program.pytests, program.bench):
+        monkeypatch.setattr(part, "run", breaks)
+    for name in ("hub", "ring"):
+        monkeypatch.setattr(training, name, breaks)
+    rows = program.run(tmp_path)
+    assert [row.part for row in rows] == ["tests marked gpu", "hub on the GPU", "ring over NCCL", "bench"]
+    assert {row.outcome for row in rows} == {"failed"}
+
+
+def test_ranks_that_share_a_gpu_claim_hosts_of_their_own() -> None:
+    assert training.variables(1, gpus=2, environment={}) == {}
+    shared = [training.variables(rank, gpus=1, environment={}) for rank in range(2)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in shared] == ["0", "0"]
+    assert len({one["NCCL_HOSTID"] for one in shared}) == 2
+    given = {"CUDA_VISIBLE_DEVICES": "3,4"}
+    assert training.variables(0, gpus=1, environment=given)["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_rows_of_the_bench_that_tell_of_a_gpu_are_chosen() -> None:
+    plain = ROWS["ring"]
+    over_nccl = replace(plain, name="nccl", worker=("--topology", "ring", "--backend", "nccl"))
+    on_cuda = replace(ROWS["hub-shm"], name="cuda", server=("--device", "cuda"))
+    assert bench.on_gpu([plain, over_nccl, ROWS["gloo+sgd"], on_cuda]) == ["nccl", "cuda"]
+
+
+def test_a_row_of_the_bench_that_came_out_wrong_has_failed() -> None:
+    entry = {"row": "nccl", "n": 2, "shape": "flat", "optimizer": "sgd", "median_ms": 1.5, "busbw": 20.0}
+    assert bench.entries([{**entry, "wrong": 0}, {**entry, "wrong": 3}]) == [
+        Row("bench nccl, 2:flat:sgd", "passed", "1.50 ms, 20.00 GB/s, 0 wrong"),
+        Row("bench nccl, 2:flat:sgd", "failed", "1.50 ms, 20.00 GB/s, 3 wrong"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], ["--topology", "ring"]], ids=["hub", "ring"])
+def test_a_training_is_measured(cluster: Cluster, flags: list[str]) -> None:
+    told = [{"PS_TIMEOUT": "60"}, {}]
+    results = training.train(cluster, "small", [SMALL, "20"], worker=flags, told=told)
+    assert [result["rank"] for result in results] == [0, 1]
+    row = training.measured("small", results)
+    assert (row.part, row.outcome) == ("small", "passed")
+    assert row.measured.startswith("20 steps, ")
+    assert row.measured.endswith(" bytes sent a step and rank")
