@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hubring.workers.bench.row import ROWS
+from hubring.workers.bench.rows.row import ROWS
 from tests.gpu import __main__ as program
 from tests.gpu import bench, training
 from tests.gpu.pytests import verdict

@@ -2,128 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 import queue
-import signal
-import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-import torch
 
 from hubring.ps.client import send_window
-from hubring.ps.client.connections import Inflight, Lines
 from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, HubringError
-from hubring.ps.core.messages import Pull, Push, Values
-from hubring.ps.core.traffic import Traffic
-from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
-from hubring.ps.transport.spin_wait import Lookout
+from tests.support.desk import SOON, Desk, opened
 
-SOON = 10.0
-
-
-class Wire:
-    """A connection without a shard: the test answers, and sees in which threads it was used."""
-
-    def __init__(self) -> None:
-        self.ear, self.mouth = socket.socketpair()
-        self.ear.setblocking(False)
-        self.sent: list[Message] = []
-        self.let_out: list[int] = []
-        """How much had been sent at each flush."""
-        self.threads: dict[str, threading.Thread] = {}
-        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
-        self.before_receive: Callable[[], None] = lambda: None
-        self.on_send: Callable[[], object] = lambda: None
-        self.on_flush: Callable[[], object] = lambda: None
-        self.in_hand: Callable[[], None] = lambda: None
-        """Called where replies were read, and nobody was told of them yet."""
-
-    @property
-    def waitable(self) -> int:
-        return self.ear.fileno()
-
-    def answer(self, *numbers: int) -> None:
-        for number in numbers:
-            self.replies.put(wire.encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
-            self.mouth.send(b"!")
-
-    def send(self, message: Message, into: memoryview | None = None) -> None:
-        self.threads["send"] = threading.current_thread()
-        self.sent.append(message)
-        self.on_send()
-
-    def flush(self) -> None:
-        self.let_out.append(len(self.sent))
-        self.on_flush()
-
-    def receive(self) -> list[Message]:
-        self.threads["receive"] = threading.current_thread()
-        self.before_receive()
-        try:
-            came = len(self.ear.recv(4096))
-        except BlockingIOError:
-            return []
-        self.in_hand()
-        return [self.replies.get(timeout=SOON) for _ in range(came)]
-
-    def close(self) -> None:
-        self.ear.close()
-        self.mouth.close()
-
-
-class Told(Lookout):
-    """Says that somebody has begun to wait."""
-
-    began = threading.Event()
-
-    def wait(self, timeout: float | None = None) -> dict[int, int]:
-        self.began.set()
-        return super().wait(timeout)
-
-
-class Desk:
-    """Lines over wires that the test answers."""
-
-    def __init__(self, shards: int = 1) -> None:
-        self.wires: list[Wire] = []
-        self.attended = Told.began
-        self.attended.clear()
-        self.lines = Lines(shards, self._dial, Traffic())
-        self.lines.connected.wait(SOON)
-
-    @property
-    def wire(self) -> Wire:
-        return self.wires[-1]
-
-    def _dial(self, shard: int) -> Wire:
-        self.wires.append(Wire())
-        return self.wire
-
-    def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
-        work = Work(f"call {number}", 1, self.lines.attend if attended else None)
-        message = wire.encode_request(Pull(Sender(0, 1), 0), number)
-        self.lines.submit(Inflight(number, shard, message, None, lambda reply: None, work))
-        return work
-
-    def push(self, number: int, nbytes: int) -> Work:
-        work = Work(f"push {number}", 1, self.lines.attend)
-        message = wire.encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
-        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
-        return work
-
-
-@pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr("hubring.ps.client.connections.Lookout", Told)
-    desk = Desk()
-    yield desk
-    desk.lines.close()
+desk = pytest.fixture(opened, name="desk")
 
 
 def test_who_asks_sends_and_who_waits_reads(desk: Desk) -> None:
@@ -134,67 +25,6 @@ def test_who_asks_sends_and_who_waits_reads(desk: Desk) -> None:
     work.wait(SOON)
     assert desk.wire.threads == dict.fromkeys(("send", "receive"), threading.current_thread())
     timer.join()
-
-
-class Alarm(Exception):
-    """What a signal raises."""
-
-
-@pytest.fixture
-def alarms() -> Iterator[list[int]]:
-    """Gets the number of each SIGALRM, which also raises.
-
-    A finalizer swallows what a signal raises in it, so none of earlier tests' runs meanwhile. And the timer
-    is the one that bounds the test: a loop until an alarm has to look here for one that was swallowed.
-    """
-    came: list[int] = []
-
-    def ring(number: int, frame: object) -> None:
-        came.append(number)
-        raise Alarm
-
-    gc.disable()
-    before, limit = signal.signal(signal.SIGALRM, ring), signal.getitimer(signal.ITIMER_REAL)
-    yield came
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-    signal.setitimer(signal.ITIMER_REAL, *limit)
-    gc.enable()
-
-
-def cork_until_the_alarm(lines: Lines, microseconds: int, alarms: list[int]) -> None:
-    alarms.clear()
-    signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
-    while not alarms:
-        with lines.corked():
-            pass
-
-
-class InterruptedCorks(set[Any]):
-    """A signal raises as soon as something is in here."""
-
-    def add(self, element: object) -> None:
-        super().add(element)
-        raise Alarm
-
-
-def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
-    desk.lines._corks = InterruptedCorks()
-    try:
-        with desk.lines.corked():
-            raise AssertionError
-    except Alarm:
-        assert not desk.lines._corked, "what is asked for here leaves"
-
-
-def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms: list[int]) -> None:
-    lines = desk.lines
-    for turn in range(2000):
-        with pytest.raises(Alarm):
-            cork_until_the_alarm(lines, 20 + turn % 50, alarms)
-        assert not lines._corked
-        assert lines._hands.acquire(timeout=SOON)
-        lines._hands.release()
 
 
 def numbers_of(messages: list[Message]) -> list[int]:
@@ -349,24 +179,6 @@ def test_a_line_that_breaks_is_dialled_again_and_asked_again(desk: Desk, attende
     assert [message.header for message in desk.wire.sent] == [message.header for message in asked.sent]
 
 
-def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
-    """A signal's exception may have cost a reply: who asks again is told so, and does not wait for it."""
-
-    def interrupt() -> None:
-        if threading.current_thread() is threading.main_thread():
-            raise KeyboardInterrupt
-
-    desk.wire.before_receive = interrupt
-    work = desk.ask(1)
-    timer = threading.Timer(0.1, desk.wire.answer, (1,))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        work.wait(SOON)
-    with pytest.raises(HubringError, match="KeyboardInterrupt came while"):
-        desk.ask(2).wait(SOON)
-    timer.join()
-
-
 @pytest.mark.parametrize("attended", [True, False])
 def test_an_answer_that_makes_no_sense_fails_what_waits(desk: Desk, attended: bool) -> None:
     work = desk.ask(1, attended=attended)
@@ -374,22 +186,6 @@ def test_an_answer_that_makes_no_sense_fails_what_waits(desk: Desk, attended: bo
     desk.wire.mouth.send(b"!")
     with pytest.raises(HubringError, match="no header"):
         work.wait(SOON)
-
-
-def test_a_signal_s_exception_in_a_wait_is_its_own_and_costs_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    work = desk.ask(1)
-
-    def alarm(self: Lookout, timeout: float | None = None) -> dict[int, int]:
-        raise TimeoutError("the script's own alarm")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Told, "wait", alarm)
-        with pytest.raises(TimeoutError, match="alarm"):
-            work.wait(SOON)
-    desk.wire.answer(1)
-    work.wait(SOON)
 
 
 def test_a_deadline_beyond_what_a_poll_may_take_is_kept(desk: Desk) -> None:

@@ -13,7 +13,7 @@ from hubring.workers.optimizer.bucket_group import convoys
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
 from tests.support.fake_hub import FakeHub, FakeRank
-from tests.workers.optimizer.test_optimizer import (
+from tests.support.training_scripts import (
     assert_same,
     batches,
     build,

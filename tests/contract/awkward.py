@@ -1,0 +1,99 @@
+"""Scripts that train on every kind of ranks and as one process, and what they must end in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.ranks import HubRanks, Ranks, RingRanks
+
+STEPS = 4
+RTOL, ATOL = 1e-5, 1e-6
+"""Between one sum over all samples and the mean of the ranks' means, after STEPS steps in float32."""
+
+
+class Hub(HubRanks):
+    size = 2
+
+
+class Aggregate(HubRanks):
+    size = 2
+    aggregate = True
+
+
+class Ring(RingRanks):
+    size = 2
+
+
+ALL = {"hub": Hub, "aggregate": Aggregate, "ring": Ring}
+KINDS = pytest.mark.parametrize("kind", ALL.values(), ids=ALL)
+STEPPING_HERE = pytest.mark.parametrize("kind", [Aggregate, Ring], ids=["aggregate", "ring"])
+
+M = TypeVar("M", bound=nn.Module)
+Script = Callable[[Communicator | None], list[Tensor]]
+"""Trains as a rank, or as the one process that there is; returns parameters."""
+Loss = Any
+"""A tensor; torch's types want a float of a closure."""
+
+
+def ends(kind: type[Ranks], script: Script) -> list[Tensor]:
+    """What all ranks end with, bit for bit."""
+    ranks = kind()
+    try:
+        first, *others = ranks.run(script)
+    finally:
+        ranks.close()
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+    return first
+
+
+def assert_as_one(kind: type[Ranks], script: Script, rtol: float = RTOL, atol: float = ATOL) -> None:
+    torch.testing.assert_close(ends(kind, script), script(None), rtol=rtol, atol=atol)
+
+
+def made(module: M) -> M:
+    """The module with values of its own, as ranks are threads that share torch's generator."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=generator)
+    return module
+
+
+def wrapped(
+    optimizer: torch.optim.Optimizer, model: nn.Module, communicator: Communicator | None, **options: Any
+) -> torch.optim.Optimizer:
+    if communicator is None:
+        return optimizer
+    options = {"bucket_bytes": 64, **options}
+    return DistributedOptimizer(optimizer, model, communicator=communicator, **options)
+
+
+def momentum(model: nn.Module, communicator: Communicator | None, **options: Any) -> torch.optim.Optimizer:
+    sgd = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1, momentum=0.9)
+    return wrapped(sgd, model, communicator, **options)
+
+
+def parts(batch: Tensor, communicator: Communicator | None) -> list[Tensor]:
+    """This rank's half of a batch; of one process both."""
+    halves = batch.chunk(2)
+    return list(halves) if communicator is None else [halves[communicator.rank]]
+
+
+def batches(rows: int = 8, width: int = 4) -> Tensor:
+    return torch.randn(STEPS, rows, width, generator=torch.Generator().manual_seed(1))
+
+
+def values(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def mean(losses: list[Tensor]) -> Tensor:
+    return torch.stack(losses).mean()

@@ -1,0 +1,46 @@
+"""Models that ranks attach and train."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from hubring.workers.buckets.bucketing import Bucket, make_buckets
+from hubring.workers.communicators.base import Communicator
+
+T = TypeVar("T")
+
+
+def linear(rank: int, outputs: int = 2) -> nn.Linear:
+    model = nn.Linear(3, outputs)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(rank + 1)
+    return model
+
+
+def attached(
+    communicator: Communicator, model: nn.Module | None = None, bucket_bytes: int = 8
+) -> list[Bucket]:
+    model = model or linear(communicator.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    named = list(model.named_parameters())
+    name = "SGD" if communicator.steps_on == "server" else ""
+    buckets = make_buckets(optimizer, named, communicator.allocate, bucket_bytes, name)
+    assert communicator.attach(buckets).step == 0
+    return buckets
+
+
+def linear_of(inputs: int, outputs: int) -> nn.Linear:
+    """Always the same values; torch's generator is shared by the ranks' threads."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-0.5, 0.5, generator=torch.Generator().manual_seed(inputs))
+    return layer
+
+
+def parameters(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]

@@ -1,0 +1,166 @@
+"""What ranks do not agree on, or cannot be done, is an error on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.core.messages import Call, Collective, ReduceOp
+from hubring.workers import collectives as c
+from hubring.workers.communicators.base import Communicator
+from tests.support.crew import Crew
+
+
+def odd(rank: int) -> dict[str, tuple[Callable[[Communicator], object], str, str]]:
+    """What rank 1 does unlike the others, and what it and rank 0 are said to have sent."""
+    ones, one = torch.ones, rank == 1
+    return {
+        "shape": (
+            lambda own: c.allreduce(ones(3 if one else 2), communicator=own),
+            "allreduce average float32[2]",
+            "allreduce average float32[3]",
+        ),
+        "dtype": (
+            lambda own: c.allreduce(ones(2).to(torch.float64 if one else torch.float32), communicator=own),
+            "float32[2]",
+            "float64[2]",
+        ),
+        "op": (
+            lambda own: c.allreduce(ones(2), ReduceOp.MAX if one else ReduceOp.SUM, communicator=own),
+            "allreduce sum",
+            "allreduce max",
+        ),
+        "root": (
+            lambda own: c.broadcast(ones(2), int(one), communicator=own),
+            "broadcast from rank 0 float32[2]",
+            "broadcast from rank 1",
+        ),
+        "broadcast": (
+            lambda own: c.broadcast(ones(3 if one else 2), 2, communicator=own),
+            "broadcast from rank 2 float32[2]",
+            "broadcast from rank 2 float32[3]",
+        ),
+        "reduce": (
+            lambda own: c.reduce(ones(2), int(one), communicator=own),
+            "reduce average to rank 0",
+            "reduce average to rank 1",
+        ),
+        "columns": (
+            lambda own: c.allgather(ones(2, 3 if one else 2), communicator=own),
+            "allgather float32[2, 2]",
+            "allgather float32[2, 3]",
+        ),
+        "kind": (
+            lambda own: (
+                c.allgather(ones(2), "k", communicator=own)
+                if one
+                else c.allreduce(ones(2), name="k", communicator=own)
+            ),
+            "allreduce average float32[2]",
+            "allgather float32[2]",
+        ),
+        "count": (
+            lambda own: c.grouped_allreduce([ones(1)] * (9 if one else 8), communicator=own),
+            "allreduce average 8 tensors",
+            "allreduce average 9 tensors, of which number 8 is float32[1]",
+        ),
+        "one of many": (
+            lambda own: c.grouped_allreduce([*[ones(1)] * 8, ones(2 if one else 1)], communicator=own),
+            "9 tensors, of which number 8 is float32[1]",
+            "9 tensors, of which number 8 is float32[2]",
+        ),
+        "group": (
+            lambda own: c.new_group([0, 1] if one else [0, 2], communicator=own),
+            "group of ranks [0, 2]",
+            "group of ranks [0, 1]",
+        ),
+        "rows": (
+            lambda own: c.alltoall(ones(3, 4 if one else 5), communicator=own),
+            "alltoall float32[3, 5]",
+            "alltoall float32[3, 4]",
+        ),
+    }
+
+
+@pytest.mark.parametrize("what", list(odd(0)))
+def test_ranks_that_disagree_are_all_told_who_sent_what(three: Crew, what: str) -> None:
+    def action(communicator: Communicator) -> str:
+        call, *_ = odd(communicator.rank)[what]
+        with pytest.raises(ConfigError) as caught:
+            call(communicator)
+        c.barrier(communicator=communicator)  # and the others go on
+        return str(caught.value)
+
+    (text,) = set(three.run(action))
+    _, usual, other = odd(0)[what]
+    assert f"rank 0 sent {usual}" in text.replace("allreduce average ", "") or f"rank 0 sent {usual}" in text
+    assert other in text
+    assert "rank 2 sent" in text
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda own: c.alltoall(torch.ones(4), communicator=own),
+            "rank 0 gave 4 rows, which do not divide by 3",
+        ),
+        (
+            lambda own: c.alltoall(torch.ones(4), [1, 1, 2 + (own.rank == 1)], communicator=own),
+            r"rank 1 splits 4 rows as \[1, 1, 3\]; give 3 counts that add up to 4",
+        ),
+        (
+            lambda own: c.alltoall(torch.ones(4), [5, -1, 0], communicator=own),
+            r"rank 0 splits 4 rows as \[5, -1, 0\]",
+        ),
+        (lambda own: c.alltoall(torch.ones(()), communicator=own), "rank 0 gave a tensor without dimensions"),
+        (lambda own: c.reduce_scatter(torch.ones(()), communicator=own), "has no rows to deal out"),
+        (
+            lambda own: c.scatter([torch.ones(1)] * 2 if own.rank == 0 else None, communicator=own),
+            "root 0 gave 2 tensors to scatter; give one for each of the ranks 0, 1, 2",
+        ),
+        (
+            lambda own: own.collective(Call(Collective.BROADCAST, "none", root=1)).get(),
+            "root 1 gave no tensor; ranks taking part: 0, 1, 2",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_an_error_on_every_rank(
+    three: Crew, call: Callable[[Communicator], object], says: str
+) -> None:
+    def action(communicator: Communicator) -> None:
+        with pytest.raises(ConfigError, match=says):
+            call(communicator)
+
+    three.run(action)
+    three.run(action)  # nobody has fallen behind
+
+
+@pytest.mark.parametrize("root", [-1, 7])
+def test_a_root_that_is_no_rank_is_refused(three: Crew, root: int) -> None:
+    own = three.communicators[0]
+    for call in (c.broadcast, c.reduce, c.gather):
+        with pytest.raises(UsageError, match=f"root is {root}; ranks are 0 to 2"):
+            call(torch.zeros(1), root, communicator=own)
+
+
+def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: Crew) -> None:
+    for rank in range(3):
+        with pytest.raises(UsageError, match="does not travel"):
+            c.broadcast(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[rank])
+
+
+def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: Crew) -> None:
+    def action(communicator: Communicator) -> float:
+        own = [torch.tensor(communicator.rank * 10.0 + at) for at in range(3 + communicator.rank)]
+        return c.scatter(own, communicator=communicator).item()
+
+    assert three.run(action) == [0.0, 1.0, 2.0]
+
+
+def test_a_dtype_that_does_not_travel_is_refused(three: Crew) -> None:
+    with pytest.raises(UsageError, match=r"torch\.complex64 does not travel; convert it to one of float64"):
+        c.allreduce(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[0])

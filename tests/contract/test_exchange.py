@@ -1,0 +1,257 @@
+"""What a training exchanges is the same on every kind of ranks."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.collectives import barrier
+from hubring.workers.communicators.allreduce import AllreduceCommunicator
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.optimizer import distributed as optimizer_module
+from hubring.workers.optimizer import tuning
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.contract.models import attached, linear, linear_of, parameters
+from tests.support.ranks import LIMIT, Ranks, RingRanks
+
+
+def test_attaching_brings_rank_0s_parameters_to_all(ranks: Ranks) -> None:
+    def action(communicator: Communicator) -> list[list[float]]:
+        return [bucket.values.tolist() for bucket in attached(communicator)]
+
+    assert ranks.run(action) == [[[1, 1], [1] * 6]] * ranks.size
+
+
+def test_buckets_come_back_with_the_mean(averaging: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        buckets = attached(communicator)
+        for step in range(3):
+            for bucket in buckets:
+                bucket.gradients.copy_(torch.arange(bucket.gradients.numel()) + communicator.rank + step)
+            works = [communicator.push_pull(bucket, {}) for bucket in buckets]
+            for bucket, work in zip(buckets, works, strict=True):
+                work.wait(LIMIT)
+                bucket.stage.arrive()
+                expected = torch.arange(bucket.gradients.numel()) + (averaging.size - 1) / 2 + step
+                torch.testing.assert_close(bucket.gradients, expected)
+                assert work.done
+                communicator.pull(bucket).wait(LIMIT)
+
+    averaging.run(action)
+
+
+def test_an_optimizer_trains_all_ranks_alike(ranks: Ranks) -> None:
+    data = torch.randn(4, ranks.size, 2, 3, generator=torch.Generator().manual_seed(0))
+
+    def train(communicator: Communicator) -> list[torch.Tensor]:
+        model = linear(communicator.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=8)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(data[step, communicator.rank]).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    alone = linear(0)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+    for step in range(4):
+        optimizer.zero_grad()
+        alone(data[step].flatten(0, 1)).square().mean().backward()
+        optimizer.step()
+    first, *others = ranks.run(train)
+    torch.testing.assert_close(first, [parameter.detach() for parameter in alone.parameters()])
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+
+
+def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
+    def train(communicator: Communicator, cross_barrier: bool) -> list[torch.Tensor]:
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.uniform_(-0.5, 0.5, generator=generator)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
+        optimizer = DistributedOptimizer(
+            inner, model, communicator=communicator, bucket_bytes=64, cross_barrier=cross_barrier
+        )
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, gamma=0.9)
+        data = torch.randn(8, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+        assert optimizer._crossing is cross_barrier
+        return list(model.state_dict().values())
+
+    def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
+        fresh = type(ranks)()
+        try:
+            return fresh.run(partial(train, cross_barrier=cross_barrier))
+        finally:
+            fresh.close()
+
+    for crossed, plain in zip(ends(True), ends(False), strict=True):
+        assert all(torch.equal(one, two) for one, two in zip(crossed, plain, strict=True))
+
+
+def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
+
+    def train(communicator: Communicator, bucket_bytes: int | None) -> list[torch.Tensor]:
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=bucket_bytes)
+        trying, used = _trial_of(optimizer), set()
+        assert trying is (bucket_bytes is None and communicator.tunable)
+        data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
+        for batch in data:
+            used.add(len(optimizer._exchange._convoys))
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        assert not _trial_of(optimizer), "the trial has ended"
+        assert len(used) == (3 if trying else 1), "every size was used"
+        return parameters(model)
+
+    def ends(bucket_bytes: int | None) -> list[list[torch.Tensor]]:
+        fresh = type(ranks)()
+        try:
+            return fresh.run(partial(train, bucket_bytes=bucket_bytes))
+        finally:
+            fresh.close()
+
+    first, *others = ends(None)
+    for other in others:
+        assert all(torch.equal(one, two) for one, two in zip(first, other, strict=True))
+    torch.testing.assert_close(first, ends(16)[0])
+
+
+def _trial_of(optimizer: DistributedOptimizer) -> bool:
+    """Whether it is trying sizes still."""
+    return optimizer._tuner is not None and optimizer._tuner._tuning is not None
+
+
+class Told(torch.autograd.Function):
+    """Passes everything on, and tells when backward comes by."""
+
+    @staticmethod
+    def forward(ctx: Any, batch: torch.Tensor, tell: Callable[[], None]) -> torch.Tensor:
+        ctx.tell = tell
+        return batch.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        ctx.tell()
+        return gradients[0], None
+
+
+def test_late_layers_are_exchanged_while_backward_of_early_ones_runs(ranks: Ranks) -> None:
+    def train(communicator: Communicator) -> list[str]:
+        events: list[str] = []
+        push_pull = communicator.push_pull
+
+        def told(bucket: Bucket, hyper: Hyper) -> Work:
+            events.append(bucket.spec.tensors[-1].name)
+            return push_pull(bucket, hyper)
+
+        communicator.push_pull = told  # type: ignore[method-assign]
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator, bucket_bytes=16)
+        for _ in range(2):  # a hub watches the first
+            events.clear()
+            hidden = Told.apply(model[0](torch.ones(2, 3)), lambda: events.append("backward of 0"))
+            model[2](model[1](hidden)).sum().backward()
+            optimizer.step()
+        return events
+
+    for events in ranks.run(train):
+        assert events == ["2.bias", "2.weight", "1.bias", "1.weight", "backward of 0", "0.bias", "0.weight"]
+
+
+def test_ranks_with_other_models_are_told_the_first_difference(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as caught:
+            attached(communicator, linear(0, outputs=4 if communicator.rank == 1 else 2))
+        return str(caught.value)
+
+    (text,) = set(ring.run(action))
+    assert "rank 1" in text
+    assert "bias float32[4]" in text
+    assert "bias float32[2]" in text
+
+
+def test_a_rank_with_more_parameters_is_told_which(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> str:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1) if communicator.rank == 2 else nn.Identity())
+        with pytest.raises(ConfigError) as caught:
+            attached(communicator, model)
+        return str(caught.value)
+
+    (text,) = set(ring.run(action))
+    assert "rank 2" in text
+    assert "1.bias float32[1]" in text
+
+
+def test_traffic_is_that_of_a_ring(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> tuple[int, int]:
+        for bucket in attached(communicator):
+            communicator.push_pull(bucket, {}).wait(LIMIT)
+        return communicator.traffic.bytes_sent, communicator.traffic.bytes_received
+
+    sent = sum(2 * 2 * nbytes // 3 for nbytes in (2 * 4, 6 * 4))
+    assert ring.run(action) == [(sent, sent)] * 3
+
+
+class LoneOnARing(RingRanks):
+    """The garbage collector runs in one thread at a time."""
+
+    size = 1
+
+
+def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
+
+    def train(communicator: Communicator) -> weakref.ref[torch.Tensor]:
+        assert isinstance(communicator, AllreduceCommunicator)
+        model = nn.Sequential(linear(0, 8), nn.Tanh(), linear_of(8, 8), nn.Tanh(), linear_of(8, 1))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(inner, model, communicator=communicator)
+        done = False
+        while not done:
+            done = not _trial_of(optimizer)  # one step more, in which all that is left travels
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).square().mean().backward()
+            optimizer.step()
+        barrier(communicator=communicator)  # the ring's thread has let go of the operations before it
+        gc.collect()
+        used = {load for convoy in optimizer._exchange._convoys for load in convoy.loads}
+        assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
+        return weakref.ref(model.get_parameter("0.weight"))
+
+    def action(communicator: Communicator) -> bool:
+        assert isinstance(communicator, AllreduceCommunicator)
+        gone = train(communicator)
+        barrier(communicator=communicator)
+        gc.collect()
+        return gone() is None and not communicator._means
+
+    assert LoneOnARing().run(action) == [True]

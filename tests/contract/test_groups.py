@@ -1,0 +1,168 @@
+"""Groups of ranks, and ranks that have joined: the others go on without them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers import collectives as c
+from hubring.workers.communicators.base import Communicator
+from tests.contract.numbers import LARGE
+from tests.support.crew import Crew
+
+
+def test_a_group_does_everything_among_its_members_alone(three: Crew) -> None:
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        group = c.new_group([2, 0], communicator=communicator)
+        assert (group.ranks, group.size(), group.included()) == ((0, 2), 2, rank != 1)
+        if rank == 1:
+            with pytest.raises(UsageError, match=r"rank 1 is none of the group of ranks \[0, 2\]"):
+                c.allreduce(torch.ones(1), group=group, communicator=communicator)
+            with pytest.raises(UsageError, match=r"rank 1 is none of"):
+                group.rank()
+        else:
+            own = torch.full((2, 2), float(rank))
+            assert group.rank() == rank // 2
+            assert c.allreduce(own, group=group, communicator=communicator)[0, 0] == 1.0
+            assert len(c.allgather(own, group=group, communicator=communicator)) == 4
+            assert c.broadcast(own, 2, group=group, communicator=communicator)[0, 0] == 2.0
+            assert (c.reduce(own, 2, group=group, communicator=communicator) is None) == (rank == 0)
+            assert (c.gather(own, 2, group=group, communicator=communicator) is None) == (rank == 0)
+            dealt = [own, own + 1] if rank == 2 else None
+            assert c.scatter(dealt, 2, group=group, communicator=communicator)[0, 0] == 2 + rank // 2
+            assert len(c.reduce_scatter(own, group=group, communicator=communicator)) == 1
+            output, _ = c.alltoall(own, group=group, communicator=communicator)
+            assert output[:, 0].tolist() == [0.0, 2.0]
+            c.barrier(group=group, communicator=communicator)
+            with pytest.raises(UsageError, match=r"root is 1, which is none of the group of ranks \[0, 2\]"):
+                c.broadcast(own, 1, group=group, communicator=communicator)
+        assert c.allreduce(torch.tensor(1.0), ReduceOp.SUM, communicator=communicator) == 3.0
+        c.remove_group(group, communicator=communicator)
+        with pytest.raises(UsageError, match="was removed: make a new one"):
+            c.barrier(group=group, communicator=communicator)
+        with pytest.raises(UsageError, match="was removed before"):
+            c.remove_group(group, communicator=communicator)
+
+    three.run(action)
+    three.run(action)  # what was removed may be made again
+
+
+def test_groups_that_overlap_do_not_wait_for_each_other(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        rank = communicator.rank
+        groups = [c.new_group(pair, communicator=communicator) for pair in ([0, 1], [1, 2], [0, 2])]
+        mine = [group for group in groups if group.included()]
+        if rank % 2:
+            mine.reverse()
+        works = {
+            group.ranks: c.allreduce_async(
+                torch.tensor(float(rank)), ReduceOp.SUM, group=group, communicator=communicator
+            )
+            for group in mine
+        }
+        totals = [works[ranks].get().item() for ranks in sorted(works)]
+        for group in groups:
+            c.remove_group(group, communicator=communicator)
+        return totals
+
+    assert three.run(action) == [[1.0, 2.0], [1.0, 3.0], [2.0, 3.0]]
+
+
+def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        groups = [c.new_group([0, 1], communicator=communicator) for _ in range(2)]
+        c.remove_group(groups[0], communicator=communicator)
+        totals = []
+        if communicator.rank < 2:
+            own = torch.tensor(1.0)
+            totals = [c.allreduce(own, ReduceOp.SUM, group=groups[1], communicator=communicator).item()]
+        c.remove_group(groups[1], communicator=communicator)
+        return totals
+
+    assert three.run(action) == [[2.0], [2.0], []]
+
+
+def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        group, works = c.new_group([0, 1], communicator=communicator), []
+        if group.included():
+            for turn in range(20):
+                own = torch.full((LARGE * 10,), float(turn))
+                works.append(
+                    c.allreduce_async(own, name=f"turn {turn}", group=group, communicator=communicator)
+                )
+        c.remove_group(group, communicator=communicator)
+        return [work.get()[0].item() for work in works]
+
+    whole = [float(turn) for turn in range(20)]
+    assert three.run(action) == [whole, whole, []]
+
+
+def test_a_group_of_all_and_a_group_of_one_are_groups(three: Crew) -> None:
+    def action(communicator: Communicator) -> tuple[float, float]:
+        everybody = c.new_group(range(3), communicator=communicator)
+        alone = [c.new_group([rank], communicator=communicator) for rank in range(3)][communicator.rank]
+        own = torch.tensor(float(communicator.rank))
+        total = c.allreduce(own, ReduceOp.SUM, group=everybody, communicator=communicator)
+        return total.item(), c.allreduce(own, ReduceOp.SUM, group=alone, communicator=communicator).item()
+
+    assert three.run(action) == [(3.0, 0.0), (3.0, 1.0), (3.0, 2.0)]
+
+
+@pytest.mark.parametrize("ranks", [[], [0, 0], [1, 3], [-1]])
+def test_a_group_that_cannot_be_is_refused(three: Crew, ranks: list[int]) -> None:
+    with pytest.raises(UsageError, match="name one or more different ranks, each from 0 to 2"):
+        c.new_group(ranks, communicator=three.communicators[0])
+
+
+# Join
+
+
+@pytest.mark.slow
+def test_a_rank_without_data_joins_and_the_others_go_on(crew: Crew) -> None:
+    """Rank r has r + 1 batches."""
+    size = crew.size
+
+    def action(communicator: Communicator) -> tuple[list[float], list[int], int]:
+        rank, totals, rows = communicator.rank, [], []
+        for _ in range(rank + 1):
+            totals.append(c.allreduce(torch.full((2,), 6.0), communicator=communicator)[0].item())
+            rows.append(len(c.allgather(torch.ones(2, 3), communicator=communicator)))
+            c.grouped_allreduce([torch.ones(LARGE), torch.tensor(1)], ReduceOp.SUM, communicator=communicator)
+            c.broadcast(torch.ones(2), size - 1, communicator=communicator)
+            c.barrier_async(communicator=communicator).wait()
+        return totals, rows, c.join(communicator=communicator)
+
+    for _ in range(2):
+        for rank, (totals, rows, last) in enumerate(crew.run(action)):
+            assert totals == [pytest.approx(6.0 * (size - step) / size) for step in range(rank + 1)]
+            assert rows == [2 * (size - step) for step in range(rank + 1)]
+            assert last == size - 1
+
+
+def test_a_root_that_has_joined_has_nothing_to_give(three: Crew) -> None:
+    def action(communicator: Communicator) -> None:
+        if communicator.rank != 1:
+            with pytest.raises(ConfigError, match="root 1 gave no tensor"):
+                c.broadcast(torch.ones(2), 1, communicator=communicator)
+        c.join(communicator=communicator)
+
+    three.run(action)
+
+
+def test_a_group_goes_on_without_a_member_that_has_joined(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        group = c.new_group([0, 1], communicator=communicator)
+        c.barrier(communicator=communicator)
+        totals = []
+        if communicator.rank == 0:
+            own = torch.tensor(1.0)
+            totals = [c.allreduce(own, ReduceOp.SUM, group=group, communicator=communicator).item()]
+        c.join(communicator=communicator)
+        c.remove_group(group, communicator=communicator)
+        return totals
+
+    assert three.run(action)[0] == [1.0]

@@ -1,0 +1,208 @@
+"""What is particular to gRPC."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+
+from hubring.protos import data_pb2 as pb
+from hubring.protos.data_pb2_grpc import DataServicer, DataStub, add_DataServicer_to_server
+from hubring.ps.transport.backlog import BOUND, Backlog
+from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.transport.grpc import listener as grpc_listener
+from hubring.ps.transport.grpc import transport as grpc_client
+from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
+from hubring.ps.transport.grpc.listener import GREETING
+from hubring.ps.transport.grpc.transport import GrpcTransport
+from tests.support.conformance import PATIENCE, Serving, ask, content, noise, number_of, replies, request
+
+
+def test_grpc_serves_a_client_generated_from_the_proto() -> None:
+    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
+        payload = bytes(noise(CHUNK_BYTES + 10))
+        header = pb.Header(request=7, payload_bytes=len(payload), pull=pb.Pull(key=3))
+        frames = [pb.Frame(header=header, payload=payload[:100]), pb.Frame(payload=payload[100:])]
+        came = list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
+        assert came[0].header == header
+        assert b"".join(frame.payload for frame in came) == payload
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        pytest.param([pb.Frame(payload=b"x")], id="no header"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=1), payload=b"xx")], id="too much payload"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=2**62))], id="a size beyond all bounds"),
+        pytest.param([pb.Frame(header=pb.Header(payload_bytes=9), payload=b"x")] * 2, id="two at once"),
+    ],
+)
+def test_grpc_ends_a_stream_that_breaks_the_rules_with_a_sentence(frames: list[pb.Frame]) -> None:
+    with Serving(GrpcTransport()) as server, grpc.insecure_channel(server.address) as channel:
+        with pytest.raises(grpc.RpcError) as caught:
+            list(DataStub(channel).Exchange(iter(frames), timeout=PATIENCE))
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert caught.value.details()
+
+
+class PlainServicer(DataServicer):
+    """A shard as anyone may write it from the .proto: once it may read, it answers with all reversed."""
+
+    def __init__(self) -> None:
+        self.may_read = threading.Event()
+        self.came: list[int] = []
+
+    def Exchange(self, requests: Iterable[pb.Frame], context: Any) -> Iterator[pb.Frame]:  # noqa: N802 - gRPC's
+        context.send_initial_metadata((GREETING,))
+        assert self.may_read.wait(PATIENCE)
+        header, payload = pb.Header(), b""
+        for frame in requests:
+            if frame.HasField("header"):
+                header, payload = frame.header, b""
+                self.came.append(header.request)
+            payload += frame.payload
+            if len(payload) == header.payload_bytes:
+                half = len(payload) // 2
+                yield pb.Frame(header=header, payload=payload[: half - 1 : -1])
+                yield pb.Frame(payload=payload[:half][::-1])
+
+    @classmethod
+    @contextlib.contextmanager
+    def serving(cls) -> Iterator[tuple[PlainServicer, str]]:
+        """A servicer and its address."""
+        servicer = cls()
+        with futures.ThreadPoolExecutor(8) as threads:
+            server = grpc.server(threads, options=[("grpc.max_receive_message_length", -1)])
+            add_DataServicer_to_server(servicer, server)
+            port = server.add_insecure_port("127.0.0.1:0")
+            server.start()
+            try:
+                yield servicer, f"127.0.0.1:{port}"
+            finally:
+                server.stop(0).wait()
+
+
+def test_grpc_talks_on_several_lanes_to_a_servicer_generated_from_the_proto() -> None:
+    with PlainServicer.serving() as (servicer, address):
+        servicer.may_read.set()
+        with contextlib.closing(GrpcTransport(lanes=3).dial(address, PATIENCE)) as line:
+            sent = {number: noise(CHUNK_BYTES + 100 + number, number) for number in range(12)}
+            for number, payload in sent.items():
+                line.send(request(number, payload))
+            came = {number_of(reply): content(reply) for reply in replies(line, len(sent))}
+    assert came == {number: bytes(payload)[::-1] for number, payload in sent.items()}
+
+
+def test_grpc_keeps_what_a_busy_shard_cannot_take_and_sends_the_urgent_first() -> None:
+    count, urgent = 40, 99
+    payload = noise(1 << 20)
+    with (
+        PlainServicer.serving() as (servicer, address),
+        contextlib.closing(GrpcTransport(lanes=1).dial(address, PATIENCE)) as line,
+    ):
+        for number in range(count):
+            line.send(request(number, payload))
+        line.send(dataclasses.replace(request(urgent, payload), priority=1))
+        servicer.may_read.set()
+        replies(line, count + 1)
+    assert servicer.came.index(urgent) < count // 2, "gRPC held most of them already"
+    servicer.came.remove(urgent)
+    assert servicer.came == list(range(count))
+
+
+def _watch_for_a_pause(monkeypatch: pytest.MonkeyPatch, end: ModuleType) -> threading.Event:
+    """An event that is set when a reader at that end finds its backlog full."""
+    paused = threading.Event()
+
+    class Watched(Backlog):
+        def await_room(self) -> None:
+            if self.full:
+                paused.set()
+            super().await_room()
+
+    monkeypatch.setattr(end, "Backlog", Watched)
+    return paused
+
+
+@pytest.mark.slow
+def test_grpc_reads_no_more_from_a_peer_that_does_not_read_until_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, payload = 1000, noise(128 << 10)
+    answered: list[int] = []
+    paused = _watch_for_a_pause(monkeypatch, grpc_listener)
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        number = number_of(envelope.message)
+        answered.append(number)
+        listener.send(envelope.reply_to, request(number, payload), stable=True)
+
+    with Serving(GrpcTransport(), answer) as server, grpc.insecure_channel(server.address) as channel:
+        frames = [pb.Frame(header=pb.Header(request=number)) for number in range(count)]
+        came = DataStub(channel).Exchange(iter(frames), timeout=PATIENCE)
+        assert paused.wait(PATIENCE)
+        assert len(answered) < count
+        assert [frame.header.request for frame in came] == answered
+    assert sorted(answered) == list(range(count))
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_grpc_reads_no_more_replies_than_fit_until_its_owner_takes_them(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    count, payload = 2 * BOUND // (4 << 20), noise(4 << 20)
+    paused = _watch_for_a_pause(monkeypatch, grpc_client)
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        listener.send(envelope.reply_to, request(number_of(envelope.message), payload), stable=True)
+
+    with Serving(GrpcTransport(), answer) as server:
+        line = GrpcTransport().dial(server.address, PATIENCE)
+        with contextlib.closing(line):
+            for number in range(count):
+                line.send(request(number))
+            assert paused.wait(PATIENCE)
+            if comes_back:
+                first = line.receive()
+                assert len(first) < count
+                assert len(first) + len(replies(line, count - len(first))) == count
+
+
+def test_frames_are_what_protobuf_makes_of_them() -> None:
+    message = request(300, noise(2 * CHUNK_BYTES + 1))
+    first, second, third = (pb.Frame.FromString(frame) for frame in to_frames(message))
+    assert first.header.SerializeToString() == message.header
+    assert first.payload + second.payload + third.payload == content(message)
+    assert not second.HasField("header")
+    assert first.SerializeToString() == next(to_frames(message))
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\x0a", b"\x0a\x05ab", b"\x12\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", b"\x1a\x00"]
+)
+def test_bytes_that_are_no_frame_are_refused(frame: bytes) -> None:
+    with pytest.raises(MalformedFrame):
+        Assembly().add(frame)
+
+
+def test_a_service_registered_with_grpc_shares_the_port() -> None:
+    def add(server: grpc.Server) -> None:
+        def loudly(asked: bytes, context: grpc.ServicerContext) -> bytes:
+            return asked + b"!"
+
+        answer: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(loudly)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", {"Ask": answer}),))
+
+    transport = GrpcTransport([add])
+    with Serving(transport) as server, grpc.insecure_channel(server.address) as channel:
+        ask_it: grpc.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test/Ask")
+        assert ask_it(b"here", timeout=PATIENCE) == b"here!"
+        with contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+            assert content(ask(line, request(1, noise(5)))) == bytes(noise(5))

@@ -1,0 +1,176 @@
+"""What is moved between ranks arrives as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hubring.ps.core.errors import UsageError
+from hubring.workers import collectives as c
+from hubring.workers.communicators.base import Communicator
+from tests.contract.numbers import DTYPES, LARGE, given_by
+from tests.support.crew import Crew
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_is_moved_arrives_as_it_was_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
+    size = crew.size
+
+    def rows(rank: int, count: int) -> Tensor:
+        return given_by(rank, dtype, count, 3)
+
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        whole = c.allgather(rows(rank, rank * 2), communicator=communicator)
+        assert torch.equal(whole, torch.cat([rows(one, one * 2) for one in range(size)]))
+        for root in range(size):
+            assert torch.equal(
+                c.broadcast(rows(rank, 4).t(), root, communicator=communicator), rows(root, 4).t()
+            )
+            gathered = c.gather(rows(rank, rank), root, communicator=communicator)
+            assert (gathered is None) == (rank != root)
+            for one, tensor in enumerate(gathered or []):
+                assert torch.equal(tensor, rows(one, one))
+            dealt = [rows(one, 2 + one) for one in range(size)] if rank == root else None
+            assert torch.equal(c.scatter(dealt, root, communicator=communicator), rows(rank, 2 + rank))
+        splits = [(rank + other) % 3 for other in range(size)]
+        output, received = c.alltoall(rows(rank, sum(splits)), splits, communicator=communicator)
+        assert received.tolist() == [(rank + other) % 3 for other in range(size)]
+        pieces = [
+            rows(other, sum((other + one) % 3 for one in range(size)))[
+                sum((other + one) % 3 for one in range(rank)) :
+            ][: (other + rank) % 3]
+            for other in range(size)
+        ]
+        assert torch.equal(output, torch.cat(pieces))
+
+    crew.run(action)
+
+
+def test_what_has_no_dimensions_or_no_elements_is_moved_too(crew: Crew) -> None:
+    def action(communicator: Communicator) -> None:
+        rank, size = communicator.rank, crew.size
+        scalars = c.allgather(torch.tensor(rank + 0.5), communicator=communicator)
+        assert scalars.tolist() == [one + 0.5 for one in range(size)]
+        gathered = c.gather(torch.tensor(rank), size - 1, communicator=communicator)
+        assert gathered is None or [tensor.item() for tensor in gathered] == list(range(size))
+        one = c.scatter(
+            [torch.tensor(at) for at in range(size)] if rank == 0 else None, communicator=communicator
+        )
+        assert (one.item(), one.shape) == (rank, ())
+        for shape in [(0,), (0, 3), (size, 0)]:
+            empty = torch.empty(shape)
+            assert c.allgather(empty, communicator=communicator).shape == (shape[0] * size, *shape[1:])
+            assert c.broadcast(empty, communicator=communicator).shape == shape
+            output, received = c.alltoall(empty, communicator=communicator)
+            assert (output.shape, received.sum().item()) == (shape, shape[0])
+            assert c.scatter([empty] * size if rank == 0 else None, communicator=communicator).shape == shape
+            gathered = c.gather(empty, communicator=communicator)
+            assert gathered is None or [tensor.shape for tensor in gathered] == [shape] * size
+
+    crew.run(action)
+
+
+def test_many_tensors_are_gathered_as_one_by_one(crew: Crew) -> None:
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        tensors = [torch.full((rank, 2), rank), torch.tensor(rank * 0.5), torch.ones(3, dtype=torch.bool)]
+        together = c.grouped_allgather(tensors, communicator=communicator)
+        for one, other in zip(together, tensors, strict=True):
+            assert torch.equal(one, c.allgather(other, communicator=communicator))
+
+    crew.run(action)
+
+
+def test_the_root_of_a_scatter_may_give_each_another_shape_and_dtype(crew: Crew) -> None:
+    def action(communicator: Communicator) -> Tensor:
+        given = [torch.zeros([2] * rank, dtype=DTYPES[rank]) for rank in range(crew.size)]
+        return c.scatter(given if communicator.rank == 0 else None, communicator=communicator)
+
+    results = crew.run(action)
+    assert [(len(result.shape), result.dtype) for result in results] == [
+        (rank, DTYPES[rank]) for rank in range(crew.size)
+    ]
+
+
+@pytest.mark.slow
+def test_sums_of_all_splits_are_what_alltoall_moves(three: Crew) -> None:
+    table = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3)
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(table)
+    def moves(splits: list[list[int]]) -> None:
+        def action(communicator: Communicator) -> tuple[list[int], list[int]]:
+            own = splits[communicator.rank]
+            rows = torch.tensor([to for to, count in enumerate(own) for _ in range(count)], dtype=torch.int32)
+            output, received = c.alltoall(rows, torch.tensor(own), communicator=communicator)
+            return output.tolist(), received.tolist()
+
+        for rank, (output, received) in enumerate(three.run(action)):
+            assert received == [row[rank] for row in splits]
+            assert output == [rank] * sum(received)
+
+    moves()
+
+
+# From one to another
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: Crew, dtype: torch.dtype) -> None:
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        for shape in [(), (0,), (2, 3), (LARGE,)]:
+            if rank == 0:
+                c.send(given_by(0, dtype, *shape), 2, communicator=communicator)
+            elif rank == 2:
+                assert torch.equal(c.recv(0, communicator=communicator), given_by(0, dtype, *shape))
+
+    three.run(action)
+
+
+def test_all_may_send_and_receive_at_once_under_one_name(three: Crew) -> None:
+    def action(communicator: Communicator) -> None:
+        rank = communicator.rank
+        others = [other for other in range(3) if other != rank]
+        received = [c.recv_async(other, "all", communicator=communicator) for other in others for _ in (1, 2)]
+        sent = [
+            c.send_async(torch.tensor([rank, other, turn]), other, "all", communicator=communicator)
+            for turn in (1, 2)
+            for other in others
+        ]
+        for work in sent:
+            work.wait()
+        assert [work.get().tolist() for work in received] == [
+            [other, rank, turn] for other in others for turn in (1, 2)
+        ]
+
+    three.run(action)
+
+
+def test_transfers_are_matched_by_name_in_any_order(three: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        if communicator.rank == 0:
+            works = [
+                c.send_async(torch.tensor(at), 1, at_name, communicator=communicator)
+                for at, at_name in [(1.0, "a"), (2.0, "b"), (3.0, "c")]
+            ]
+            for work in works:
+                work.wait()
+        if communicator.rank == 1:
+            return [c.recv(0, name, communicator=communicator).item() for name in "cab"]
+        return []
+
+    assert three.run(action)[1] == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("other", [-1, 0, 3])
+def test_who_sends_to_itself_or_to_nobody_is_told(three: Crew, other: int) -> None:
+    communicator = three.communicators[0]
+    with pytest.raises(UsageError, match=f"between rank 0 and rank {other}; allowed is any from 0 to 2"):
+        c.send(torch.ones(1), other, communicator=communicator)
+    with pytest.raises(UsageError, match=f"between rank {other} and rank 0"):
+        c.recv(other, communicator=communicator)

@@ -1,0 +1,87 @@
+"""Operations may come in any order, be under way together, and are waited for by name."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import DeadlineExceeded
+from hubring.ps.core.messages import ReduceOp
+from hubring.workers import collectives as c
+from hubring.workers.communicators.base import Communicator
+from tests.contract.numbers import LIMIT
+from tests.support.crew import Crew
+
+
+def test_named_operations_may_come_in_any_order_on_every_rank(crew: Crew) -> None:
+    names = list("abcdef")
+
+    def action(communicator: Communicator) -> dict[str, float]:
+        turned = names[communicator.rank :] + names[: communicator.rank]
+        works = {
+            name: c.allreduce_async(
+                torch.tensor(float(names.index(name))), name=name, communicator=communicator
+            )
+            for name in turned
+        }
+        return {name: works[name].get().item() for name in sorted(turned, reverse=True)}
+
+    assert crew.run(action) == [{name: float(at) for at, name in enumerate(names)}] * crew.size
+
+
+def test_calls_under_one_name_may_be_under_way_together(crew: Crew) -> None:
+    def action(communicator: Communicator) -> list[float]:
+        works = [c.allreduce_async(torch.tensor(turn + 0.5), communicator=communicator) for turn in range(20)]
+        return [work.get().item() for work in reversed(works)]
+
+    assert crew.run(action) == [[turn + 0.5 for turn in reversed(range(20))]] * crew.size
+
+
+def test_threads_of_a_rank_may_each_wait_for_their_own(three: Crew) -> None:
+    def action(communicator: Communicator) -> dict[str, float]:
+        results: dict[str, float] = {}
+
+        def call(name: str) -> None:
+            own = torch.tensor(float(communicator.rank + ord(name)))
+            results[name] = c.allreduce(own, ReduceOp.MAX, name, communicator=communicator).item()
+
+        names = "xyz"[communicator.rank :] + "xyz"[: communicator.rank]
+        threads = [threading.Thread(target=call, args=(name,)) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LIMIT)
+        return results
+
+    assert three.run(action) == [{name: ord(name) + 2.0 for name in "xyz"}] * 3
+
+
+def test_nobody_passes_a_barrier_before_all_have_come(crew: Crew) -> None:
+    arrived: SimpleQueue[int] = SimpleQueue()
+
+    def action(communicator: Communicator) -> int:
+        arrived.put(communicator.rank)
+        c.barrier_async(communicator=communicator).wait()
+        return arrived.qsize()
+
+    assert crew.run(action) == [crew.size] * crew.size
+
+
+def test_who_waits_too_long_is_told_for_what_and_the_operation_goes_on(three: Crew) -> None:
+    late = threading.Event()
+
+    def action(communicator: Communicator) -> float:
+        if communicator.rank == 2:
+            late.wait(LIMIT)
+        work = c.allreduce_async(torch.tensor(1.5), name="late", communicator=communicator)
+        if communicator.rank == 0:
+            with pytest.raises(DeadlineExceeded, match=r"allreduce 'late' did not finish within 0\.01 s"):
+                work.wait(0.01)
+            assert not work.done
+            late.set()
+        return float(work.get())
+
+    assert three.run(action) == [1.5] * 3

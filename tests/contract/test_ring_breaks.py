@@ -1,0 +1,138 @@
+"""A ring that breaks, or is left, ends what waits on it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.workers.collectives import allreduce_async, barrier, recv_async
+from hubring.workers.communicators.allreduce import AllreduceCommunicator, ring_store
+from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.ring_work import RingWork
+from tests.contract.models import attached
+from tests.support.ranks import LIMIT, Ranks
+
+
+def test_whatever_an_operation_fails_with_ends_all_that_wait(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> list[str]:
+        assert isinstance(communicator, AllreduceCommunicator)
+
+        def bad() -> None:
+            raise ValueError("seven is not a codec")
+
+        told = []
+        first, second = RingWork("the first", bad), RingWork("the second")
+        tensor = torch.ones(2)
+        for work in (first, second):
+            communicator.ring.start(work, lambda group: group.allreduce([tensor]))
+        for work in (first, second):
+            with pytest.raises(RingBroken, match="seven is not a codec") as raised:
+                work.wait(LIMIT)
+            told.append(str(raised.value))
+        return told
+
+    for told in ring.run(action):
+        assert all("the first failed" in each for each in told)
+
+
+def test_failing_a_ring_ends_what_is_pending_and_whatever_comes_later(ring: Ranks) -> None:
+    may_leave = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        buckets = attached(communicator)
+        if communicator.rank != 0:
+            may_leave.wait(LIMIT)
+            return
+        pending = communicator.push_pull(buckets[0], {})
+        assert not pending.done
+        communicator.fail(RingBroken("rank 1 stands still"))
+        try:
+            for work in (pending, communicator.push_pull(buckets[1], {})):
+                with pytest.raises(RingBroken, match="rank 1 stands still"):
+                    work.wait(LIMIT)
+            with pytest.raises(RingBroken, match="rank 1 stands still"):
+                barrier(communicator=communicator)
+        finally:
+            may_leave.set()
+
+    ring.run(action)
+
+
+def test_failing_a_ring_ends_the_collectives_that_wait_for_others(ring: Ranks) -> None:
+    may_leave = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        assert isinstance(communicator, AllreduceCommunicator)
+        if communicator.rank != 0:
+            may_leave.wait(LIMIT)
+            return
+        works = [
+            allreduce_async(torch.ones(2), communicator=communicator),
+            recv_async(1, communicator=communicator),
+        ]
+        communicator.fail(RingBroken("rank 1 stands still"))
+        try:
+            for work in works:
+                with pytest.raises(RingBroken, match="rank 1 stands still"):
+                    work.wait(LIMIT)
+        finally:
+            may_leave.set()
+
+    ring.run(action)
+
+
+def test_who_leaves_a_ring_ends_what_it_has_under_way_there(ring: Ranks) -> None:
+    def action(communicator: Communicator) -> None:
+        barrier(communicator=communicator)
+        if communicator.rank == 0:
+            work = allreduce_async(torch.ones(2), communicator=communicator)
+            communicator.close(finished=True)
+            with pytest.raises(RingBroken, match="rank 0 has left the ring"):
+                work.wait(LIMIT)
+
+    ring.run(action)
+
+
+def test_a_wait_ends_with_its_timeout(ring: Ranks) -> None:
+    may_go_on = threading.Event()
+
+    def action(communicator: Communicator) -> None:
+        bucket, *_ = attached(communicator)
+        if communicator.rank != 0:
+            may_go_on.wait(LIMIT)
+        work = communicator.push_pull(bucket, {})
+        if communicator.rank == 0:
+            try:
+                with pytest.raises(DeadlineExceeded, match=r"bucket 0 did not finish within 0\.01 s"):
+                    work.wait(0.01)
+            finally:
+                may_go_on.set()
+        work.wait(LIMIT)
+
+    ring.run(action)
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match="allowed: gloo, nccl"):
+        AllreduceCommunicator(0, 1, dist.HashStore(), backend="mpi", host="127.0.0.1")  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device to reduce on")
+def test_nccl_without_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match="backend nccl"):
+        AllreduceCommunicator(0, 1, dist.HashStore(), backend="nccl")  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_store_nobody_serves_is_an_error_that_names_it() -> None:
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(RingBroken, match=r"rank 1 could not reach .* at 127\.0\.0\.1"):
+            ring_store(1, "127.0.0.1", lambda _: None, lambda: where, 0.1)

@@ -1,0 +1,83 @@
+"""What is particular to shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from hubring.ps.transport.shm.packet import VERSION
+from hubring.ps.transport.shm.segment import enclose
+from hubring.ps.transport.shm.transport import ShmTransport
+from tests.support.conformance import PATIENCE, Serving, ask, content, noise, request
+
+LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
+LENGTH = LAYOUT.size - 4
+NOWHERE = (0, 0, 0)
+REQUEST, SEGMENT = 3, 1
+
+
+@contextlib.contextmanager
+def stranger(address: str) -> Iterator[socket.socket]:
+    """A socket to a shm listener on which anything can be said."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
+        line.settimeout(PATIENCE)
+        line.connect("\0" + address.removeprefix("shm://"))
+        yield line
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        pytest.param(b"?", id="shorter than a descriptor"),
+        pytest.param(LAYOUT.pack(LENGTH, 1, REQUEST, 0, *NOWHERE, *NOWHERE), id="another version"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, 99, 0, *NOWHERE, *NOWHERE), id="an unknown kind"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, 1, 0, 8, *NOWHERE), id="no segment"),
+        pytest.param(LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE), id="no descriptor"),
+        pytest.param(bytes(60_000), id="a packet beyond all bounds"),
+    ],
+)
+def test_shm_drops_a_peer_that_breaks_the_rules_and_serves_the_others(packet: bytes) -> None:
+    transport = ShmTransport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as honest:
+        with stranger(server.address) as line:
+            line.send(packet)
+            assert line.recv(1) == b""
+        assert content(ask(honest, request(1, noise(1000)))) == bytes(noise(1000))
+
+
+@pytest.mark.parametrize(("offset", "length"), [(4096, 1), (4095, 2), (0, 4097), (2**64 - 1, 2)])
+@pytest.mark.parametrize("place", ["payload", "into"])
+def test_shm_refuses_places_beyond_the_segment(place: str, offset: int, length: int) -> None:
+    places = (1, offset, length, *NOWHERE) if place == "payload" else (*NOWHERE, 1, offset, length)
+    with Serving(ShmTransport()) as server, stranger(server.address) as line:
+        descriptor = enclose(noise(4096))
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        os.close(descriptor)
+        line.send(LAYOUT.pack(LENGTH, VERSION, REQUEST, 0, *places))
+        assert line.recv(1) == b""
+
+
+def test_shm_refuses_a_segment_that_could_shrink() -> None:
+    with Serving(ShmTransport()) as server, stranger(server.address) as line:
+        descriptor = os.memfd_create("test", os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, 4096)
+        socket.send_fds(line, [LAYOUT.pack(LENGTH, VERSION, SEGMENT, 1, *NOWHERE, *NOWHERE)], [descriptor])
+        os.close(descriptor)
+        assert line.recv(1) == b""
+
+
+def test_shm_forgets_segments_that_nobody_uses() -> None:
+    transport = ShmTransport()
+    with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(20):
+            memory = transport.allocate(200 << 20)  # too large to share a segment with others
+            ask(line, request(number, memory[:10]))
+        del memory
+        # This process plays both ends: two descriptors for the worker's segment, one for the shard's.
+        assert len(os.listdir("/proc/self/fd")) - before <= 2 * 3

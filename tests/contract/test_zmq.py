@@ -1,0 +1,240 @@
+"""What is particular to ZeroMQ."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import zmq
+
+from hubring.ps.transport import registry
+from hubring.ps.transport.base import Envelope, Listener
+from hubring.ps.transport.zmq import socket as zmq_socket
+from hubring.ps.transport.zmq.listener import ZmqListener
+from hubring.ps.transport.zmq.transport import ZmqTransport
+from tests.support.conformance import (
+    PATIENCE,
+    Answer,
+    Serving,
+    await_loss,
+    echo,
+    noise,
+    number_of,
+    replies,
+    request,
+)
+
+
+@pytest.mark.parametrize(("shards", "apart"), [(1, True), (2, False)])
+def test_zmq_answers_who_has_one_shard_on_a_line_for_replies(shards: int, apart: bool) -> None:
+    lines: list[Any] = []
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        lines.append(envelope.reply_to)
+        listener.send(envelope.reply_to, request(number_of(envelope.message)), stable=True)
+
+    with Serving(ZmqTransport(), answer) as server:
+        ways = registry.choose([registry.Line("", {"zmq": server.address})] * shards, "zmq")
+        with contextlib.closing(ways.dial(0)) as line:
+            for number in range(1000):  # requests may overtake the word that the other line is there
+                line.send(request(number))
+                line.flush()
+                assert [number_of(reply) for reply in replies(line, 1)] == [number]
+                if lines[-1].endswith(b"<"):
+                    break
+    assert lines[-1].endswith(b"<") == apart
+
+
+@pytest.mark.parametrize(("apart", "heard"), [(False, False), (True, True), (True, False)])
+def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
+    apart: bool, heard: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever line they come on: who has not heard of one for replies answers on the other."""
+    for end in ("transport", "listener"):  # however busy the machine is
+        monkeypatch.setattr(f"hubring.ps.transport.zmq.{end}.LAST_WORDS_MS", int(1000 * PATIENCE))
+    count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
+    asked: list[Envelope] = []
+    hear = ZmqListener._answer_apart
+
+    def hear_or_not(listener: ZmqListener, line: bytes) -> None:
+        if heard:
+            hear(listener, line)
+        heard_of_it.set()
+
+    def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
+        asked.append(envelope)
+        for one in asked if len(asked) == count else ():
+            listener.send(one.reply_to, request(number_of(one.message), payload), stable=True)
+            answered.set()
+
+    monkeypatch.setattr(ZmqListener, "_answer_apart", hear_or_not)
+    with (
+        Serving(ZmqTransport(), answer_all_at_once) as server,
+        contextlib.closing(ZmqTransport(apart=apart).dial(server.address, PATIENCE)) as line,
+    ):
+        assert not apart or heard_of_it.wait(PATIENCE)
+        for number in range(count):
+            line.send(request(number))
+        line.flush()
+        assert answered.wait(PATIENCE)
+        ending = threading.Thread(target=server.stop)
+        ending.start()
+        came = replies(line, count)
+        ending.join()
+        assert sorted(number_of(reply) for reply in came) == list(range(count))
+        await_loss(line)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_zmq_tells_of_a_loss_to_who_only_asked(apart: bool) -> None:
+    with Serving(ZmqTransport(), lambda listener, envelope: None) as server:
+        line = ZmqTransport(apart=apart).dial(server.address, PATIENCE)
+        line.send(request(0))
+        line.flush()
+    with contextlib.closing(line):
+        await_loss(line)
+
+
+@pytest.mark.parametrize(
+    ("host", "room"),
+    [
+        ("127.0.0.1", zmq_socket.READ_AHEAD_AT_HOME),
+        ("::1", zmq_socket.READ_AHEAD_AT_HOME),
+        ("10.0.0.1", zmq_socket.READ_AHEAD),
+    ],
+)
+def test_zmq_reads_as_far_ahead_on_all_lines_that_share_a_link(host: str, room: int) -> None:
+    sockets = zmq_socket.Sockets()
+    for kind in (zmq.ROUTER, zmq.DEALER):
+        socket = sockets.open(kind, host)
+        assert socket.rcvbuf == room
+        sockets.close(socket)
+
+
+def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MOST_APART", 2)
+    with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
+        transport = ZmqTransport(apart=True)
+        lines = [transport.dial(server.address, PATIENCE) for _ in range(5)]
+        for line in lines:
+            stack.callback(line.close)
+        for number, line in enumerate(lines):
+            line.send(request(number, noise(1 << 20)))
+            line.flush()
+            assert [number_of(reply) for reply in replies(line, 1)] == [number]
+
+
+def test_zmq_ignores_messages_of_the_wrong_form() -> None:
+    transport = ZmqTransport()
+    with Serving(transport) as server, zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.connect(server.address)
+        dealer.send_multipart([b"a", b"b", b"c", b"d"])
+        dealer.send_multipart([b"header", b"payload"])
+        assert dealer.poll(int(1000 * PATIENCE))
+        assert dealer.recv_multipart() == [b"header", b"payload"]
+
+
+def hold(listening: threading.Event, answer: Answer) -> Answer:
+    """Serves nobody before the event."""
+
+    def answer_later(listener: Listener, envelope: Envelope) -> None:
+        assert listening.wait(PATIENCE)
+        answer(listener, envelope)
+
+    return answer_later
+
+
+def test_zmq_lets_an_urgent_message_overtake_what_waits() -> None:
+    transport, listening = ZmqTransport(), threading.Event()
+    arrived: list[int] = []
+
+    def note(listener: Listener, envelope: Envelope) -> None:
+        arrived.append(number_of(envelope.message))
+        echo(listener, envelope)
+
+    with (
+        Serving(transport, hold(listening, note)) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        payload = noise(4 << 20)
+        for number in range(32):
+            line.send(replace(request(number, payload), priority=number))
+            line.flush()
+        listening.set()
+        replies(line, 32)
+    assert arrived.index(31) < 16
+    assert arrived[-1] < 16
+
+
+def test_zmq_lets_an_urgent_reply_overtake_what_waits() -> None:
+    transport, payload = ZmqTransport(), noise(4 << 20)
+    held: list[Envelope] = []
+
+    def answer_all_at_once(listener: Listener, envelope: Envelope) -> None:
+        held.append(envelope)
+        for priority, one in enumerate(held if len(held) == 32 else ()):
+            reply = replace(request(number_of(one.message), payload), priority=priority)
+            listener.send(one.reply_to, reply, stable=True)
+
+    with (
+        Serving(transport, answer_all_at_once) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as line,
+    ):
+        for number in range(32):
+            line.send(request(number))
+        came = [number_of(reply) for reply in replies(line, 32)]
+    assert came.index(31) < 16
+    assert came[-1] < 16
+
+
+def test_zmq_reads_from_its_workers_in_turn() -> None:
+    """A worker that floods its shard holds up nobody: the other's request is not the last to be read."""
+    transport, listening = ZmqTransport(), threading.Event()
+    arrived: list[int] = []
+
+    def note(listener: Listener, envelope: Envelope) -> None:
+        arrived.append(number_of(envelope.message))
+        echo(listener, envelope)
+
+    with (
+        Serving(transport, hold(listening, note)) as server,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as flood,
+        contextlib.closing(transport.dial(server.address, PATIENCE)) as trickle,
+    ):
+        payload = noise(1 << 20)
+        for number in range(100):
+            flood.send(request(number, payload))
+        flood.flush()
+        trickle.send(request(1000, payload))
+        trickle.flush()
+        listening.set()
+        replies(trickle)
+        replies(flood, 100)
+    assert arrived.index(1000) < 50
+
+
+def test_zmq_brings_out_all_replies_before_it_closes() -> None:
+    transport, payload, answered = ZmqTransport(), noise(4 << 20), threading.Event()
+
+    def answer(listener: Listener, envelope: Envelope) -> None:
+        for number in range(8):
+            listener.send(envelope.reply_to, request(number, payload), stable=True)
+        answered.set()
+
+    with Serving(transport, answer) as server:
+        line = transport.dial(server.address, PATIENCE)
+        line.send(request(0))
+        line.flush()
+        assert answered.wait(PATIENCE)
+        closing = threading.Thread(target=server.stop)
+        closing.start()
+        came = replies(line, 8)
+        closing.join(PATIENCE)
+    assert [number_of(reply) for reply in came] == list(range(8))
+    line.close()

@@ -1,0 +1,113 @@
+"""Signals that come at any moment cost a client's lines nothing."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hubring.ps.client.connections import Lines
+from hubring.ps.core.errors import HubringError
+from hubring.ps.transport.spin_wait import Lookout
+from tests.support.desk import SOON, Desk, Told, opened
+
+desk = pytest.fixture(opened, name="desk")
+
+
+class Alarm(Exception):
+    """What a signal raises."""
+
+
+@pytest.fixture
+def alarms() -> Iterator[list[int]]:
+    """Gets the number of each SIGALRM, which also raises.
+
+    A finalizer swallows what a signal raises in it, so none of earlier tests' runs meanwhile. And the timer
+    is the one that bounds the test: a loop until an alarm has to look here for one that was swallowed.
+    """
+    came: list[int] = []
+
+    def ring(number: int, frame: object) -> None:
+        came.append(number)
+        raise Alarm
+
+    gc.disable()
+    before, limit = signal.signal(signal.SIGALRM, ring), signal.getitimer(signal.ITIMER_REAL)
+    yield came
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+    signal.setitimer(signal.ITIMER_REAL, *limit)
+    gc.enable()
+
+
+def cork_until_the_alarm(lines: Lines, microseconds: int, alarms: list[int]) -> None:
+    alarms.clear()
+    signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+    while not alarms:
+        with lines.corked():
+            pass
+
+
+class InterruptedCorks(set[Any]):
+    """A signal raises as soon as something is in here."""
+
+    def add(self, element: object) -> None:
+        super().add(element)
+        raise Alarm
+
+
+def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
+    desk.lines._corks = InterruptedCorks()
+    try:
+        with desk.lines.corked():
+            raise AssertionError
+    except Alarm:
+        assert not desk.lines._corked, "what is asked for here leaves"
+
+
+def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms: list[int]) -> None:
+    lines = desk.lines
+    for turn in range(2000):
+        with pytest.raises(Alarm):
+            cork_until_the_alarm(lines, 20 + turn % 50, alarms)
+        assert not lines._corked
+        assert lines._hands.acquire(timeout=SOON)
+        lines._hands.release()
+
+
+def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
+    """A signal's exception may have cost a reply: who asks again is told so, and does not wait for it."""
+
+    def interrupt() -> None:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+
+    desk.wire.before_receive = interrupt
+    work = desk.ask(1)
+    timer = threading.Timer(0.1, desk.wire.answer, (1,))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait(SOON)
+    with pytest.raises(HubringError, match="KeyboardInterrupt came while"):
+        desk.ask(2).wait(SOON)
+    timer.join()
+
+
+def test_a_signal_s_exception_in_a_wait_is_its_own_and_costs_nothing(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = desk.ask(1)
+
+    def alarm(self: Lookout, timeout: float | None = None) -> dict[int, int]:
+        raise TimeoutError("the script's own alarm")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Told, "wait", alarm)
+        with pytest.raises(TimeoutError, match="alarm"):
+            work.wait(SOON)
+    desk.wire.answer(1)
+    work.wait(SOON)

@@ -1,0 +1,167 @@
+"""Workers choose how gradients are cut, and all get what was chosen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hubring.ps.core.errors import JobFailed
+from hubring.ps.core.types import BucketSpec, TensorSpec
+from tests.support.coordinated import LIMIT, Hub, Refused, run
+
+
+def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        await hub.shard()
+        both = await asyncio.gather(hub.join("a"), hub.join("b"))
+        for joined in both:
+            reply = await hub.plan(joined)
+            assert reply.undecided
+            assert not reply.slices
+        for joined in both:
+            assert len((await hub.plan(joined, slice_bytes=8, trial=True)).slices) == 2
+        assert hub.fleet.plans == [[2, 2]], "the second to ask finds the shards ready"
+        for joined in both:
+            reply = await hub.plan(joined, slice_bytes=4)
+            assert not reply.undecided
+            assert len(reply.slices) == 4
+        assert hub.fleet.plans == [[2, 2], [1, 1, 1, 1]]
+        assert "nothing to try" in (await hub.plan(both[0], slice_bytes=8, trial=True)).refused
+
+    run(story())
+
+
+def test_slices_lie_on_as_many_shards_as_the_workers_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def owners(wanted: int) -> list[int]:
+        hub = Hub(monkeypatch, slice_bytes=None, shards=2)
+        await hub.shard("s")
+        await hub.shard("t")
+        first, _ = await asyncio.gather(hub.join("a"), hub.join("b"))
+        reply = await hub.plan(first, slice_bytes=4, shards=wanted)
+        return sorted({piece.shard for piece in reply.slices})
+
+    assert run(owners(1)) == [0]
+    assert run(owners(0)) == [0, 1], "who asks for nothing gets all"
+    assert run(owners(3)) == [0, 1], "and there are no more"
+
+
+def test_who_comes_while_sizes_are_tried_waits_for_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.leave(second)
+        late = await hub.join("c")
+        assert late.late
+        planning = asyncio.create_task(hub.plan(late))
+        await hub.plan(first, slice_bytes=8, trial=True)
+        assert not planning.done()
+        await hub.plan(first, slice_bytes=8)
+        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 2
+
+    run(story())
+
+
+def test_who_loses_its_place_while_others_plan_has_no_say_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, _ = await hub.started()
+        hub.fleet.may_plan.clear()
+        trials = [asyncio.create_task(hub.plan(first, slice_bytes=size, trial=True)) for size in (8, 4)]
+        await asyncio.sleep(0)
+        await hub.leave(first)
+        hub.fleet.may_plan.set()
+        assert len((await trials[0]).slices) == 2
+        with pytest.raises(Refused, match="has left the job"):
+            await trials[1]
+        assert hub.fleet.plans == [[2, 2]]
+
+    run(story())
+
+
+def test_the_next_jobs_plan_waits_for_the_last_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch)
+        both = await hub.started()
+        hub.fleet.may_plan.clear()
+        old = asyncio.create_task(hub.plan(both[0]))
+        await asyncio.sleep(0)
+        for joined in both:
+            await hub.leave(joined)
+        await hub.coordinator.tick()
+        first, _ = await asyncio.gather(hub.join("c"), hub.join("d"))
+        new = asyncio.create_task(hub.plan(first))
+        while not hub.coordinator._planning._waiters:
+            await asyncio.sleep(0)
+        hub.fleet.may_plan.set()
+        await asyncio.gather(old, new)
+        assert len(hub.fleet.plans) == 2
+
+    run(story())
+
+
+def test_who_comes_and_waits_in_vain_for_the_choice_asks_again_and_does_not_count_until_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        monkeypatch.setattr("hubring.ps.coordinator.notifier.PATIENCE", 0.0)
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.plan(first)
+        await hub.leave(second)
+        late = await hub.join("c")
+        reply = await hub.plan(late)
+        assert reply.undecided
+        assert hub.fleet.views[-1].ranks == (first.rank,), "no round of the trial waits for it"
+        await hub.plan(first, slice_bytes=8)
+        reply = await hub.plan(late)
+        assert (reply.undecided, len(reply.slices)) == (False, 2)
+        assert list(hub.fleet.views[-1].ranks) == [0, 1]
+
+    run(story())
+
+
+def test_who_comes_when_nobody_is_left_to_choose_gets_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.plan(first)
+        await hub.leave(second, "FAILED")
+        late = await hub.join("c", rank=second.rank)
+        planning = asyncio.create_task(hub.plan(late))
+        await hub.leave(first, "FAILED")
+        assert len((await asyncio.wait_for(planning, LIMIT)).slices) == 1
+
+    run(story())
+
+
+def test_models_are_compared_before_sizes_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (5,)),))
+
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        assert (await hub.plan(first)).undecided
+        assert (
+            "weight [5] float32 where weight [4] float32 is held" in (await hub.plan(second, other)).refused
+        )
+        await hub.coordinator.tick()
+        assert "workers are not alike" in hub.fleet.failures[0], "who tries sizes already hears of it"
+
+    run(story())
+
+
+def test_who_comes_to_a_job_that_fails_before_it_has_slices_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        hub = Hub(monkeypatch, slice_bytes=None)
+        first, second = await hub.started()
+        await hub.leave(second)
+        late = await hub.join("c")
+        hub.coordinator.job.fail(JobFailed("beyond help"))
+        assert (await hub.plan(late)).refused == "beyond help"
+        assert not (await hub.plan(first)).refused
+
+    run(story())

@@ -1,0 +1,100 @@
+"""Compressed gradients in a shard's store."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from hubring.ps.core.messages import Code, Coded, Pull, Push
+from hubring.ps.core.types import Slice
+from hubring.ps.store.consistency import BSP
+from hubring.ps.store.entry import Contribution, Entry
+from tests.support.stored import (
+    ADD,
+    bucket,
+    coded,
+    coded_push,
+    decoded,
+    hub,
+    parameters,
+    push,
+    refusal_of,
+    sender,
+    tensor_of,
+    values_of,
+)
+
+
+def test_coded_gradients_are_averaged_and_the_parameters_come_back_exact() -> None:
+    store = hub(BSP(), 2, codec="int8")
+    store.handle(coded_push(0, 0, torch.tensor([2.0, 0, 0, 0])), "a")
+    deliveries = store.handle(coded_push(1, 0, torch.tensor([0, 4.0, 0, 0])), "b")
+    for _, reply in deliveries:
+        torch.testing.assert_close(tensor_of(reply), torch.tensor([1.0, 2.0, 0, 0]))
+
+
+def test_an_averaging_hub_answers_in_the_codec_and_makes_up_for_what_it_left_out() -> None:
+    store = hub(BSP(), 2, optimizer="", codec="topk:0.25")
+    gradient = torch.tensor([3.0, 2.0, 0, 0])
+    sums = torch.zeros(4)
+    for clock in range(20):
+        for rank in range(2):
+            deliveries = store.handle(coded_push(rank, clock, gradient, hyper={}, name="topk:0.25"), rank)
+        first, second = (values_of(reply).values for _, reply in deliveries)
+        assert torch.equal(decoded(first), decoded(second))
+        sums += decoded(first)
+    # The workers here keep nothing back, so only their largest element is ever given.
+    torch.testing.assert_close(sums, 20 * torch.tensor([3.0, 0, 0, 0]))
+
+
+def test_before_the_first_round_an_averaging_hub_answers_zeros_in_the_codec() -> None:
+    for name in ("bf16", "int8", "sign", "topk:0.25"):
+        store = hub(BSP(), 1, optimizer="", numel=64, codec=name)
+        ((_, reply),) = store.handle(Pull(sender(0), 0), "look")
+        assert decoded(values_of(reply).values).tolist() == [0.0] * 64
+
+
+def test_a_retry_is_answered_with_the_same_code() -> None:
+    store = hub(BSP(), 1, optimizer="", codec="sign", numel=64)
+    push_ = coded_push(0, 0, torch.arange(64.0), hyper={}, name="sign")
+    ((_, before),) = store.handle(push_, "first")
+    code = decoded(values_of(before).values)
+    ((_, again),) = store.handle(push_, "second")
+    assert torch.equal(decoded(values_of(again).values), code)
+    assert store.stats().duplicates == 1
+
+
+@pytest.mark.parametrize(
+    ("codec", "gradient", "says"),
+    [
+        ("int8", torch.ones(4), "takes gradients in int8, what came is uncompressed"),
+        ("", coded(torch.ones(4)), "takes gradients as they are, what came is in int8"),
+        ("bf16", coded(torch.ones(4)), "takes gradients in bf16, what came is in int8"),
+        ("int8", coded(torch.ones(5)), "holds float32[4], what came is float32[5] in int8"),
+        ("int8", coded(torch.ones(4).double()), "what came is float64[4] in int8"),
+    ],
+)
+def test_a_gradient_in_another_codec_or_size_is_refused(
+    codec: str, gradient: Tensor | Coded, says: str
+) -> None:
+    store = hub(BSP(), 1, codec=codec)
+    refusal = refusal_of(store.handle(Push(sender(0), 0, 0, gradient, ADD), "p"))
+    assert refusal.code is Code.WRONG_SIZE
+    assert says in refusal.text
+    assert parameters(store).tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("codec", ["", "int8"])
+def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form(codec: str) -> None:
+    entry = Entry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), torch.zeros(16, dtype=torch.uint8))
+    pushes = (push(0, 0), coded_push(1, 0, torch.ones(4)))
+    entry.contributions = {each.sender.rank: Contribution(each, [], each.gradient) for each in pushes}
+    with pytest.raises(AssertionError, match="key 0 took gradients in another form"):
+        entry.close(torch.empty(8))
+
+
+def test_a_slice_that_would_not_shrink_is_pushed_as_it_is() -> None:
+    store = hub(BSP(), 1, numel=1, codec="int8")
+    ((_, reply),) = store.handle(push(0, 0, torch.ones(1)), "p")
+    assert tensor_of(reply).tolist() == [1.0]

@@ -1,0 +1,117 @@
+"""A shard's state machine in asynchronous modes and with backup workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hubring.ps.core.messages import Pull
+from hubring.ps.store.consistency import ASP, SSP, BackupWorkers
+from tests.support.stored import answered, hub, parameters, push, sender, values_of
+
+
+def test_asp_applies_on_arrival_and_counts_staleness() -> None:
+    store = hub(ASP(), 3)
+    staleness = []
+    for rank, clock in ((0, 0), (0, 1), (1, 0), (0, 2)):
+        ((_, reply),) = store.handle(push(rank, clock), rank)
+        staleness.append(values_of(reply).staleness)
+        assert not values_of(reply).stable
+    # Rank 1 had read version 0 and was applied on 2; rank 0 then lagged by that one.
+    assert staleness == [0, 0, 2, 1]
+    assert store.stats().staleness == Counter({0: 2, 2: 1, 1: 1})
+
+
+def test_a_pull_counts_as_a_read_and_says_which_clock_comes_next() -> None:
+    store = hub(ASP(), 2)
+    store.handle(push(0, 0), "a")
+    ((_, pulled),) = store.handle(Pull(sender(1), 0), "b")
+    assert (values_of(pulled).version, values_of(pulled).clock) == (1, 0)
+    ((_, reply),) = store.handle(push(1, 0), "c")
+    assert values_of(reply).staleness == 0
+
+
+def test_ssp_blocks_reader_beyond_staleness_until_the_slowest_catches_up() -> None:
+    store = hub(SSP(1), 2)
+    assert answered(store.handle(push(0, 0), "a0")) == ["a0"]
+    assert store.handle(push(0, 1), "a1") == []
+    assert parameters(store).tolist() == [2.0] * 4
+    assert answered(store.handle(push(1, 0), "b0")) == ["a1", "b0"]
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 3), st.integers(2, 4), st.lists(st.integers(0, 3), min_size=10, max_size=60))
+def test_ssp_bound_holds_for_any_schedule_and_nobody_waits_needlessly(
+    staleness: int, workers: int, schedule: list[int]
+) -> None:
+    store = hub(SSP(staleness), workers)
+    pushed, free = [0] * workers, set(range(workers))
+    for drawn in schedule:
+        rank = drawn % workers
+        if rank not in free:
+            continue
+        free.remove(rank)
+        deliveries = store.handle(push(rank, pushed[rank]), rank)
+        pushed[rank] += 1
+        for ticket, reply in deliveries:
+            reader = int(str(ticket))
+            values = values_of(reply)
+            assert values.clock == pushed[reader]
+            # Every stamp up to clock - staleness - 1 is in what it reads.
+            assert min(pushed) >= values.clock - staleness
+            assert values.version == sum(pushed)
+            free.add(reader)
+        assert free == {each for each in range(workers) if pushed[each] - min(pushed) <= staleness}
+
+
+# Backup workers.
+
+
+def test_backup_workers_close_a_round_with_the_first_gradients_and_drop_the_late_one() -> None:
+    store = hub(BackupWorkers(1), 3)
+    store.handle(push(0, 0, torch.full((4,), 1.0)), "a")
+    deliveries = store.handle(push(2, 0, torch.full((4,), 5.0)), "c")
+    assert answered(deliveries) == ["a", "c"]
+    ((ticket, late),) = store.handle(push(1, 0, torch.full((4,), 99.0)), "b")
+    assert ticket == "b"
+    assert (values_of(late).clock, values_of(late).version) == (1, 1)
+    assert parameters(store).tolist() == [3.0] * 4
+    assert store.stats().dropped == 1
+    assert not any(values_of(reply).stable for _, reply in deliveries)
+
+
+def test_a_late_worker_skips_to_the_current_round_however_far_it_is() -> None:
+    store = hub(BackupWorkers(1), 2)
+    for clock in range(4):
+        store.handle(push(0, clock), clock)
+    ((_, late),) = store.handle(push(1, 0), "late")
+    assert values_of(late).clock == 4
+    ((_, again),) = store.handle(push(1, 0), "late again")
+    assert (again, store.stats().dropped) == (late, 1)
+    assert answered(store.handle(push(1, 4), "fresh")) == ["fresh"]
+    assert parameters(store).tolist() == [5.0] * 4
+
+
+def test_whoever_reads_in_lockstep_joins_the_open_round_whatever_it_missed() -> None:
+    store = hub(BackupWorkers(1), 2)
+    store.handle(push(1, 0), "its answer is lost")
+    store.handle(push(0, 0), "late")
+    store.handle(push(0, 1), "alone")
+    ((_, again),) = store.handle(push(1, 0), "asked again")
+    assert (values_of(again).clock, values_of(again).version) == (2, 2)
+    store.handle(push(1, 2), "alone too")
+    ((_, pulled),) = store.handle(Pull(sender(0), 0), "pull")
+    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
+
+
+def test_a_push_that_an_echoed_pull_overtook_is_dropped_and_not_refused() -> None:
+    store = hub(BackupWorkers(1), 2)
+    store.handle(push(0, 0), "a")
+    store.handle(Pull(sender(1), 0), "echo of the first pull")
+    ((_, reply),) = store.handle(push(1, 0), "b")
+    assert values_of(reply).clock == 1

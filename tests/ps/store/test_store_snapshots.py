@@ -1,0 +1,114 @@
+"""Snapshots of a shard's store: which version they hold, and that a restored one goes on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import CheckpointCorrupt
+from hubring.ps.core.messages import Code, Init, Pull, Refusal
+from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.store.consistency import ASP, BSP
+from hubring.ps.store.store import KVStore
+from tests.support.stored import bucket, hub, parameters, push, sender, train, values_of, view
+
+
+def test_a_restored_run_goes_on_bitwise() -> None:
+    straight = hub(BSP(), 2, keys=2)
+    train(straight, 2, 0, 5, keys=2)
+    assert straight.capture_at(5)
+    snapshot = straight.captured()
+    assert snapshot is not None
+    train(straight, 2, 5, 9, keys=2)
+
+    restored = hub(BSP(), 2, keys=2, initialise=False)
+    restored.restore(snapshot)
+    assert values_of(restored.handle(Pull(sender(1), 1), "pull")[0].reply).clock == 5
+    train(restored, 2, 5, 9, keys=2)
+    for key in range(2):
+        assert torch.equal(parameters(restored, key=key), parameters(straight, key=key))
+
+
+def test_a_lockstep_snapshot_holds_every_key_at_the_same_version() -> None:
+    store = hub(BSP(), 1, keys=2)
+    store.handle(push(0, 0, key=0), "a")
+    assert store.capture_at(2)
+    for clock in (1, 2, 3):
+        store.handle(push(0, clock, key=0), clock)
+    assert store.captured() is None
+    for clock in range(4):
+        store.handle(push(0, clock, key=1), clock)
+    snapshot = store.captured()
+    assert snapshot is not None
+    assert {key: (state.version, state.values.tolist()) for key, state in snapshot.items()} == {
+        key: (2, [2.0] * 4) for key in range(2)
+    }
+    assert store.captured() is None
+
+
+def test_a_version_that_some_key_has_passed_cannot_be_caught_any_more() -> None:
+    store = hub(BSP(), 1, keys=2)
+    store.handle(push(0, 0), "a")
+    assert not store.capture_at(0)
+    assert store.captured() is None
+    assert store.stats().newest == 1
+    assert store.stats().oldest == 0
+    assert store.capture_at(1)
+    store.stop_capture()
+    store.handle(push(0, 0, key=1), "b")
+    assert store.captured() is None
+
+
+def test_an_asynchronous_snapshot_is_of_now_and_later_pushes_do_not_change_it() -> None:
+    store = hub(ASP(), 2)
+    store.handle(push(0, 0), "a")
+    store.handle(push(1, 0), "b")
+    store.handle(push(0, 1), "c")
+    assert store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    store.handle(push(0, 2), "d")
+    assert snapshot[0].values.tolist() == [3.0] * 4
+    assert snapshot[0].clocks == {0: 2, 1: 1}
+
+    restored = KVStore(ASP())
+    restored.assign([Slice(0, 0, 0, 4, 0)], [bucket(4)])
+    restored.restore(snapshot)
+    restored.on_view(view(1, sender(0, life=3), sender(1, life=3)))
+    pulled = [values_of(restored.handle(Pull(sender(rank, life=3), 0), rank)[0].reply) for rank in range(2)]
+    assert [(values.clock, values.version) for values in pulled] == [(1, 3), (1, 3)]
+
+
+def test_a_key_without_values_is_caught_when_it_gets_them() -> None:
+    store = hub(ASP(), 1, initialise=False)
+    assert store.capture_at(None)
+    assert store.captured() is None
+    store.handle(Init(sender(0), 0, torch.ones(4)), "init")
+    snapshot = store.captured()
+    assert snapshot is not None
+    assert snapshot[0].values.tolist() == [1.0] * 4
+
+
+def test_a_snapshot_of_another_model_is_refused() -> None:
+    store = hub(BSP(), 1)
+    store.capture_at(None)
+    snapshot = store.captured()
+    assert snapshot is not None
+    with pytest.raises(CheckpointCorrupt, match="does not hold key 1"):
+        hub(BSP(), 1, keys=2).restore(snapshot)
+    with pytest.raises(CheckpointCorrupt, match="made by another job"):
+        hub(BSP(), 1, numel=5).restore(snapshot)
+
+
+def test_who_waits_for_first_values_is_told_when_rank_0_is_gone() -> None:
+    store = KVStore(BSP())
+    store.assign([Slice(0, 0, 0, 4, 0)], [BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w", (4,)),))])
+    store.on_view(View(1, (Member(0, 1), Member(1, 2))))
+    assert store.handle(Pull(Sender(1, 2), 0), "early") == []
+    (early,) = store.on_view(View(2, (Member(1, 2),)))
+    (late,) = store.handle(Pull(Sender(1, 2), 0), "late")
+    assert [early.ticket, late.ticket] == ["early", "late"]
+    for delivery in (early, late):
+        assert isinstance(delivery.reply, Refusal)
+        assert delivery.reply.code is Code.JOB_FAILED
+        assert "rank 0" in delivery.reply.text

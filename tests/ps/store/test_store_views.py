@@ -1,0 +1,232 @@
+"""Workers that come, die and leave, the end of a job, and what a shard refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.messages import (
+    Call,
+    Code,
+    Collective,
+    Contribute,
+    Delivery,
+    Init,
+    Pull,
+    Push,
+    Refusal,
+    Request,
+    Result,
+)
+from hubring.ps.core.stats import Run, Stats
+from hubring.ps.core.types import Layout, Sender, Slice
+from hubring.ps.store.consistency import ASP, BSP, SSP
+from hubring.ps.store.store import KVStore
+from tests.support.stored import (
+    ADD,
+    answered,
+    bucket,
+    hub,
+    parameters,
+    push,
+    refusal_of,
+    sender,
+    values_of,
+    view,
+)
+
+
+def test_a_dead_worker_is_waited_for_no_more_and_the_mean_is_over_the_others() -> None:
+    store = hub(BSP(), 3)
+    store.handle(push(0, 0, torch.full((4,), 2.0)), "a")
+    store.handle(push(2, 0, torch.full((4,), 4.0)), "c")
+    deliveries = store.on_view(view(2, sender(0), sender(2)))
+    assert answered(deliveries) == ["a", "c"]
+    assert parameters(store).tolist() == [3.0] * 4
+
+
+def test_what_a_dead_worker_gave_is_discarded_and_its_tries_are_refused() -> None:
+    store = hub(BSP(), 3)
+    store.handle(push(1, 0, torch.full((4,), 99.0)), "b")
+    store.handle(push(0, 0), "a")
+    assert refusal_of(store.on_view(view(2, sender(0), sender(2)))).code is Code.FENCED
+    refusal = refusal_of(store.handle(push(1, 0), "zombie"))
+    assert refusal.code is Code.FENCED
+    assert "rank 1 (incarnation 101) takes no part as of epoch 2" in refusal.text
+    assert answered(store.handle(push(2, 0), "c")) == ["a", "c"]
+    assert parameters(store).tolist() == [1.0] * 4
+
+
+def test_a_dead_worker_leaves_the_clocks_so_that_ssp_readers_go_on() -> None:
+    store = hub(SSP(0), 3)
+    store.handle(push(0, 0), "a")
+    store.handle(push(1, 0), "b")
+    assert answered(store.on_view(view(2, sender(0), sender(1)))) == ["a", "b"]
+
+
+def test_a_joiner_starts_at_the_open_round_in_lockstep() -> None:
+    store = hub(BSP(), 2)
+    for rank in range(2):
+        store.handle(push(rank, 0), rank)
+    store.on_view(view(2, sender(0)))
+    store.handle(push(0, 1), "alone")
+    store.handle(push(0, 2), "open")
+    late = sender(1, life=2)
+    assert answered(store.on_view(view(3, sender(0), late))) == []
+    ((_, pulled),) = store.handle(Pull(late, 0), "pull")
+    assert (values_of(pulled).clock, values_of(pulled).version) == (3, 3)
+
+
+def test_a_joiner_starts_at_the_slowest_live_clock_in_asynchronous_modes() -> None:
+    store = hub(ASP(), 3)
+    for rank, clocks in ((0, 5), (1, 3), (2, 1)):
+        for clock in range(clocks):
+            store.handle(push(rank, clock), rank)
+    late = sender(2, life=2)
+    store.on_view(view(2, sender(0), sender(1), late))
+    ((_, pulled),) = store.handle(Pull(late, 0), "pull")
+    assert values_of(pulled).clock == 3
+    assert refusal_of(store.handle(push(2, 1), "old life")).code is Code.FENCED
+
+
+def test_a_joiner_after_everybody_left_goes_on_where_they_were() -> None:
+    store = hub(ASP(), 1)
+    for clock in range(3):
+        store.handle(push(0, clock), clock)
+    store.on_view(view(2))
+    late = sender(0, life=2)
+    store.on_view(view(3, late))
+    ((_, pulled),) = store.handle(Pull(late, 0), "pull")
+    assert values_of(pulled).clock == 3
+
+
+def test_those_who_left_before_everybody_else_came_hold_nobody_up() -> None:
+    store = hub(SSP(0), 2)
+    store.on_view(view(2))
+    late = sender(0, life=2)
+    store.on_view(view(3, late))
+    for clock in range(3):
+        assert answered(store.handle(Push(late, 0, clock, torch.ones(4), ADD), clock)) == [clock]
+
+
+def test_an_older_view_that_comes_late_changes_nothing() -> None:
+    store = hub(BSP(), 2)
+    store.on_view(view(5, sender(0)))
+    assert store.on_view(view(4, sender(0), sender(1))) == []
+    assert refusal_of(store.handle(push(1, 0), "b")).code is Code.FENCED
+
+
+def test_what_was_pushed_in_a_trial_is_forgotten_with_its_plan() -> None:
+    store = hub(BSP(), 2, optimizer="")
+    store.handle(push(0, 0, hyper={}), "a")
+    store.handle(push(1, 0, hyper={}), "b")
+    store.on_view(view(2, sender(0)))
+    store.handle(push(0, 1, hyper={}), "c")
+    assert store.stats().pushes == 3
+    store.assign([Slice(0, 0, 0, 4, 0)], [bucket(4)])
+    assert store.stats() == Stats(keys=1)
+
+
+def test_partial_rounds_are_recorded_as_runs() -> None:
+    store = hub(BSP(), 2)
+    store.handle(push(0, 0), 0)
+    store.handle(push(1, 0), 1)
+    store.on_view(view(2, sender(0)))
+    for clock in (1, 2, 3):
+        store.handle(push(0, clock), clock)
+    assert list(store.stats().partial) == [Run(key=0, first=1, last=3, ranks=(0,))]
+
+
+def test_a_pull_while_its_sender_contributes_promises_nothing() -> None:
+    store = hub(BSP(), 2)
+    ((_, before),) = store.handle(Pull(sender(0), 0), "before")
+    store.handle(push(0, 0), "a")
+    ((_, during),) = store.handle(Pull(sender(0), 0), "during")
+    assert (values_of(before).stable, values_of(during).stable) == (True, False)
+
+
+# The end.
+
+
+def test_draining_in_lockstep_reaches_all_ranks_in_the_same_round() -> None:
+    store = hub(BSP(), 2, keys=2)
+    for rank in range(2):
+        store.handle(push(rank, 0, key=1), rank)
+    store.handle(push(0, 0), "a")
+    store.drain()
+    ((_, refreshed),) = store.handle(Pull(sender(1), 0), "refresh")
+    assert not values_of(refreshed).drain
+    assert [values_of(reply).drain for _, reply in store.handle(push(1, 0), "b")] == [True, True]
+    store.handle(push(0, 1, key=1), "c")
+    assert [values_of(reply).drain for _, reply in store.handle(push(1, 1, key=1), "d")] == [True, True]
+    store.drain()
+    assert values_of(store.handle(push(0, 0), "retry")[0].reply).drain
+
+
+def test_draining_an_asynchronous_job_is_told_in_every_reply_from_now_on() -> None:
+    store = hub(ASP(), 2)
+    store.drain()
+    assert values_of(store.handle(push(0, 0), "a")[0].reply).drain
+    assert values_of(store.handle(Pull(sender(1), 0), "b")[0].reply).drain
+
+
+def test_a_failed_job_refuses_all_who_wait_and_all_who_come() -> None:
+    store = hub(BSP(), 2, keys=2)
+    store.handle(push(0, 0), "push")
+    barrier = Contribute(sender(1), 1, Call(Collective.BARRIER, "end"))
+    store.handle(barrier, "barrier")
+    deliveries = store.fail("a shard died")
+    assert answered(deliveries) == ["push", "barrier"]
+    for _, reply in [*deliveries, *store.handle(Pull(sender(1), 0), "late")]:
+        assert reply == Refusal(Code.JOB_FAILED, "a shard died")
+
+
+# Collectives.
+
+
+def test_collectives_meet_on_the_store_without_any_plan() -> None:
+    store = KVStore(ASP())
+    store.on_view(view(1, sender(0), sender(1)))
+    call = Call(Collective.ALLREDUCE, "loss", layouts=(Layout("float32", ()),))
+    parts = [Contribute(sender(rank), 1, call, (torch.tensor(float(rank + 1)),)) for rank in range(2)]
+    assert store.handle(parts[0], "a") == []
+    deliveries = store.handle(parts[1], "b")
+    assert deliveries == [Delivery(ticket, Result((torch.tensor(3.0),))) for ticket in "ab"]
+    store.handle(Contribute(sender(0), 2, Call(Collective.BARRIER, "end")), "c")
+    assert answered(store.on_view(view(2, sender(0)))) == ["c"]
+
+
+# Requests that make no sense.
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "named"),
+    [
+        (push(0, 0, key=9), Code.UNKNOWN_KEY, "key 9 is not on this shard, which holds 1 keys from 0 to 0"),
+        (push(0, 0, torch.ones(5)), Code.WRONG_SIZE, "key 0 holds float32[4], what came is float32[5]"),
+        (push(0, 0, torch.ones(4, dtype=torch.float64)), Code.WRONG_SIZE, "float64[4]"),
+        (Init(sender(0), 0, torch.ones(2, 2)), Code.WRONG_SIZE, "float32[2, 2]"),
+        (push(0, 0, hyper={}), Code.BAD_REQUEST, "rank 0: SGD came with"),
+        (push(0, 0, hyper={**ADD, "lr": float("nan")}), Code.BAD_REQUEST, "lr=nan"),
+        (Pull(Sender(7, 1), 0), Code.FENCED, "rank 7"),
+        (Contribute(Sender(0, 99), 1, Call(Collective.BARRIER, "x")), Code.FENCED, "incarnation 99"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_named_and_changes_nothing(
+    request_: Request, code: Code, named: str
+) -> None:
+    store = hub(BSP(), 1)
+    refusal = refusal_of(store.handle(request_, "odd"))
+    assert refusal.code is code
+    assert named in refusal.text
+    assert answered(store.handle(push(0, 0), "fine")) == ["fine"]
+    assert parameters(store).tolist() == [1.0] * 4
+
+
+def test_buckets_that_the_hub_cannot_serve_are_refused_at_once() -> None:
+    piece = Slice(0, 0, 0, 4, 0)
+    with pytest.raises(ConfigError, match="cannot run LBFGS"):
+        KVStore(BSP()).assign([piece], [bucket(4, "LBFGS")])
+    with pytest.raises(ConfigError, match="bucket 0 holds int64: only floating"):
+        KVStore(BSP()).assign([piece], [bucket(4, "SGD", "int64")])

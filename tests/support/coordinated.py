@@ -1,0 +1,175 @@
+"""A coordinator with shards that answer at once, and whoever calls it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import pytest
+
+from hubring.protos import control_pb2 as pb
+from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.config.server import ServerConfig
+from hubring.ps.coordinator.control import Control
+from hubring.ps.coordinator.coordinator import Coordinator
+from hubring.ps.coordinator.fleet import Fleet, Shard
+from hubring.ps.core.errors import HubringError, JobFailed
+from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
+from hubring.ps.store.consistency import by_name
+from tests.support.fake_time import FakeTime
+
+LIMIT = 20.0
+"""Seconds after which a call that waits has found a bug."""
+
+T = TypeVar("T")
+
+BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
+
+
+class FakeFleet(Fleet):
+    """Shards that do as they are told, and remember it."""
+
+    def __init__(self, lease_seconds: float) -> None:
+        super().__init__(lease_seconds)
+        self.views: list[View] = []
+        self.plans: list[list[int]] = []
+        self.failures: list[str] = []
+        self.saves: asyncio.Queue[int] = asyncio.Queue()
+        self.may_save = asyncio.Event()
+        self.may_plan = asyncio.Event()
+        self.may_plan.set()
+        self.planning = 0
+        self.drains = 0
+        self.silent_ones = False
+        self.versions: Counter[int] = Counter()
+        """How far each shard's keys have come."""
+
+    def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
+        none: Any = None
+        shard = Shard(index, request.token, "here", 1, "host", {}, none, none, float("inf"), request.worker)
+        self.shards = sorted([*self.shards, shard], key=lambda each: each.index)
+        return shard
+
+    async def dismiss(self, shards: Sequence[Shard]) -> None:
+        self.shards = [shard for shard in self.shards if shard not in shards]
+
+    async def set_view(self, view: View) -> None:
+        if self.shards:
+            self.views.append(view)
+
+    async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
+        self.planning += 1
+        assert self.planning == 1, "one plan at a time"
+        await self.may_plan.wait()
+        self.planning -= 1
+        self.plans.append([piece.numel for piece in plan.slices])
+
+    async def drain(self) -> None:
+        self.drains += 1
+
+    async def fail(self, error: HubringError) -> None:
+        self.failures.append(str(error))
+
+    async def reset(self) -> None:
+        """There is nothing to forget."""
+
+    async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
+        self.saves.put_nowait(step)
+        await self.may_save.wait()
+        path = folder / "shard-0.safetensors"
+        path.write_bytes(b"tensors")
+        return [pb.SaveReply(file=path.name, sha256=manifest.digest(path), bytes=7, keys=[0])]
+
+    async def stats(self) -> list[pb.ShardStats]:
+        if self.silent_ones:
+            raise JobFailed("shard 0 does not answer")
+        return [
+            pb.ShardStats(
+                shard=each.index, oldest=self.versions[each.index], newest=self.versions[each.index]
+            )
+            for each in self.shards
+        ]
+
+    async def look(self, patience: float) -> list[str]:
+        return [f"{shard} does not answer" if self.silent_ones else "" for shard in self.shards]
+
+
+class Refused(Exception):
+    """What `abort` raises."""
+
+
+class FakeContext:
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise Refused(text)
+
+
+CONTEXT: Any = FakeContext()
+
+
+class Hub:
+    """A coordinator, the clock that it looks at, and the fleet that it leads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        monkeypatch.setattr("hubring.ps.coordinator.coordinator.Fleet", FakeFleet)
+        self.time = FakeTime()
+        config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
+        restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
+        consistency = by_name(config.mode, config.staleness, config.backup)
+        self.coordinator = Coordinator(config, consistency, self.time, restored)
+        self.control = Control(self.coordinator)
+        fleet = self.coordinator.fleet
+        assert isinstance(fleet, FakeFleet)
+        self.fleet = fleet
+
+    async def shard(self, token: str = "s", worker: int = 0) -> pb.RegisterShardReply:
+        return await self.control.RegisterShard(
+            pb.RegisterShardRequest(protocol=PROTOCOL, token=token, worker=worker), CONTEXT
+        )
+
+    async def join(self, token: str, **changes: Any) -> pb.JoinReply:
+        request = {"job": "train.py", "topology": "hub", "rank": -1, **changes}
+        return await self.control.Join(pb.JoinRequest(protocol=PROTOCOL, token=token, **request), CONTEXT)
+
+    async def plan(
+        self, joined: pb.JoinReply, bucket: BucketSpec = BUCKET, slice_bytes: int = 0, **changes: Any
+    ) -> pb.PlanReply:
+        tensors = [pb.TensorSpec(name=tensor.name, shape=tensor.shape) for tensor in bucket.tensors]
+        spec = pb.BucketSpec(dtype=bucket.dtype, optimizer=bucket.optimizer, tensors=tensors)
+        return await self.control.Plan(
+            pb.PlanRequest(
+                rank=joined.rank,
+                incarnation=joined.incarnation,
+                buckets=[spec],
+                slice_bytes=slice_bytes,
+                **changes,
+            ),
+            CONTEXT,
+        )
+
+    async def beat(self, joined: pb.JoinReply, **changes: Any) -> pb.HeartbeatReply:
+        request = pb.HeartbeatRequest(rank=joined.rank, incarnation=joined.incarnation, **changes)
+        return await self.control.Heartbeat(request, CONTEXT)
+
+    async def leave(self, joined: pb.JoinReply, reason: str = "FINISHED") -> pb.LeaveReply:
+        number = pb.LeaveRequest.Reason.Value(reason)
+        request = pb.LeaveRequest(rank=joined.rank, incarnation=joined.incarnation, reason=number)
+        return await self.control.Leave(request, CONTEXT)
+
+    async def started(self) -> list[pb.JoinReply]:
+        await self.shard()
+        return list(await asyncio.gather(self.join("a"), self.join("b")))
+
+
+def run(story: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(story, LIMIT))
+
+
+def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
+    """Leaves a checkpoint in the directory."""
+    folder = manifest.begin(directory)
+    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))

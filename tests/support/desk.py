@@ -1,0 +1,120 @@
+"""Lines to shards that answer when a test lets them."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from hubring.ps.client.connections import Inflight, Lines
+from hubring.ps.core.messages import Pull, Push, Values
+from hubring.ps.core.traffic import Traffic
+from hubring.ps.core.types import Sender
+from hubring.ps.core.work import Work
+from hubring.ps.transport import wire
+from hubring.ps.transport.base import Message
+from hubring.ps.transport.spin_wait import Lookout
+
+SOON = 10.0
+
+
+class Wire:
+    """A connection without a shard: the test answers, and sees in which threads it was used."""
+
+    def __init__(self) -> None:
+        self.ear, self.mouth = socket.socketpair()
+        self.ear.setblocking(False)
+        self.sent: list[Message] = []
+        self.let_out: list[int] = []
+        """How much had been sent at each flush."""
+        self.threads: dict[str, threading.Thread] = {}
+        self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.before_receive: Callable[[], None] = lambda: None
+        self.on_send: Callable[[], object] = lambda: None
+        self.on_flush: Callable[[], object] = lambda: None
+        self.in_hand: Callable[[], None] = lambda: None
+        """Called where replies were read, and nobody was told of them yet."""
+
+    @property
+    def waitable(self) -> int:
+        return self.ear.fileno()
+
+    def answer(self, *numbers: int) -> None:
+        for number in numbers:
+            self.replies.put(wire.encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
+            self.mouth.send(b"!")
+
+    def send(self, message: Message, into: memoryview | None = None) -> None:
+        self.threads["send"] = threading.current_thread()
+        self.sent.append(message)
+        self.on_send()
+
+    def flush(self) -> None:
+        self.let_out.append(len(self.sent))
+        self.on_flush()
+
+    def receive(self) -> list[Message]:
+        self.threads["receive"] = threading.current_thread()
+        self.before_receive()
+        try:
+            came = len(self.ear.recv(4096))
+        except BlockingIOError:
+            return []
+        self.in_hand()
+        return [self.replies.get(timeout=SOON) for _ in range(came)]
+
+    def close(self) -> None:
+        self.ear.close()
+        self.mouth.close()
+
+
+class Told(Lookout):
+    """Says that somebody has begun to wait."""
+
+    began = threading.Event()
+
+    def wait(self, timeout: float | None = None) -> dict[int, int]:
+        self.began.set()
+        return super().wait(timeout)
+
+
+class Desk:
+    """Lines over wires that the test answers."""
+
+    def __init__(self, shards: int = 1) -> None:
+        self.wires: list[Wire] = []
+        self.attended = Told.began
+        self.attended.clear()
+        self.lines = Lines(shards, self._dial, Traffic())
+        self.lines.connected.wait(SOON)
+
+    @property
+    def wire(self) -> Wire:
+        return self.wires[-1]
+
+    def _dial(self, shard: int) -> Wire:
+        self.wires.append(Wire())
+        return self.wire
+
+    def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
+        work = Work(f"call {number}", 1, self.lines.attend if attended else None)
+        message = wire.encode_request(Pull(Sender(0, 1), 0), number)
+        self.lines.submit(Inflight(number, shard, message, None, lambda reply: None, work))
+        return work
+
+    def push(self, number: int, nbytes: int) -> Work:
+        work = Work(f"push {number}", 1, self.lines.attend)
+        message = wire.encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
+        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        return work
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr("hubring.ps.client.connections.Lookout", Told)
+    desk = Desk()
+    yield desk
+    desk.lines.close()

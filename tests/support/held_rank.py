@@ -1,0 +1,74 @@
+"""A rank whose answers are held back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from hubring.ps.core.errors import DeadlineExceeded
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.optimizer.distributed import DistributedOptimizer
+from tests.support.fake_hub import FakeHub, FakeRank
+from tests.support.training_scripts import batches, build, plain_step, wrap
+
+Side = Literal["server", "worker"]
+Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None]
+SOON = 0.01
+"""Seconds after which a wait for something that is held back is given up."""
+
+
+class HeldRank(FakeRank):
+    """A lone rank whose answers are held back while `holding`, until they are let through."""
+
+    def __init__(self, steps_on: Side = "server") -> None:
+        super().__init__(FakeHub(1, steps_on))
+        self.holding = False
+        self.held: dict[int, Callable[[], None]] = {}
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        if not self.holding:
+            return super().push_pull(bucket, hyper)
+        self.log.append(f"push {bucket.spec.index}")
+        work = Work(f"bucket {bucket.spec.index}")
+
+        def answer() -> None:
+            super(HeldRank, self).push_pull(bucket, hyper).wait(0)
+            work.complete_part()
+
+        self.held[bucket.spec.index] = answer
+        return work
+
+    def let_through(self, *indices: int) -> None:
+        for index in indices or list(self.held):
+            self.held.pop(index)()
+
+
+def crossing(rank: FakeRank, **kwargs: Any) -> tuple[nn.Sequential, DistributedOptimizer]:
+    """A model of three layers in five buckets or so, past its first step."""
+    model = build()
+    optimizer = wrap(model, rank, cross_barrier=True, **kwargs)
+    plain_step(model, optimizer, batches()[0])
+    return model, optimizer
+
+
+def bucket_of(optimizer: DistributedOptimizer, name: str) -> int:
+    (index,) = [
+        bucket.spec.index
+        for bucket in optimizer._buckets
+        if name in {tensor.name for tensor in bucket.spec.tensors}
+    ]
+    return index
+
+
+def waits(action: Callable[[], object]) -> bool:
+    """Whether it gives up in vain on an answer that is held back."""
+    try:
+        action()
+    except DeadlineExceeded:
+        return True
+    return False

@@ -1,0 +1,109 @@
+"""Messages for a shard's state machine, and what its answers say."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from hubring.ps.compression.compressor import by_name
+from hubring.ps.core.messages import Coded, Delivery, Init, Pull, Push, Refusal, Reply, Result, Ticket, Values
+from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
+from hubring.ps.store.consistency import Consistency
+from hubring.ps.store.store import KVStore
+
+# The gradient of the ledger tensor is a one in the push's own slot: lr -1 adds it.
+ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
+MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
+
+
+def bucket(numel: int, optimizer: str = "SGD", dtype: str = "float32", codec: str = "") -> BucketSpec:
+    return BucketSpec(0, dtype, 0, optimizer, (TensorSpec("weight", (numel,)),), codec)
+
+
+def sender(rank: int, life: int = 1) -> Sender:
+    return Sender(rank, 100 * life + rank)
+
+
+def view(epoch: int, *senders: Sender) -> View:
+    return View(epoch, tuple(Member(*each) for each in sorted(senders)))
+
+
+def hub(
+    consistency: Consistency,
+    workers: int,
+    *,
+    numel: int = 4,
+    keys: int = 1,
+    optimizer: str = "SGD",
+    initialise: bool = True,
+    codec: str = "",
+) -> KVStore:
+    store = KVStore(consistency)
+    store.on_view(view(1, *map(sender, range(workers))))
+    slices = [Slice(key, 0, key * numel, numel, 0) for key in range(keys)]
+    store.assign(slices, [bucket(numel * keys, optimizer, codec=codec)])
+    if initialise and optimizer:
+        for key in range(keys):
+            assert store.handle(Init(sender(0), key, torch.zeros(numel)), "init") == [
+                Delivery("init", Result())
+            ]
+    return store
+
+
+def push(rank: int, clock: int, gradient: Tensor | None = None, *, key: int = 0, hyper: Hyper = ADD) -> Push:
+    return Push(sender(rank), key, clock, torch.ones(4) if gradient is None else gradient, hyper)
+
+
+def values_of(reply: Reply) -> Values:
+    assert isinstance(reply, Values), reply
+    return reply
+
+
+def tensor_of(reply: Reply) -> Tensor:
+    values = values_of(reply).values
+    assert isinstance(values, Tensor), values
+    return values
+
+
+def refusal_of(deliveries: list[Delivery]) -> Refusal:
+    ((_, reply),) = deliveries
+    assert isinstance(reply, Refusal), reply
+    return reply
+
+
+def answered(deliveries: Iterable[Delivery]) -> list[Ticket]:
+    return [ticket for ticket, _ in deliveries]
+
+
+def parameters(store: KVStore, rank: int = 0, key: int = 0) -> Tensor:
+    ((_, reply),) = store.handle(Pull(sender(rank), key), "look")
+    return tensor_of(reply).clone()
+
+
+def train(store: KVStore, workers: int, first: int, last: int, keys: int = 1) -> None:
+    for clock, key, rank in itertools.product(range(first, last), range(keys), range(workers)):
+        gradient = torch.randn(4, generator=torch.Generator().manual_seed(97 * clock + 7 * key + rank))
+        assert not any(
+            isinstance(reply, Refusal)
+            for _, reply in store.handle(push(rank, clock, gradient, key=key, hyper=MOMENTUM), rank)
+        )
+
+
+def coded(tensor: Tensor, name: str = "int8") -> Coded:
+    payload = torch.empty(by_name(name).nbytes(len(tensor)), dtype=torch.uint8)
+    by_name(name).encode(tensor, payload)
+    return Coded(name, payload, len(tensor), tensor.dtype)
+
+
+def decoded(code: Tensor | Coded | None) -> Tensor:
+    assert isinstance(code, Coded)
+    out = torch.empty(code.numel, dtype=code.dtype)
+    by_name(code.codec).decode(code.payload, out)
+    return out
+
+
+def coded_push(rank: int, clock: int, gradient: Tensor, *, hyper: Hyper = ADD, name: str = "int8") -> Push:
+    return Push(sender(rank), 0, clock, coded(gradient, name), hyper)

@@ -1,0 +1,179 @@
+"""How the wrapped optimizer begins and ends, and what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+
+from hubring.ps.core.errors import ConfigError, DeadlineExceeded, RingBroken
+from hubring.ps.core.types import Hyper
+from hubring.ps.core.work import Work
+from hubring.workers.buckets.bucketing import Bucket
+from hubring.workers.communicators.base import Start
+from hubring.workers.communicators.local import LocalCommunicator
+from tests.support.fake_hub import FakeHub, FakeRank
+from tests.support.training_scripts import batches, build, loss_of, plain_step, single_server, wrap
+
+
+def test_buffers_and_frozen_parameters_come_from_rank_0() -> None:
+    def begin(rank: FakeRank) -> dict[str, torch.Tensor]:
+        model = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+        model[2].weight.requires_grad_(False)
+        torch.manual_seed(rank.rank)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), model.get_buffer("1.running_mean")):
+                tensor.copy_(torch.randn_like(tensor))
+        model.get_buffer("1.num_batches_tracked").fill_(rank.rank + 3)
+        wrap(model, rank)
+        return model.state_dict()
+
+    zero, one = FakeHub(2).run(begin)
+    assert zero["1.num_batches_tracked"] == 3
+    for name, tensor in zero.items():
+        assert torch.equal(tensor, one[name]), name
+
+
+def test_who_joins_late_waits_for_no_broadcast() -> None:
+    rank = single_server()
+    rank.late = True
+    rank.size = 2
+    optimizer = wrap(nn.BatchNorm1d(3), rank)
+    assert optimizer.completed_steps == 0
+
+
+def test_steps_go_on_from_where_the_hub_stands() -> None:
+    rank, model = single_server(), build()
+    rank.hub.start = Start(step=40)
+    told: list[int] = []
+    optimizer = wrap(model, rank, after_step=told.append)
+    for batch in batches():
+        plain_step(model, optimizer, batch)
+    assert told == [41, 42, 43, 44]
+    assert optimizer.completed_steps == 44
+
+
+@pytest.mark.parametrize(("begun", "asks", "warned"), [(40, False, 1), (40, True, 0), (0, False, 0)])
+def test_a_script_that_does_not_ask_where_its_job_goes_on_is_told_once(
+    begun: int, asks: bool, warned: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, model = single_server(), build()
+    rank.hub.start = Start(step=begun)
+    optimizer = wrap(model, rank)
+    if asks:
+        assert optimizer.completed_steps == begun
+    for batch in batches():
+        plain_step(model, optimizer, batch)
+    assert caplog.text.count("this is step 41 of a job that goes on") == warned
+
+
+def test_refresh_brings_the_hubs_newest_parameters() -> None:
+    rank, model = single_server(), build()
+    optimizer = wrap(model, rank)
+    for values in rank.hub.values.values():
+        values.fill_(0.25)
+    optimizer.refresh()
+    assert all(bool((parameter == 0.25).all()) for parameter in model.parameters())
+
+
+def test_parameters_are_known_by_name() -> None:
+    model = build()
+    optimizer = wrap(model, LocalCommunicator())
+    assert set(optimizer.named_parameters) == {name for name, _ in model.named_parameters()}
+
+
+class Stuck(LocalCommunicator):
+    """Never finishes an exchange."""
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        return Work(f"the exchange of bucket {bucket.spec.index}")
+
+
+class Broken(LocalCommunicator):
+    """Fails every exchange."""
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        work = Work(f"the exchange of bucket {bucket.spec.index}")
+        work.fail(RingBroken("rank 1 is gone"))
+        return work
+
+
+class Noting(LocalCommunicator):
+    """Notes what is handed over together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.noted.append("(")
+        yield
+        self.noted.append(")")
+
+    def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
+        self.noted.append(str(bucket.spec.index))
+        return super().push_pull(bucket, hyper)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "unused", "noted"),
+    [(False, False, "(012345)"), (True, False, "012345"), (True, True, "(012345)")],
+)
+def test_what_is_left_when_backward_is_over_is_handed_over_together(
+    overlap: bool, unused: bool, noted: str
+) -> None:
+    rank, model = Noting(), build()
+    optimizer = wrap(model, rank, overlap=overlap, bucket_bytes=16)
+    for batch in batches()[:3]:
+        rank.noted.clear()
+        optimizer.zero_grad()
+        loss_of(model[:-1] if unused else model, batch).backward()
+        optimizer.step()
+    assert "".join(rank.noted) == noted
+
+
+def test_an_exchange_that_does_not_end_ends_with_the_timeout() -> None:
+    model = build()
+    optimizer = wrap(model, Stuck(), timeout=0.01)
+    with pytest.raises(DeadlineExceeded, match="bucket 0"):
+        loss_of(model, batches()[0]).backward()
+    assert optimizer.completed_steps == 0
+
+
+def test_a_failed_exchange_comes_out_of_backward_as_it_is() -> None:
+    model = build()
+    wrap(model, Broken())
+    with pytest.raises(RingBroken, match="rank 1 is gone"):
+        loss_of(model, batches()[0]).backward()
+
+
+def test_time_spent_waiting_is_counted() -> None:
+    model = build()
+    optimizer = wrap(model, LocalCommunicator())
+    assert optimizer.exchange_seconds == 0
+    plain_step(model, optimizer, batches()[0])
+    assert optimizer.exchange_seconds > 0
+
+
+@pytest.mark.parametrize("passes", [0, -1])
+def test_a_number_of_passes_below_one_is_refused(passes: int) -> None:
+    with pytest.raises(ConfigError, match="backward_passes_per_step"):
+        wrap(build(), LocalCommunicator(), backward_passes_per_step=passes)
+
+
+def test_a_model_is_freed_with_its_optimizer_and_goes_on_without_it() -> None:
+    model, kept = build(), build()
+    for one in (model, kept):
+        plain_step(one, wrap(one, single_server()), batches()[0])
+    weight = weakref.ref(model[0].weight)
+    del model, one
+    gc.collect()
+    assert weight() is None
+    for batch in batches():
+        loss_of(kept, batch).backward()
