@@ -137,12 +137,15 @@ def seal(descriptor: int, seals: int = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW) 
 
 
 def attach(descriptor: int) -> memoryview:
-    """Maps a segment that another process passed on; the caller may close the descriptor then.
+    """Maps a segment that another process passed on, and closes the descriptor, which it needs no more.
 
     Raises:
         ValueError: It could shrink under our feet, or is no segment at all.
     """
-    return _map(descriptor, sealed_size(descriptor))
+    try:
+        return _map(descriptor, sealed_size(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def _map(descriptor: int, nbytes: int) -> memoryview:

@@ -184,7 +184,7 @@ def test_a_line_that_breaks_each_time_is_given_up(shard: Shard, monkeypatch: pyt
         def broken(self: object) -> list[object]:
             raise ConnectionLost("it said something odd")
 
-        monkeypatch.setattr("hubring.ps.transport.shm.transport.ShmConnection.receive", broken)
+        monkeypatch.setattr("hubring.ps.transport.shm.connection.ShmConnection.receive", broken)
         work = Work("init")
         worker.client.init(0, 0, torch.zeros(NUMEL), work)
         with pytest.raises(ConnectionLost, match=rf"broke {MAX_LOSSES} times.*it said something odd"):
