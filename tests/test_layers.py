@@ -156,9 +156,9 @@ def test_client_and_server_never_reach_each_other() -> None:
     assert not reached(*server) & client
 
 
-def test_only_the_context_names_a_topology() -> None:
+def test_only_one_file_names_a_topology() -> None:
     naming = {name for name in FILES for found in imports(name) if found.target in TOPOLOGIES - {name}}
-    assert naming == {"hubring.workers.runtime.context"}
+    assert naming == {"hubring.workers.runtime.topology"}
 
 
 def test_coordinator_and_health_check_run_without_torch() -> None:

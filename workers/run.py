@@ -27,6 +27,7 @@ from hubring.ps.observe.logs import Place
 from hubring.workers.horovod import alias
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
+from hubring.workers.runtime.worker import Worker
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ def _heed_signals() -> None:
         signal.signal(number, heed)
 
 
-def _repeats(worker: context.Context, number: int) -> bool:
+def _repeats(worker: Worker, number: int) -> bool:
     """Whether another such signal is no second wish."""
     return number == signal.SIGUSR1 or (
         number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)

@@ -130,7 +130,7 @@ def _betrayed(variables: Mapping[str, str], launcher: str) -> str:
 
 
 def _threads(variables: Mapping[str, str], local_size: int) -> tuple[int, str]:
-    """As `runtime.context` will share the cores; the server counts the workers on a host, which we cannot."""
+    """As `runtime.topology` shares the cores; the server counts the workers on a host, which we cannot."""
     if "OMP_NUM_THREADS" in variables:
         import torch
 

@@ -1,4 +1,4 @@
-"""What the context asks of those who train here: an optimizer, and whoever keeps its state."""
+"""What a worker asks of those who train here: an optimizer, and whoever keeps its state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Trainer(Protocol):
-    """What the context wants to know of an optimizer that trains a model here."""
+    """What a worker wants to know of an optimizer that trains a model here."""
 
     @property
     def exchange_seconds(self) -> float:

@@ -261,7 +261,7 @@ def test_a_guard_that_is_given_up_leaves_no_hook_behind() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator(), cross_barrier=True)
     clipped_step(model, optimizer, batches()[0])
-    assert optimizer._crossing is False
+    assert optimizer._overlap.crossing is False
     for module in model.modules():
         assert not module._forward_pre_hooks
         assert not module._state_dict_pre_hooks

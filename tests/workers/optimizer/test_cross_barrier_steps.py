@@ -20,6 +20,7 @@ from hubring.workers.optimizer import exchange
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
+from hubring.workers.runtime.worker import Worker
 from tests.support.fake_hub import FakeHub, FakeRank
 from tests.support.held_rank import SOON, HeldRank, Side, bucket_of, crossing, waits
 from tests.support.training_scripts import (
@@ -218,9 +219,7 @@ def test_where_workers_step_clipping_that_begins_later_is_an_error_with_its_mend
 def test_a_barrier_of_the_script_comes_after_its_last_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = HeldRank()
     model, optimizer = crossing(rank, timeout=SOON)
-    place = context.Context(
-        WorkerConfig(), Placement(), rank, torch.device("cpu"), None, Record(None), logs.Place()
-    )
+    place = Worker(WorkerConfig(), Placement(), rank, torch.device("cpu"), None, Record(None), logs.Place())
     monkeypatch.setattr(context, "_current", place)
     place.adopt(optimizer)
     rank.holding = True

@@ -17,9 +17,10 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.observe import logs
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
-from hubring.workers.runtime import context
+from hubring.workers.runtime import context, topology
 from hubring.workers.runtime.flight import FlightRecorder
 from hubring.workers.runtime.record import Record
+from hubring.workers.runtime.worker import Worker
 
 
 @pytest.mark.parametrize(
@@ -34,16 +35,16 @@ def test_a_ring_meets_where_rank_0_is_seen_from_the_server(
     def asked(rank: int, host: str, *_: Any) -> None:
         raise RingBroken(host)
 
-    monkeypatch.setattr(context, "ring_store", asked)
-    monkeypatch.setattr(context, "towards", lambda host: f"the way to {host}")
+    monkeypatch.setattr(topology, "ring_store", asked)
+    monkeypatch.setattr(topology, "towards", lambda host: f"the way to {host}")
     session: Any = SimpleNamespace(address=f"{server}:5555", sender=SimpleNamespace(rank=0))
     with pytest.raises(RingBroken, match=f"^{place}$"):
-        context._ring(WorkerConfig(), session, torch.device("cpu"))
+        topology._ring(WorkerConfig(), session, torch.device("cpu"))
 
 
 def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> None:
     file = tmp_path / "record.jsonl"
-    alone = context.Context(
+    alone = Worker(
         WorkerConfig(),
         Placement(),
         LocalCommunicator(),
@@ -63,7 +64,7 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
 
 def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:
     place = Placement(), LocalCommunicator(), torch.device("cpu")
-    alone = context.Context(WorkerConfig(), *place, None, Record(None), logs.Place())
+    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.Place())
     reports = [*["nan"] * 9, "1.0", "inf"]
     looks: list[bool] = []
     trainer: Any = SimpleNamespace(
@@ -85,7 +86,7 @@ def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
 
     config, place = WorkerConfig(trace=tmp_path), logs.Place()
     session: Any = SimpleNamespace(clock_offset=unheard)
-    joined = context.Context(
+    joined = Worker(
         config, Placement(), LocalCommunicator(), torch.device("cpu"), session, Record(None), place
     )
     registered: list[object] = []

@@ -19,6 +19,7 @@ from hubring.workers.peers.rows import find
 from hubring.workers.peers.seat import Seat
 from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
+from hubring.workers.runtime.worker import Worker
 
 _MODULES = {"ddp": "ddp", "mpi": "mpi", "rpc": "served", "ray": "served"}
 """Where each peer's class is."""
@@ -56,7 +57,7 @@ class StandIn:
         unknown = {} if self._kind.exposes else {"exposed_seconds": None, "hidden_seconds": None}
         return {**result, "exchange": {**result["exchange"], **unknown, "bytes": self._kind.bytes_are}}
 
-    def _meet(self, config: WorkerConfig, place: logs.Place, found: Placement) -> context.Context:
+    def _meet(self, config: WorkerConfig, place: logs.Place, found: Placement) -> Worker:
         rank, size = self._seat.rank, self._seat.size
         placement = replace(found, rank=rank, size=size, local_rank=config.local_rank or 0)
         device = torch.device(choose(self._seat.backend, placement, environment()).device)
@@ -64,4 +65,4 @@ class StandIn:
             torch.cuda.set_device(device)
         place.role, record = f"w{rank}", Record(config.record)
         seat = replace(self._seat, timeout=config.timeout, aggregate=config.aggregate)
-        return context.Context(config, placement, self._kind(seat), device, None, record, place)
+        return Worker(config, placement, self._kind(seat), device, None, record, place)

@@ -1,4 +1,4 @@
-"""What the worker's context is told of an optimizer that trains here."""
+"""What the worker is told of an optimizer that trains here."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from hubring.workers.horovod.world.world import current
 from hubring.workers.runtime import context
+from hubring.workers.runtime.worker import Worker, unwatched
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -26,8 +27,8 @@ class Trainer:
     waited: Callable[[], float]
     completed_steps: int = 0
     ahead: int = 0
-    _place: context.Context | None = None
-    _begin_slow: Callable[[int], None] = context.unwatched
+    _place: Worker | None = None
+    _begin_slow: Callable[[int], None] = unwatched
 
     def __post_init__(self) -> None:
         place = context.started()
