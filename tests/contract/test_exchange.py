@@ -19,8 +19,7 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer import distributed as optimizer_module
-from hubring.workers.optimizer import tuning
+from hubring.workers.optimizer import setup, tuning
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, linear_of, parameters
 from tests.support.ranks import LIMIT, Ranks, RingRanks
@@ -94,7 +93,7 @@ def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
             model(batch).square().mean().backward()
             optimizer.step()
             scheduler.step()
-        assert optimizer._crossing is cross_barrier
+        assert optimizer._overlap.crossing is cross_barrier
         return list(model.state_dict().values())
 
     def ends(cross_barrier: bool) -> list[list[torch.Tensor]]:
@@ -111,7 +110,7 @@ def test_crossing_the_barrier_changes_no_bit(ranks: Ranks) -> None:
 def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
     ranks: Ranks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(setup, "BUCKET_BYTES", 16)
     monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
 
     def train(communicator: Communicator, bucket_bytes: int | None) -> list[torch.Tensor]:
@@ -227,7 +226,7 @@ class LoneOnARing(RingRanks):
 
 
 def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(setup, "BUCKET_BYTES", 16)
     monkeypatch.setattr(tuning, "SIZES", (200, 16, 10**6))
 
     def train(communicator: Communicator) -> weakref.ref[torch.Tensor]:

@@ -23,14 +23,14 @@ from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 
 
 class Trained(Protocol):
-    """What is kept of one optimizer and its model."""
+    """What a checkpoint asks of one optimizer and its model."""
 
     @property
     def completed_steps(self) -> int:
         """How many steps it has taken."""
 
     @property
-    def kept(self) -> Mapping[str, Tensor]:
+    def model_state(self) -> Mapping[str, Tensor]:
         """Parameters, buffers and frozen parameters by name; to read and to overwrite."""
 
     @property
@@ -53,7 +53,7 @@ class Saved:
 
 
 def write(path: Path, all_trained: Sequence[Trained]) -> None:
-    """Writes what is kept of each.
+    """Writes the state of each.
 
     Raises:
         ConfigError: An optimizer's state holds what is neither a tensor nor a number; or the disk is full,
@@ -68,7 +68,7 @@ def write(path: Path, all_trained: Sequence[Trained]) -> None:
 
 
 def read(path: Path) -> list[Saved]:
-    """What was kept of each, in their order.
+    """The state of each, in their order.
 
     Raises:
         CheckpointCorrupt: The file is none of ours.
@@ -117,7 +117,7 @@ def _gather(all_trained: Sequence[Trained]) -> tuple[dict[str, Tensor], dict[str
     tensors: dict[str, Tensor] = {}
     numbers: dict[str, Any] = {}
     for index, trained in enumerate(all_trained):
-        tensors.update({f"{index}/kept/{name}": _own(tensor) for name, tensor in trained.kept.items()})
+        tensors.update({f"{index}/kept/{name}": _own(tensor) for name, tensor in trained.model_state.items()})
         for parameter, values in trained.wrapped.state_dict()["state"].items():
             for name, value in values.items():
                 key = f"{index}/state/{parameter}/{name}"

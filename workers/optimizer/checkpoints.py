@@ -72,7 +72,7 @@ class Checkpoints:
         saved = self._saved_of(trained)
         if saved is None:
             return
-        here = trained.kept
+        here = trained.model_state
         for name in [*here, *saved.tensors]:
             mine, theirs = (kind(part.get(name)) for part in (here, saved.tensors))
             if mine != theirs:

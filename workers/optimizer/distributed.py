@@ -17,10 +17,8 @@ as completed when its gradients are handed over: nothing can take it back then.
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterable
-from inspect import signature
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -38,21 +36,16 @@ from hubring.workers.optimizer.backward import BackwardPasses
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.forward import ForwardGuard
+from hubring.workers.optimizer.model_tensors import ModelTensors, check_model
+from hubring.workers.optimizer.overlap import Overlap
+from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, ignore
 from hubring.workers.optimizer.stepper import Stepper
 from hubring.workers.optimizer.tuning import Tuner
 from hubring.workers.optimizer.uneven import Turnout
-from hubring.workers.optimizer.watch import CHANGED, ChangeWatch
-from hubring.workers.optimizer.wrapping import OptimizerWrapper
-from hubring.workers.runtime import context
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.optimizer.watch import ChangeWatch
+from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
 
 log = logging.getLogger(__name__)
-
-BUCKET_BYTES = 4 << 20
-"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Convoys of them are tuned."""
-
-UNBOUNDED = sys.maxsize
-"""Where none is ever full: there are as many as kinds, which is as few messages as there can be."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -123,15 +116,15 @@ class DistributedOptimizer(OptimizerWrapper):
                 the first difference. Or `cross_barrier` has no model to watch, or an optimizer that steps
                 only as a whole; or `uneven` is asked for beside what it cannot go with.
         """
-        _check_model(model)
-        place = _place(communicator, bucket_bytes, after_step)
+        check_model(model)
+        setup = Setup.of(communicator, bucket_bytes, after_step)
         super().__init__(optimizer)
-        self._communicator = communicator = place.communicator
-        self._after_step = place.after_step
+        self._communicator = communicator = setup.communicator
+        self._after_step = setup.after_step
         self._steps_on_server = communicator.steps_on == "server"
         if cross_barrier and model is None:
             raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
-        self._asks = _asks_for_loss(optimizer)
+        self._asks = asks_for_loss(optimizer)
         if uneven and (cross_barrier or self._asks or not communicator.lockstep):
             raise ConfigError(
                 "uneven=True is for ranks that keep step, with one exchange a step that it waits for: it goes"
@@ -139,34 +132,29 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         self._turnout = Turnout(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
-        # None: the first step is being watched.
-        self._overlap = None if overlap and self._steps_on_server else overlap
         named = named_parameters if model is None else model.named_parameters()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
         at_once = self._steps_on_server and not overlap and not cross_barrier
-        self._buckets = self._lay_out(named, place.bucket_bytes or _bucket_bytes(held, at_once=at_once))
-        exchanged = self._exchanged()
-        self._left_out = [one for one in held if one not in exchanged and one.numel() > 0]
+        self._buckets = self._lay_out(named, setup.bucket_bytes or bytes_of_bucket(held, at_once=at_once))
+        self._tensors = ModelTensors(model, self._buckets, held)
         self._timeout = communicator.timeout if timeout is None else timeout
         self.ahead = int(cross_barrier)
-        self._model = model
-        self._steps = self._start_from_rank_0(place.checkpoints)
-        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, place.recorder)
+        self._steps = self._start_from_rank_0(setup.checkpoints)
+        self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, setup.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
-        self._begin_slow = place.watch(exchanged)  # its hooks stand before those that hand over
+        self._begin_slow = setup.watch(self._tensors.exchanged)  # its hooks stand before those that hand over
+        guard = self._watch_forward(model) if cross_barrier and model is not None else None
+        self._overlap = Overlap(communicator, self._exchange, self._watch, guard, wanted=overlap)
         self._passes = BackwardPasses(
             self._buckets,
             backward_passes_per_step,
             self._watch,
             self._exchange,
-            self._bucket_ready,
-            self._backward_ended,
+            self._overlap.bucket_ready,
+            self._overlap.backward_ended,
         )
-        self._tuner = None if place.bucket_bytes else Tuner(communicator, self._exchange, self._timeout)
-        # None: asked for, and the first step is being watched.
-        self._crossing = None if cross_barrier else False
-        self._guard = self._watch_forward(model) if cross_barrier and model is not None else None
-        place.adopt(self)
+        self._tuner = None if setup.bucket_bytes else Tuner(communicator, self._exchange, self._timeout)
+        setup.adopt(self)
         self._begin_slow(self._steps)
         self._asked = not self._steps
 
@@ -179,16 +167,12 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
         """Every trained parameter by name."""
-        return {
-            tensor.name: parameter
-            for bucket in self._buckets
-            for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True)
-        }
+        return self._tensors.trained()
 
     @property
-    def kept(self) -> dict[str, torch.Tensor]:
+    def model_state(self) -> dict[str, torch.Tensor]:
         """All that a checkpoint holds of the model by name: parameters, buffers, frozen parameters."""
-        return {name: tensor.detach() for name, tensor in [*self.named_parameters.items(), *self._rest()]}
+        return self._tensors.state()
 
     @property
     def exchange_seconds(self) -> float:
@@ -222,9 +206,8 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._check_frozen()
-        if self._steps_on_server or self._crossing is not False:
-            self._settle_overlap()
+        self._tensors.check_frozen()
+        self._overlap.settle(self._passes.count, scales=hasattr(self, "found_inf"))
         if self._turnout is not None:
             self._anybody(self._turnout, trains=True)
         if self._must_skip():
@@ -271,10 +254,10 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises:
             ConfigError: They were handed over already; a push cannot be taken back.
         """
-        if (self._steps_on_server or self._crossing) and self._exchange.begun:
+        if self._overlap.handed_over:
             raise ConfigError(
                 "zero_grad() came after the gradients were pushed during backward: call step() first, "
-                f"or pass {self._mend} to DistributedOptimizer if the script skips steps"
+                f"or pass {self._overlap.fix} to DistributedOptimizer if the script skips steps"
             )
         if self._passes.count:
             self._watch.note_dropped()
@@ -305,9 +288,6 @@ class DistributedOptimizer(OptimizerWrapper):
             adjacent=here.joins,
         )
 
-    def _exchanged(self) -> set[torch.nn.Parameter]:
-        return {parameter for bucket in self._buckets for parameter in bucket.parameters}
-
     def _name_on_server(self) -> str:
         """What the hub is to run; refused here, not in the first backward, if it cannot."""
         kind: type[Optimizer] = type(self.wrapped)
@@ -321,15 +301,6 @@ class DistributedOptimizer(OptimizerWrapper):
             )
         return name
 
-    def _check_frozen(self) -> None:
-        thawed = [parameter for parameter in self._left_out if parameter.grad is not None]
-        if thawed:
-            raise ConfigError(
-                f"{len(thawed)} parameter(s), the first of shape {tuple(thawed[0].shape)}, were frozen when"
-                " DistributedOptimizer was made and have gradients now, which it does not exchange: make it"
-                " while they are trainable, and freeze them afterwards"
-            )
-
     def _start_from_rank_0(self, checkpoints: Checkpoints | None) -> int:
         """Brings everybody to one beginning; returns the completed steps to go on from."""
         if checkpoints is not None:
@@ -337,75 +308,19 @@ class DistributedOptimizer(OptimizerWrapper):
         with self._communicator.waiting:
             start = self._communicator.attach(self._buckets)
         if not self._communicator.late:
-            rest = [tensor.data for _, tensor in self._rest()]
+            rest = [tensor.data for _, tensor in self._tensors.rest()]
             broadcast_into(rest, self._communicator, "model.rest", self._timeout)
         return start.step if checkpoints is None else checkpoints.share(self)
-
-    def _rest(self) -> list[tuple[str, torch.Tensor]]:
-        """The model's buffers and frozen parameters, which are not exchanged."""
-        if self._model is None:
-            return []
-        exchanged = self._exchanged()
-        frozen = [(name, one) for name, one in self._model.named_parameters() if one not in exchanged]
-        return [*self._model.named_buffers(), *frozen]
 
     def _hyper(self, bucket: Bucket) -> Hyper:
         if not self._steps_on_server:
             return {}
         return hyper_of(self.param_groups[bucket.spec.group], bucket.spec.optimizer)
 
-    @property
-    def _mend(self) -> str:
-        return "overlap=False" if self._steps_on_server else "cross_barrier=False"
-
     def _watch_forward(self, model: torch.nn.Module) -> ForwardGuard:
         self.wrapped.register_state_dict_pre_hook(lambda _: self.synchronize())
         self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         return ForwardGuard(model, self._buckets, self._exchange)
-
-    def _bucket_ready(self, bucket: Bucket) -> None:
-        if self._overlap:
-            self._exchange.ready(bucket)
-
-    def _backward_ended(self) -> None:
-        if not self._steps_on_server and not self._crossing:
-            self._exchange.finish()
-        elif self._overlap:
-            self._exchange.hand_over_rest()
-
-    def _settle_overlap(self) -> None:
-        """Decides after the first step, for good, and holds the script to it."""
-        changes = "uses a GradScaler" if hasattr(self, "found_inf") else self._watch.changes()
-        if not self._steps_on_server:
-            self._settle_crossing(changes)
-        elif self._overlap is None and self._passes.count:
-            self._overlap = not changes
-            if changes:
-                log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
-            if changes == CHANGED and self._communicator.size > 1:
-                log.warning(
-                    "each rank changes its own gradient before the hub takes the mean, where a ring or one"
-                    " process changes the mean itself: give --aggregate for the same steps as there"
-                )
-        elif self._exchange.begun:
-            self._refuse(changes)
-
-    def _settle_crossing(self, changes: str) -> None:
-        """The same where workers step: a mean that is not there yet cannot be changed."""
-        if self._crossing:
-            self._refuse(changes)
-        elif changes and self._passes.count:
-            self._crossing = False
-            assert self._guard is not None
-            self._guard.give_up()
-            log.info("step() waits for the exchange in spite of cross_barrier: the script %s", changes)
-
-    def _refuse(self, changes: str) -> None:
-        if changes:
-            raise ConfigError(
-                f"the script {changes}, but its gradients were exchanged during backward, as nothing of "
-                f"the kind happened in the first step: pass {self._mend} to DistributedOptimizer"
-            )
 
     def _anybody(self, turnout: Turnout, *, trains: bool) -> bool:
         """Asks where whoever has joined stands too: before a hub steps, and after a worker has the mean."""
@@ -430,8 +345,8 @@ class DistributedOptimizer(OptimizerWrapper):
         return False
 
     def _take_step(self) -> None:
-        if self._crossing:
-            self._exchange.leave(self._stepper.prepare() if self._stepper else _ignore)
+        if self._overlap.crossing:
+            self._exchange.leave(self._stepper.prepare() if self._stepper else ignore)
             if self._communicator.drains:
                 # Its answer says whether the job stops here: all ranks must know now. It left first.
                 self._exchange.settle(self._buckets[0])
@@ -441,17 +356,14 @@ class DistributedOptimizer(OptimizerWrapper):
                 self.wrapped.step()
         # A scheduler made on the wrapped optimizer wants to know that a step was taken.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
-        if self._crossing is None and self._passes.count:
-            assert self._guard is not None
-            self._guard.begin()
-            self._crossing = True
+        self._overlap.step_taken(self._passes.count)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """The mean gradient for an optimizer that asks for it, and the mean loss, by which it decides."""
         self._begin_step()
         with torch.enable_grad():
             loss = closure()
-        self._check_frozen()
+        self._tensors.check_frozen()
         self._exchange.finish()
         mean = allreduce(torch.as_tensor(loss), name="closure.loss", communicator=self._communicator)
         return mean if isinstance(loss, torch.Tensor) else mean.item()
@@ -459,7 +371,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _end_step(self) -> None:
         self._begin_step()
         # Where all is handed over in step(), how much at a time makes no difference.
-        if self._tuner is not None and self._overlap:
+        if self._tuner is not None and self._overlap.backward:
             self._tuner.note_step()
         self._steps += 1
         if not self._asked:
@@ -480,78 +392,3 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange.reset()
         self._passes.reset()
         self._watch.reset()
-
-
-class _Place(NamedTuple):
-    """What an optimizer stands on."""
-
-    communicator: Communicator
-    bucket_bytes: int | None
-    after_step: Callable[[int], None]
-    adopt: Callable[[DistributedOptimizer], None]
-    checkpoints: Checkpoints | None = None
-    recorder: FlightRecorder | None = None
-    watch: Callable[[Iterable[torch.Tensor]], Callable[[int], None]] = lambda _: context.unwatched
-
-
-def _check_model(model: object) -> None:
-    if not isinstance(model, torch.nn.Module | None):
-        raise ConfigError(
-            f"the model is a {type(model).__name__}, not a torch.nn.Module: call"
-            " DistributedOptimizer(optimizer, model), or name parameters of more than one model by"
-            " DistributedOptimizer(optimizer, named_parameters=...)"
-        )
-
-
-def _place(
-    communicator: Communicator | None, bucket_bytes: int | None, after_step: Callable[[int], None] | None
-) -> _Place:
-    """Fills in what the caller left to `hubring.init()`."""
-    if communicator is not None:
-        return _Place(communicator, bucket_bytes, after_step or _ignore, _ignore)
-    here = context.current()
-    bucket_bytes = bucket_bytes or here.config.bucket_bytes
-    step_completed = after_step or here.step_completed
-    return _Place(
-        here.communicator,
-        bucket_bytes,
-        step_completed,
-        here.adopt,
-        _checkpoints(here),
-        here.recorder,
-        here.watch,
-    )
-
-
-def _bucket_bytes(parameters: Iterable[torch.Tensor], *, at_once: bool) -> int:
-    """Where a bucket is full if nobody has said so.
-
-    What is handed over at once, and awaited as a whole, gains nothing by being cut: slices pipeline on
-    their own. A GPU's buckets do gain: one is copied to the host while another is on its way.
-    """
-    whole = at_once and all(parameter.device.type == "cpu" for parameter in parameters)
-    return UNBOUNDED if whole else BUCKET_BYTES
-
-
-def _checkpoints(here: context.Context) -> Checkpoints | None:
-    """What keeps this job's state where no hub does; made for the first optimizer."""
-    directory = here.config.checkpoint_dir
-    if directory is None:
-        return None
-    if here.communicator.steps_on == "server":
-        log.info("this job's checkpoints are the hub's: ps-server start --checkpoint-dir says where")
-        return None
-    if here.saves is None:
-        here.saves = Checkpoints(directory, here.config.checkpoint_every, here.communicator, here.job)
-    assert isinstance(here.saves, Checkpoints)
-    return here.saves
-
-
-def _asks_for_loss(optimizer: Optimizer) -> bool:
-    """Whether it steps by evaluating the loss for itself, as LBFGS does: its `step` needs a closure."""
-    closure = signature(type(optimizer).step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
-
-
-def _ignore(_: object) -> None:
-    """Nobody wants to know."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 from torch.optim import Optimizer
@@ -70,3 +71,9 @@ class OptimizerWrapper(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.wrapped!r})"
+
+
+def asks_for_loss(optimizer: Optimizer) -> bool:
+    """Whether it steps by evaluating the loss for itself, as LBFGS does: its `step` needs a closure."""
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty

@@ -31,7 +31,7 @@ class Trained:
         return dict(self.model.named_parameters())
 
     @property
-    def kept(self) -> Mapping[str, Tensor]:
+    def model_state(self) -> Mapping[str, Tensor]:
         named = [*self.model.named_parameters(), *self.model.named_buffers()]
         return {name: one.detach() for name, one in named}
 
@@ -82,8 +82,8 @@ def test_a_resumed_run_takes_the_steps_of_the_one_before_bit_by_bit(tmp_path: Pa
     assert resumed.completed_steps == 5
     for trained in (saved, resumed):
         trained.train(3)
-    assert resumed.kept.keys() == saved.kept.keys()
-    assert all(torch.equal(resumed.kept[name], saved.kept[name]) for name in saved.kept)
+    assert resumed.model_state.keys() == saved.model_state.keys()
+    assert all(torch.equal(resumed.model_state[name], saved.model_state[name]) for name in saved.model_state)
 
 
 def test_all_ranks_get_the_state_of_rank_0_which_alone_reads(tmp_path: Path, saved: Trained) -> None:
@@ -148,7 +148,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tmp_path: Path, saved: Tra
         keeps.save_in_passing()
     resumed = Trained()
     checkpoints(tmp_path).adopt(resumed)
-    assert all(tensor.isfinite().all() for tensor in resumed.kept.values())
+    assert all(tensor.isfinite().all() for tensor in resumed.model_state.values())
 
 
 def test_what_fails_in_passing_is_told_and_training_goes_on(

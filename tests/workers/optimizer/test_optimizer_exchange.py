@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.optimizer import distributed as optimizer_module
+from hubring.workers.optimizer import setup
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.fake_hub import FakeHub, FakeRank
 from tests.support.training_scripts import (
@@ -42,7 +42,7 @@ def kinds() -> tuple[nn.Sequential, torch.optim.Optimizer]:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets that nobody asked for are of `SMALL` bytes, so that the test model has several."""
-    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", SMALL)
+    monkeypatch.setattr(setup, "BUCKET_BYTES", SMALL)
 
 
 @pytest.mark.usefixtures("small")
@@ -83,8 +83,8 @@ def test_buckets_are_bounded_where_one_may_go_on_before_the_others(communicator:
 @pytest.mark.parametrize(("device", "bounded"), [("cpu", False), ("meta", True)])
 def test_buckets_that_are_copied_to_the_host_are_bounded(device: str, bounded: bool) -> None:
     parameters = [torch.zeros(1), torch.zeros(1, device=device)]
-    found = optimizer_module._bucket_bytes(parameters, at_once=True)
-    assert (found == optimizer_module.BUCKET_BYTES) is bounded
+    found = setup.bytes_of_bucket(parameters, at_once=True)
+    assert (found == setup.BUCKET_BYTES) is bounded
 
 
 @pytest.mark.parametrize("step", [plain_step, clipped_step])

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from hubring.workers.communicators.local import LocalCommunicator
-from hubring.workers.optimizer import distributed as optimizer_module
-from hubring.workers.optimizer import tuning
+from hubring.workers.optimizer import setup, tuning
 from hubring.workers.optimizer.bucket_group import convoys
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
@@ -27,7 +26,7 @@ from tests.support.training_scripts import (
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets so small that the test model has several, and sizes to match."""
-    monkeypatch.setattr(optimizer_module, "BUCKET_BYTES", 16)
+    monkeypatch.setattr(setup, "BUCKET_BYTES", 16)
     monkeypatch.setattr(tuning, "SIZES", (300, 16, 10**6))
 
 
