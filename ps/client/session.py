@@ -21,7 +21,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.config.address import address as split
+from hubring.ps.client.admission import BY_EXIT_CODE, Admission, sentence_of
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.errors import (
     ConfigError,
@@ -29,7 +29,6 @@ from hubring.ps.core.errors import (
     Fenced,
     HubringError,
     JobFailed,
-    NonFinite,
     ServerUnreachable,
 )
 from hubring.ps.core.offset import Offset, measure
@@ -38,27 +37,19 @@ from hubring.ps.core.waiting import Waiting, sentence
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plans import bucket_to_proto, slice_from_proto
-from hubring.ps.process.child import Child
-from hubring.ps.shard.colocated import outlast, place
-from hubring.ps.shard.spawn import Settings, start
+from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
-from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import Line
 
 log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-CONNECT_SECONDS = 10.0
-"""How long a worker looks for its server: launchers start both at once."""
-
 HURRY_SECONDS = 0.1
 """How often a worker tells and hears while all agree on the step to stop after."""
 
 SILENT_SECONDS = 4.0
 """How long a server that is gone may take to come back. One that is there and does not answer has a lease."""
-
-_BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +111,9 @@ class Session:
         self._on_failure: list[Callable[[HubringError], None]] = []
         self._failed = threading.Event()
         self._left = threading.Event()
-        self._companion: Child | None = None
-        self._log_format = log_format
-        self._trace = trace
         self._channel = open_channel(address)
         self._stub = ControlStub(self._channel)
+        self._admission = Admission(address, self._stub, log_format, trace)
         request = pb.JoinRequest(
             protocol=PROTOCOL,
             token=secrets.token_hex(16),
@@ -136,7 +125,7 @@ class Session:
             pid=os.getpid(),
         )
         try:
-            joined = self._join(request, start_timeout)
+            joined = self._admission.join(request, start_timeout)
         except BaseException:
             self.close()
             raise
@@ -150,67 +139,6 @@ class Session:
         self._lease = joined.lease_seconds
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()
-
-    # Joining.
-
-    def _join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
-        began = time.monotonic()
-        reply = self._ask_to_join(request)
-        while reply.state in (pb.JoinReply.WAITING, pb.JoinReply.BRING_SHARD):
-            waited = time.monotonic() - began
-            if reply.state == pb.JoinReply.BRING_SHARD:
-                self._bring_shard(reply)
-                request.brings_shard = True
-            else:
-                mend = "start what is missing, or the server anew for fewer"
-                log.info("%s, for %.0f s by now: %s", reply.text, waited, mend)
-            self._check_start(reply, waited, start_timeout)
-            reply = self._ask_to_join(request, again=True)
-        if reply.state == pb.JoinReply.REFUSED:
-            raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.text)
-        return reply
-
-    def _bring_shard(self, reply: pb.JoinReply) -> None:
-        dialled, _ = split(self.address)
-        host = place(dialled, reply.server_host, reply.insecure)
-        settings = Settings(self.address, host, self._log_format, reply.incarnation, trace=self._trace)
-        self._companion = start("its shard", settings)
-        log.info("the hub keeps its shards beside its workers: serving one on %s", host)
-
-    def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:
-        if self._companion is not None and self._companion.ended:
-            raise JobFailed(f"{self._companion} {self._companion.ended}; its last lines above say why")
-        if waited > start_timeout:
-            raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
-
-    def _ask_to_join(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
-        """Asks until the server answers at all, for CONNECT_SECONDS; `again` if it has answered before."""
-        deadline, told = time.monotonic() + CONNECT_SECONDS, False
-        while True:
-            try:
-                return self._stub.Join(request, timeout=CONNECT_SECONDS)
-            except grpc.RpcError as error:
-                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-                    raise ServerUnreachable(
-                        f"what answers at {self.address} is a gRPC service, but no ps-server:"
-                        " check the port, which the server's banner names"
-                    ) from error
-                if again:
-                    raise ServerUnreachable(
-                        f"the server at {self.address} was stopped while this worker waited for the job"
-                        f" to begin ({_sentence(error)}); start both again"
-                    ) from error
-                if time.monotonic() + 0.2 > deadline:
-                    raise ServerUnreachable(
-                        f"no server answers at {self.address} for {CONNECT_SECONDS:g} s:"
-                        f" {probe(self.address)} ({_sentence(error)}); check the address, or start one there:"
-                        f" ps-server start --port {self.address.rpartition(':')[2]};"
-                        f" ps-server doctor {self.address} looks for the cause"
-                    ) from error
-                if not told:
-                    log.info("no server at %s yet; looking for %g s", self.address, CONNECT_SECONDS)
-                told = True
-            time.sleep(0.2)
 
     # The lease.
 
@@ -271,7 +199,7 @@ class Session:
                     self._fail(
                         ServerUnreachable(
                             f"the server at {self.address} has not answered for {silent:.1f} s"
-                            f" ({_sentence(error)}); it was stopped or the network is cut."
+                            f" ({sentence_of(error)}); it was stopped or the network is cut."
                             " Start it again with the same --checkpoint-dir, then the workers"
                         )
                     )
@@ -293,7 +221,7 @@ class Session:
             loss=self.loss,
             waiting=self.waiting.seconds,
             stopping=self.stopping,
-            shard_ended=self._companion.ended if self._companion else "",
+            shard_ended=self._admission.shard.ended if self._admission.shard else "",
             stop_after=self.stop_after,
         )
 
@@ -316,7 +244,7 @@ class Session:
         if reply.fenced:
             self._fail(Fenced(reply.failed))
         elif reply.failed:
-            self._fail(_BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed))
+            self._fail(BY_EXIT_CODE.get(reply.exit_code, JobFailed)(reply.failed))
         return self.failure is None
 
     def _fail(self, error: HubringError) -> None:
@@ -353,7 +281,7 @@ class Session:
         )
         reply = self._call(lambda: self._stub.Plan(request, timeout=60.0))
         if reply.refused:
-            raise _BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
+            raise BY_EXIT_CODE.get(reply.exit_code, ConfigError)(reply.refused)
         plan = ShardPlan(tuple(slice_from_proto(piece) for piece in reply.slices))
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
@@ -392,7 +320,7 @@ class Session:
     @property
     def serves(self) -> bool:
         """Whether this worker brought a shard, which the others lose if it leaves before them."""
-        return self._companion is not None
+        return self._admission.shard is not None
 
     def leave(self, reason: Reason, text: str = "") -> None:
         """Gives the place back. A server that is gone by now is not missed."""
@@ -417,12 +345,12 @@ class Session:
         log says who it is. A server that is gone lets nobody go on, so then it is at once.
         """
         try:
-            if self._left.is_set() and self._companion is not None:
+            if self._left.is_set() and self._admission.shard is not None:
                 self._goodbye.wait_seconds = 2.0
-                outlast(self._companion, self._say_goodbye)
+                outlast(self._admission.shard, self._say_goodbye)
         finally:
-            if self._companion is not None:
-                self._companion.stop()
+            if self._admission.shard is not None:
+                self._admission.shard.stop()
             self._channel.close()
 
     def _say_goodbye(self) -> str:
@@ -430,7 +358,7 @@ class Session:
         try:
             reply = self._stub.Leave(self._goodbye, timeout=self._goodbye.wait_seconds + 2.0)
         except grpc.RpcError as error:
-            log.debug("the server did not hear that we left: %s", _sentence(error))
+            log.debug("the server did not hear that we left: %s", sentence_of(error))
             return ""
         for line in reply.news:
             log.warning("%s", line)
@@ -444,9 +372,5 @@ class Session:
             if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                 raise Fenced(str(error.details())) from error
             raise self.failure or ServerUnreachable(
-                f"the server at {self.address} went away ({_sentence(error)})"
+                f"the server at {self.address} went away ({sentence_of(error)})"
             ) from error
-
-
-def _sentence(error: grpc.RpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
