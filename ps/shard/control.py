@@ -29,7 +29,7 @@ from hubring.ps.job.plans import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
 from hubring.ps.shard.loop import ShardLoop
-from hubring.ps.store.store import Snapshot
+from hubring.ps.store.snapshot import Snapshot
 
 _T = TypeVar("_T")
 

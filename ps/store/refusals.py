@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from hubring.ps.core.errors import ConfigError, NonFinite
-from hubring.ps.core.messages import Code, Coded, Push, Refusal
+from hubring.ps.core.messages import Code, Coded, Init, Pull, Push, Refusal
 from hubring.ps.core.types import Sender
 from hubring.ps.store.entry import Contribution, Entry
 from hubring.ps.store.gpu_tensor import is_placed
@@ -30,6 +30,16 @@ def unknown_key(key: int, held: Collection[int]) -> Refusal:
     here = f"{len(held)} keys from {min(held)} to {max(held)}" if held else "no keys yet"
     text = f"key {key} is not on this shard, which holds {here}; ask the coordinator for the plan"
     return Refusal(Code.UNKNOWN_KEY, text)
+
+
+def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init) -> Refusal | None:
+    """The key is elsewhere, or what came does not fit it; None where nothing is wrong with it."""
+    entry = entries.get(request.key)
+    if entry is None:
+        return unknown_key(request.key, entries)
+    if isinstance(request, Push):
+        return misfitting(entry, request.gradient) or unusable(entry, request)
+    return misfit(entry, request.values) if isinstance(request, Init) else None
 
 
 def out_of_order(push: Push, expected: int) -> Refusal:

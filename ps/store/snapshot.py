@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hubring.ps.store.entry import Entry
+    from hubring.ps.store.ledger import Ledger
+
 
 @dataclass(slots=True)
 class KeyState:
@@ -39,12 +42,14 @@ class Capture:
         self._version = version
         self._missing = set(keys)
 
-    def wants(self, key: int, version: int) -> bool:
-        return key in self._missing and self._version in (None, version)
-
-    def catch(self, key: int, state: KeyState) -> None:
-        self.caught[key] = state
-        self._missing.remove(key)
+    def catch(self, entry: Entry, ledger: Ledger) -> None:
+        """Copies a key, if this is the moment."""
+        due = entry.key in self._missing and self._version in (None, entry.version)
+        if due and entry.initialised:
+            state = entry.export()
+            state.clocks = dict(ledger.clocks(entry.key))
+            self.caught[entry.key] = state
+            self._missing.remove(entry.key)
 
     @property
     def complete(self) -> bool:

@@ -15,11 +15,8 @@ messages can be replayed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
-from math import ceil
+from collections.abc import Iterable, Sequence
 
-import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import CheckpointCorrupt, NonFinite
@@ -38,19 +35,17 @@ from hubring.ps.core.messages import (
     Values,
 )
 from hubring.ps.core.stats import Stats
-from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Sender, Slice, View
-from hubring.ps.job.sharding import PAGE_BYTES
+from hubring.ps.core.types import BucketSpec, Sender, Slice, View
 from hubring.ps.store import refusals
+from hubring.ps.store.attendance import Attendance
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.entry import Contribution, Entry, Reader, Settled
 from hubring.ps.store.gpu_tensor import is_placed
+from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.ledger import Ledger, Standing
 from hubring.ps.store.parameter_memory import Home, HostHome
 from hubring.ps.store.rounds import RoundBook
 from hubring.ps.store.snapshot import Capture, Snapshot
-
-__all__ = ["KVStore", "Snapshot"]
-
 
 GIVER = 0
 """The rank that brings a job's first values."""
@@ -67,11 +62,8 @@ class KVStore:
     def __init__(self, consistency: Consistency, home: Home | None = None) -> None:
         self._consistency = consistency
         self._home = home or HostHome()
-        self._view = View()
-        self._live: dict[int, int] = {}
-        self._founders: tuple[int, ...] = ()
-        self._entries: dict[int, Entry] = {}
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._attendance = Attendance()
+        self._entries = KeyTable()
         self._ledger = Ledger()
         self._rounds = RoundBook()
         self._stats = Stats()
@@ -89,39 +81,18 @@ class KVStore:
         Raises:
             ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
         """
-        self._entries = self._make_entries(slices, {bucket.index: bucket for bucket in buckets})
-        longest: dict[torch.dtype, int] = {}
-        for entry in self._entries.values():
-            dtype = entry.values.dtype
-            longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
-        self._scratch = {
-            dtype: torch.empty(2 * numel, dtype=dtype, device=self._home.device)
-            for dtype, numel in longest.items()
-        }
+        self._entries = KeyTable.make(
+            slices,
+            {bucket.index: bucket for bucket in buckets},
+            self._home,
+            finite=self._consistency.finite,
+            shown=self._home.shows and self._leaves_alone,
+        )
         self._ledger = Ledger()
         self._stats = Stats()
-        self._seat(self._senders())
+        self._seat(self._attendance.senders())
         if self._draining:
             self.drain()
-
-    def _make_entries(self, slices: Sequence[Slice], buckets: Mapping[int, BucketSpec]) -> dict[int, Entry]:
-        """All values lie in one allocation, and each key's begin at a page."""
-        sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
-        pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
-        *starts, total = accumulate(pages, initial=0)
-        memory = self._home.allocate(total * PAGE_BYTES)
-        entries = {
-            piece.key: Entry.make(
-                piece,
-                buckets[piece.bucket],
-                memory[start * PAGE_BYTES :],
-                finite=self._consistency.finite,
-            )
-            for piece, start in zip(slices, starts, strict=True)
-        }
-        for entry in entries.values():
-            entry.shown = self._home.shows and self._leaves_alone
-        return entries
 
     @property
     def _leaves_alone(self) -> bool:
@@ -139,29 +110,24 @@ class KVStore:
                 raise CheckpointCorrupt(f"the checkpoint does not hold key {key}; it was made by another job")
             entry.restore(snapshot[key])
             self._ledger.restore(key, snapshot[key].clocks)
-        self._seat(self._senders())
+        self._seat(self._attendance.senders())
 
     def on_view(self, view: View) -> list[Delivery]:
         """Acts on who takes part now; an older epoch than the last changes nothing."""
-        if view.epoch < self._view.epoch:
+        turnover = self._attendance.update(view)
+        if turnover is None:
             return []
-        before = self._live
-        self._view = view
-        self._live = {member.rank: member.incarnation for member in view.members}
-        self._founders = self._founders or view.ranks
-        left = [rank for rank, incarnation in before.items() if self._live.get(rank) != incarnation]
-        joined = [sender for sender in self._senders() if before.get(sender.rank) != sender.incarnation]
         deliveries = [
-            Delivery(ticket, refusals.fenced(Sender(rank, before[rank]), view.epoch))
-            for rank in left
+            Delivery(ticket, refusals.fenced(sender, view.epoch))
+            for sender in turnover.left
             for entry in self._entries.values()
-            for ticket in entry.forget([rank])
+            for ticket in entry.forget([sender.rank])
         ]
-        self._home.retain(self._senders())
-        self._seat(joined)
+        self._home.retain(self._attendance.senders())
+        self._seat(turnover.joined)
         for entry in self._entries.values():
             deliveries += self._turn(entry) + self._release_orphans(entry)
-        return deliveries + self._rounds.on_view(self._live)
+        return deliveries + self._rounds.on_view(self._attendance.live)
 
     def drain(self) -> None:
         """From the next update of each key on, replies say that the job ends.
@@ -194,7 +160,7 @@ class KVStore:
             return False
         self._capture = Capture(version, self._entries.keys())
         for entry in self._entries.values():
-            self._catch(entry)
+            self._capture.catch(entry, self._ledger)
         return True
 
     def captured(self) -> Snapshot | None:
@@ -207,14 +173,6 @@ class KVStore:
     def stop_capture(self) -> None:
         """Gives up the snapshot that was begun."""
         self._capture = None
-
-    def _catch(self, entry: Entry) -> None:
-        """Copies a key for the snapshot under way, if this is the moment."""
-        capture = self._capture
-        if capture is not None and entry.initialised and capture.wants(entry.key, entry.version):
-            state = entry.export()
-            state.clocks = dict(self._ledger.clocks(entry.key))
-            capture.catch(entry.key, state)
 
     def name_unsound(self, key: int, values: Tensor) -> str:
         """Which parameter is not finite in a copy of a key's values, as a clause."""
@@ -242,14 +200,15 @@ class KVStore:
             case Init():
                 return self._on_init(self._entries[request.key], request, ticket)
             case Contribute():
-                return self._rounds.contribute(request, ticket, self._live)
+                return self._rounds.contribute(request, ticket, self._attendance.live)
 
     def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
         deliveries = [Delivery(ticket, Result())]
         if not entry.initialised:
             entry.values.copy_(init.values)
             entry.initialised = True
-            self._catch(entry)
+            if self._capture is not None:
+                self._capture.catch(entry, self._ledger)
             for puller in entry.pullers.values():
                 deliveries += self._reply(entry, puller)
             entry.pullers.clear()
@@ -265,7 +224,7 @@ class KVStore:
 
     def _release_orphans(self, entry: Entry) -> list[Delivery]:
         """Who waits for first values waits in vain once rank 0, which brings them, is gone."""
-        if entry.initialised or GIVER in self._live:
+        if entry.initialised or GIVER in self._attendance.live:
             return []
         tickets = [ticket for puller in entry.pullers.values() for ticket in puller.tickets]
         entry.pullers.clear()
@@ -287,7 +246,7 @@ class KVStore:
             case Standing.GAP:
                 return [self._out_of_order(push, ticket)]
             case Standing.FENCED:
-                return [Delivery(ticket, refusals.fenced(push.sender, self._view.epoch))]
+                return [Delivery(ticket, refusals.fenced(push.sender, self._attendance.epoch))]
 
     def _on_new(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
@@ -326,7 +285,7 @@ class KVStore:
     def _turn(self, entry: Entry) -> list[Delivery]:
         """Applies what may be applied, then answers whoever may read."""
         contributors = len(entry.contributions)
-        if contributors and self._consistency.may_apply(contributors, len(self._live)):
+        if contributors and self._consistency.may_apply(contributors, len(self._attendance.live)):
             try:
                 self._close(entry)
             except NonFinite:
@@ -335,7 +294,7 @@ class KVStore:
 
     def _close(self, entry: Entry) -> None:
         before = entry.version
-        contributions = entry.close(self._scratch[entry.values.dtype])
+        contributions = entry.close(self._entries.scratch[entry.values.dtype])
         for push, tickets, _ in contributions:
             staleness = before - entry.read[push.sender.rank]
             self._stats.staleness[staleness] += 1
@@ -343,13 +302,14 @@ class KVStore:
             self._settle(entry, push, tickets, staleness)
         if self._consistency.lockstep:
             ranks = tuple(push.sender.rank for push, *_ in contributions)
-            if ranks != self._founders:
+            if ranks != self._attendance.founders:
                 self._stats.note_partial(entry.key, before, ranks)
-        self._catch(entry)
+        if self._capture is not None:
+            self._capture.catch(entry, self._ledger)
 
     def _diverge(self, entry: Entry) -> list[Delivery]:
         """Ends the job: keys may be a step apart by now, and this one's values between two."""
-        refusal = refusals.not_finite(entry, self._scratch[entry.values.dtype])
+        refusal = refusals.not_finite(entry, self._entries.scratch[entry.values.dtype])
         self.unsound = f"its parameters are in the midst of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 
@@ -397,9 +357,6 @@ class KVStore:
 
     # Who takes part.
 
-    def _senders(self) -> list[Sender]:
-        return [Sender(rank, incarnation) for rank, incarnation in self._live.items()]
-
     def _seat(self, joined: Iterable[Sender]) -> None:
         """Joiners start at the open round, or without rounds at the slowest live worker's clock.
 
@@ -407,7 +364,7 @@ class KVStore:
         were there last stand for the live ones.
         """
         joined = list(joined)
-        stayed = self._live.keys() - {sender.rank for sender in joined}
+        stayed = self._attendance.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
         for key, entry in self._entries.items():
@@ -416,8 +373,8 @@ class KVStore:
                 clock = entry.version if self._consistency.lockstep else slowest
                 self._ledger.advance(sender, key, clock)
                 entry.read[sender.rank] = entry.version
-        if self._live:
-            self._ledger.retain(self._live)
+        if self._attendance.live:
+            self._ledger.retain(self._attendance.live)
 
     # Refusals.
 
@@ -426,16 +383,9 @@ class KVStore:
         if self._failure is not None:
             return self._failure
         sender = request.sender
-        if self._live.get(sender.rank) != sender.incarnation:
-            return refusals.fenced(sender, self._view.epoch)
-        if isinstance(request, Contribute):
-            return None
-        entry = self._entries.get(request.key)
-        if entry is None:
-            return refusals.unknown_key(request.key, self._entries)
-        if isinstance(request, Push):
-            return refusals.misfitting(entry, request.gradient) or refusals.unusable(entry, request)
-        return refusals.misfit(entry, request.values) if isinstance(request, Init) else None
+        if self._attendance.live.get(sender.rank) != sender.incarnation:
+            return refusals.fenced(sender, self._attendance.epoch)
+        return None if isinstance(request, Contribute) else refusals.unfit(self._entries, request)
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:
         expected = self._ledger.expected(push.sender, push.key)

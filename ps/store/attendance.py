@@ -1,0 +1,46 @@
+"""Who takes part, as the coordinator's last view says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hubring.ps.core.types import Sender, View
+
+
+class Turnover(NamedTuple):
+    """What one view changed; a rank that came back has both left and joined."""
+
+    left: Sequence[Sender]
+    joined: Sequence[Sender]
+
+
+class Attendance:
+    """The live workers of one store.
+
+    Attributes:
+        live: Incarnations by rank.
+        epoch: That of the last view.
+        founders: The ranks of the first view that had any.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.epoch = View().epoch
+        self.founders: tuple[int, ...] = ()
+
+    def senders(self) -> list[Sender]:
+        """All live workers."""
+        return [Sender(rank, incarnation) for rank, incarnation in self.live.items()]
+
+    def update(self, view: View) -> Turnover | None:
+        """Takes a view in; None, and nothing changes, if it is older than the last."""
+        if view.epoch < self.epoch:
+            return None
+        before = self.live
+        self.epoch = view.epoch
+        self.live = {member.rank: member.incarnation for member in view.members}
+        self.founders = self.founders or view.ranks
+        left = [Sender(rank, one) for rank, one in before.items() if self.live.get(rank) != one]
+        joined = [sender for sender in self.senders() if before.get(sender.rank) != sender.incarnation]
+        return Turnover(left, joined)

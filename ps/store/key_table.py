@@ -1,0 +1,67 @@
+"""The keys of one shard, laid out in one allocation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice
+from hubring.ps.job.sharding import PAGE_BYTES
+from hubring.ps.store.entry import Entry
+from hubring.ps.store.parameter_memory import Home
+
+
+class KeyTable(dict[int, Entry]):
+    """Entries by key, and what closing their rounds needs.
+
+    Attributes:
+        scratch: By dtype, twice as long as the longest key of it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch: dict[torch.dtype, Tensor] = {}
+
+    @classmethod
+    def make(
+        cls,
+        slices: Sequence[Slice],
+        buckets: Mapping[int, BucketSpec],
+        home: Home,
+        *,
+        finite: bool,
+        shown: bool,
+    ) -> KeyTable:
+        """A key for each slice: all values lie in one allocation, and each key's begin at a page.
+
+        Args:
+            slices: This shard's.
+            buckets: By index, those that the slices are of.
+            home: Where values and scratch are kept.
+            finite: Gradients that are not are refused.
+            shown: Gradients may be given, and values read, where they lie.
+
+        Raises:
+            ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
+        """
+        table = cls()
+        sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
+        pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
+        *starts, total = accumulate(pages, initial=0)
+        memory = home.allocate(total * PAGE_BYTES)
+        for piece, start in zip(slices, starts, strict=True):
+            entry = Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :], finite=finite)
+            entry.shown = shown
+            table[piece.key] = entry
+        longest: dict[torch.dtype, int] = {}
+        for entry in table.values():
+            dtype = entry.values.dtype
+            longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
+        table.scratch = {
+            dtype: torch.empty(2 * numel, dtype=dtype, device=home.device) for dtype, numel in longest.items()
+        }
+        return table
