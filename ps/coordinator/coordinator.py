@@ -2,62 +2,44 @@
 
 It moves no gradients and does not import torch. It is also where the ring's
 members find each other, so that the same two commands start every topology.
-
-The order in which things become known is its law: shards are told of a member
-before the member is told of the shards, so that nobody is ever refused for
-being new.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint.manifest import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.blueprint import Blueprint, Buckets
+from hubring.ps.coordinator.board import Board
 from hubring.ps.coordinator.checkpoint_schedule import Keeper
 from hubring.ps.coordinator.checkpoint_writer import Held
 from hubring.ps.coordinator.fleet import LOOK_SECONDS, Fleet, Shard
 from hubring.ps.coordinator.job_counters import Tally
 from hubring.ps.coordinator.notifier import Changes
 from hubring.ps.coordinator.planner import Planner
+from hubring.ps.coordinator.quorum import Quorum
+from hubring.ps.coordinator.report import Reporter
+from hubring.ps.coordinator.seating import Seat, Seating, Summons
 from hubring.ps.coordinator.shard_sources import OwnShards, Supply, WorkersShards
 from hubring.ps.coordinator.shutdown import Ending
+from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
-from hubring.ps.core.types import PROTOCOL, Member, Sender, ShardPlan, Slicing
+from hubring.ps.core.types import Sender, ShardPlan, Slicing
 from hubring.ps.job.job import Job, Joiner, Outcome, Reason
-from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
 from hubring.ps.store.consistency import Consistency
 
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
 """How often leases are looked at while a job ends."""
-
-
-class Seat(NamedTuple):
-    """A worker's place in a job that has begun; `late` if it came after the others."""
-
-    member: Member
-    world_size: int
-    late: bool
-    neighbours: int
-    """Workers on its host, itself included."""
-
-
-class Summons(NamedTuple):
-    """A worker gets its place once it has brought a shard."""
-
-    member: Member
 
 
 class Coordinator:
@@ -78,8 +60,6 @@ class Coordinator:
         restored: tuple[Path, Manifest] | None,
     ) -> None:
         self.config = config
-        self._began = clock.now()
-        self._version = version("hubring")
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
@@ -102,10 +82,11 @@ class Coordinator:
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
-        self._tally = Tally()
+        self.tally = Tally()
         self._changes = Changes()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
+        self._reporter = Reporter(self, clock.now())
         self._next_incarnation = restored[1].next_incarnation if restored else 1
         self._begin(restored)
 
@@ -122,8 +103,12 @@ class Coordinator:
         )
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
         self._planner = Planner(self.job, self.blueprint, self.fleet, self._changes, self._planning)
-        self._published = 0
-        self._board: dict[str, str] = {}
+        self.views = ViewPublisher(self.fleet, self._publishing)
+        self._board = Board(self._changes)
+        self.quorum = Quorum(
+            self.job, self.fleet, self._supply, colocate=config.colocate, awaited=config.await_shards
+        )
+        self._seating = Seating(self.job, self.quorum, self.views, self._changes, self._clock)
         self._ending = Ending(self.job, self.fleet, self.keeper, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
         self.keeper.begin()
@@ -143,19 +128,7 @@ class Coordinator:
         await self._changes.wait_for(lambda: self._end is None, patience)
         if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
             return None
-        member = self.job.admit(joiner, self._clock.now())
-        await self._changes.announce()
-        if self.job.colocated and not joiner.brings_shard:
-            return Summons(member)
-        await self._changes.wait_for(lambda: self._complete, patience)
-        if not self._complete:
-            return None
-        await self._publish()
-        self.job.admit(joiner, self._clock.now())  # the same seat; its lease begins now
-        assert self.job.membership is not None
-        late = member not in self.job.membership.view.members
-        neighbours = sum(other.host == member.host for other in self.job.members)
-        return Seat(member, self.job.membership.world_size, late, neighbours)
+        return await self._seating.join(joiner, patience)
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
@@ -197,7 +170,7 @@ class Coordinator:
         seen = max(progress.step for progress in job.progress.values())
         step = min((job.progress[rank].step for rank in membership.view.ranks), default=seen)
         membership.activate(sender)
-        await self._publish()
+        await self.views.publish(membership)
         return step
 
     async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
@@ -210,11 +183,9 @@ class Coordinator:
         assert membership is not None
         membership.member(sender)
         if value:
-            self._board[key] = value
-            await self._changes.announce()
-        else:
-            await self._changes.wait_for(lambda: key in self._board, seconds)
-        return self._board.get(key, "")
+            await self._board.pin(key, value)
+            return value
+        return await self._board.find(key, seconds)
 
     # What shards ask for.
 
@@ -228,7 +199,7 @@ class Coordinator:
         if known is not None:
             return known
         index = self._supply.number(request.worker, self.job, self.fleet.shards)
-        if self._complete and self._wanted:
+        if self.quorum.complete and self.quorum.shards_wanted:
             return None  # the job's plan knows nothing of it
         shard = self.fleet.register(request, index, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
@@ -244,15 +215,8 @@ class Coordinator:
         return stays
 
     async def see_off(self, shards: Sequence[Shard], seconds: float) -> None:
-        """Waits until these shards have heard of the server's end, with their next heartbeat.
-
-        Not for those that are silent, and `seconds` at most: without the word a shard ends too, but has
-        to take the server for lost.
-        """
-        heard_since = self._clock.now() - self.config.lease
-        hear = [shard.dismissed.wait() for shard in shards if shard.heard >= heard_since]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*hear), seconds)
+        """Waits until these shards have heard of the server's end; as `Fleet.see_off`."""
+        await self.fleet.see_off(shards, self._clock.now(), seconds)
 
     # What the server's process asks for.
 
@@ -273,7 +237,7 @@ class Coordinator:
     async def _look_after(self) -> None:
         now = self._clock.now()
         self.job.expire(now)
-        if not self._complete:
+        if not self.quorum.complete:
             leases_from = now - self.config.lease
             await self.fleet.dismiss(self._supply.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
@@ -283,7 +247,7 @@ class Coordinator:
         await self._publish_or_fail()
         if self.job.over:
             await self._end_beside()
-        elif self._due(now):
+        elif self.trains and self.keeper.due(now):
             self.keeper.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
@@ -341,77 +305,22 @@ class Coordinator:
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
         """The status, with the shards as they were last heard of."""
-        now = self._clock.now()
-        return {
-            "version": self._version,
-            "protocol": PROTOCOL,
-            "seconds_up": round(now - self._began, 3),
-            "job": self.job.name,
-            "topology": self.job.topology,
-            "mode": self.config.mode,
-            "state": self._state(),
-            "started": self._complete,
-            "epoch": self._published,
-            "draining": self.stopping or self.job.draining,
-            "ends_with_job": self.config.once or self.stopping,
-            "failure": str(self.failure or self.job.failure or ""),
-            "world_size": self.job.world_size or self.config.workers,
-            "lease_seconds": self.config.lease,
-            "step": self.job.step,
-            "workers": status.workers(self.job, now),
-            "shards": status.heard(shards, self.fleet, now),
-            "shards_wanted": self._wanted,
-            "slowest": self.job.slowest(),
-            "ended": status.ends(self.job.outcome),
-            "totals": self._tally.counts(self.job.outcome),
-            "checkpoint": str(self.keeper.last or ""),
-            "checkpoints": self.keeper.written,
-            "checkpoint_age": self.keeper.age(now) if self._trains else None,
-            "checkpoint_every": self.config.checkpoint_every if self.config.checkpoint_dir else None,
-        }
+        return self._reporter.status(shards, self._clock.now())
 
     def troubles(self) -> dict[str, str]:
         """For each service by its name in grpc.health.v1, why it cannot be used; empty where it can."""
-        ended = "the server is ending" if self.done.is_set() else ""
-        failure = self.failure or self.job.failure
-        failed = f"the job has failed: {failure}" if failure else ""
-        silent = self.fleet.silent(self._clock.now())
-        unheard = f"{silent} sends no heartbeat" if silent else ""
-        missing = self._wanted - len(self.fleet.shards)
-        incomplete = f"waiting for {missing} of {self._wanted} shards" if missing > 0 else ""
-        stopping = "the server is being stopped" if self.stopping else ""
-        return {
-            PROCESS: ended,
-            CONTROL: ended,
-            DATA: ended or failed or unheard or incomplete,
-            READY: ended or stopping or failed,
-        }
-
-    # Inside.
-
-    def _state(self) -> str:
-        if self.job.failure is not None:
-            return f"failed: {self.job.failure}"
-        return "running" if self._complete else self.waiting_for()
-
-    @property
-    def _complete(self) -> bool:
-        """Whether everybody is there whom a job needs."""
-        return self.job.started and len(self.fleet.shards) >= self._wanted
-
-    @property
-    def _wanted(self) -> int:
-        """How many shards the job needs before it may begin; a ring needs none."""
-        return 0 if self.job.topology == "ring" else self._supply.wanted(self.job)
+        return self._reporter.troubles(self._clock.now())
 
     def waiting_for(self) -> str:
-        """Who is missing, as a sentence; under --colocate the workers, who bring the shards."""
-        missing = self._wanted - len(self.fleet.shards)
-        if missing > 0 and (self.job.started or not self.config.colocate):
-            others = self.config.await_shards
-            hint = f" ({others} from other hosts: ps-server start --join ADDR)" if others else ""
-            return f"waiting for {missing} of {self._wanted} shards{hint}"
-        return self.job.waiting_for()
+        """Who is missing, as a sentence."""
+        return self.quorum.waiting_for()
+
+    @property
+    def trains(self) -> bool:
+        """Whether a job runs whose parameters are the hub's to keep."""
+        return self.job.started and self.job.failure is None and self.blueprint.on_the_hub
+
+    # Inside.
 
     def _incarnation_after(self) -> int:
         """A number above every incarnation given so far; it survives restarts in the checkpoint."""
@@ -424,21 +333,13 @@ class Coordinator:
             raise Fenced(f"the job that rank {sender.rank} belonged to is over")
         return self.job
 
-    async def _publish(self) -> None:
-        """Brings the current view to every shard; returns when they act on it."""
-        async with self._publishing:
-            assert self.job.membership is not None
-            view = self.job.membership.view
-            if view.epoch > self._published:
-                await self.fleet.set_view(view)
-                self._published = view.epoch
-
     async def _publish_or_fail(self) -> None:
         """Brings a loss to the shards; the reason first, if the job fails by it."""
         await self._ending.tell_failure()
         try:
-            if self._complete and self.job.failure is None:
-                await self._publish()
+            if self.quorum.complete and self.job.failure is None:
+                assert self.job.membership is not None
+                await self.views.publish(self.job.membership)
         except JobFailed as error:
             self.job.fail(error)
 
@@ -456,13 +357,13 @@ class Coordinator:
         if not self.job.started and not self.stopping and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
-            self._tally.leave(self.job.outcome)
+            self.tally.leave(self.job.outcome)
             self._begin(self.blueprint.restored)
             return
         self.outcome = self.job.outcome
         self.last_stats = await self._ending.settle(save=self.blueprint.on_the_hub)
         self.last_job, self.last_step = self.job.name, self.job.step
-        self._tally.close(self.outcome)
+        self.tally.close(self.outcome)
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
@@ -485,14 +386,6 @@ class Coordinator:
     def _closing(self) -> bool:
         """Whether no other job follows."""
         return self.config.once or self.stopping or self.failure is not None
-
-    def _due(self, now: float) -> bool:
-        return self._trains and self.keeper.due(now)
-
-    @property
-    def _trains(self) -> bool:
-        """Whether a job runs whose parameters are the hub's to keep."""
-        return self.job.started and self.job.failure is None and self.blueprint.on_the_hub
 
     def _held(self) -> Held:
         """What there is to save.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,6 +156,16 @@ class Fleet:
         """Parts with these shards; each is told to end when it is next heard."""
         self.shards = [shard for shard in self.shards if shard not in shards]
         await asyncio.gather(*(shard.channel.close() for shard in shards))
+
+    async def see_off(self, shards: Sequence[Shard], now: float, seconds: float) -> None:
+        """Waits until these shards have heard that they should end, with their next heartbeat.
+
+        Not for those that are silent, and `seconds` at most: without the word a shard ends too, but has
+        to take the server for lost.
+        """
+        hear = [shard.dismissed.wait() for shard in shards if now - shard.heard <= self.lease_seconds]
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*hear), seconds)
 
     async def _all(self, call: Callable[[ShardControlAsyncStub], Awaitable[_T]]) -> list[_T]:
         return list(await asyncio.gather(*(self._one(shard, call) for shard in self.shards)))

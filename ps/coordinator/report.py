@@ -1,0 +1,81 @@
+"""What a look at a coordinator tells: its status as one JSON object, and what is wrong with a service."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from hubring.ps.coordinator import status
+from hubring.ps.core.types import PROTOCOL
+from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY
+
+if TYPE_CHECKING:
+    from hubring.ps.coordinator.coordinator import Coordinator
+
+
+class Reporter:
+    """Reads a coordinator's state.
+
+    Args:
+        coordinator: Whose; nothing of it is changed.
+        began: The time at which the server was started.
+    """
+
+    def __init__(self, coordinator: Coordinator, began: float) -> None:
+        self._coordinator = coordinator
+        self._began = began
+        self._version = version("hubring")
+
+    def status(self, shards: list[dict[str, Any]], now: float) -> dict[str, Any]:
+        """The status, with the shards as they were last heard of."""
+        hub = self._coordinator
+        job, config, keeper = hub.job, hub.config, hub.keeper
+        return {
+            "version": self._version,
+            "protocol": PROTOCOL,
+            "seconds_up": round(now - self._began, 3),
+            "job": job.name,
+            "topology": job.topology,
+            "mode": config.mode,
+            "state": self._state(),
+            "started": hub.quorum.complete,
+            "epoch": hub.views.epoch,
+            "draining": hub.stopping or job.draining,
+            "ends_with_job": config.once or hub.stopping,
+            "failure": str(hub.failure or job.failure or ""),
+            "world_size": job.world_size or config.workers,
+            "lease_seconds": config.lease,
+            "step": job.step,
+            "workers": status.workers(job, now),
+            "shards": status.heard(shards, hub.fleet, now),
+            "shards_wanted": hub.quorum.shards_wanted,
+            "slowest": job.slowest(),
+            "ended": status.ends(job.outcome),
+            "totals": hub.tally.counts(job.outcome),
+            "checkpoint": str(keeper.last or ""),
+            "checkpoints": keeper.written,
+            "checkpoint_age": keeper.age(now) if hub.trains else None,
+            "checkpoint_every": config.checkpoint_every if config.checkpoint_dir else None,
+        }
+
+    def troubles(self, now: float) -> dict[str, str]:
+        """For each service by its name in grpc.health.v1, why it cannot be used; empty where it can."""
+        hub = self._coordinator
+        ended = "the server is ending" if hub.done.is_set() else ""
+        failure = hub.failure or hub.job.failure
+        failed = f"the job has failed: {failure}" if failure else ""
+        silent = hub.fleet.silent(now)
+        unheard = f"{silent} sends no heartbeat" if silent else ""
+        stopping = "the server is being stopped" if hub.stopping else ""
+        return {
+            PROCESS: ended,
+            CONTROL: ended,
+            DATA: ended or failed or unheard or hub.quorum.shards_missing,
+            READY: ended or stopping or failed,
+        }
+
+    def _state(self) -> str:
+        hub = self._coordinator
+        if hub.job.failure is not None:
+            return f"failed: {hub.job.failure}"
+        return "running" if hub.quorum.complete else hub.waiting_for()

@@ -1,0 +1,37 @@
+"""Brings it to a job's shards who takes part."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.job.membership import Membership
+
+
+class ViewPublisher:
+    """Publishes one job's views, one at a time and each once.
+
+    Args:
+        fleet: The shards.
+        publishing: Held while a view goes to them; all jobs' publishers have the same one.
+
+    Attributes:
+        epoch: That of the view on which all shards act.
+    """
+
+    def __init__(self, fleet: Fleet, publishing: asyncio.Lock) -> None:
+        self._fleet = fleet
+        self._publishing = publishing
+        self.epoch = 0
+
+    async def publish(self, membership: Membership) -> None:
+        """Brings the current view to every shard; returns when they act on it.
+
+        Raises:
+            JobFailed: A shard does not answer.
+        """
+        async with self._publishing:
+            view = membership.view
+            if view.epoch > self.epoch:
+                await self._fleet.set_view(view)
+                self.epoch = view.epoch
