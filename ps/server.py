@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection
 
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import manifest as checkpoints
-from hubring.ps.checkpoint.lock import claim
+from hubring.ps.checkpoint.lock import lock
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control import Control
 from hubring.ps.coordinator.coordinator import Coordinator
@@ -67,7 +67,7 @@ class Server:
         directory = self._config.checkpoint_dir
         if directory is None:
             return await self._serve(None)
-        with claim(directory):
+        with lock(directory):
             return await self._serve(checkpoints.newest(directory))
 
     async def _serve(self, restored: tuple[Path, checkpoints.Manifest] | None) -> tuple[int, dict[str, Any]]:
@@ -203,7 +203,7 @@ class Server:
             **ends(outcome),
             "error": str(coordinator.failure or coordinator.job.failure or ""),
             "shards": coordinator.last_stats,
-            "checkpoint": str(coordinator.keeper.last or ""),
+            "checkpoint": str(coordinator.checkpoints.last or ""),
         }
 
     def _exit_code(self, coordinator: Coordinator) -> int:

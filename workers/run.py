@@ -23,7 +23,7 @@ from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
 from hubring.ps.core.shadowing import hidden_by
 from hubring.ps.job.job import Reason
-from hubring.ps.observe.logs import Place
+from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias
 from hubring.workers.launchers.placement import detect
 from hubring.workers.runtime import context
@@ -46,7 +46,7 @@ class Outcome:
     """Threads of a broken ring are left that only the end of the process frees."""
 
 
-def train(config: WorkerConfig, place: Place, module: str, job: str, words: list[str]) -> Outcome:
+def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words: list[str]) -> Outcome:
     """Runs the script that `words` begin with, or else the built-in job with `words` as its arguments.
 
     Raises:
@@ -58,13 +58,13 @@ def train(config: WorkerConfig, place: Place, module: str, job: str, words: list
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
         if hidden := hidden_by(script.resolve().parent):
             raise UsageError(hidden)
-        context.prepare(config, place, script.name)
+        context.prepare(config, origin, script.name)
         if config.as_horovod:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
         return _warned(_watched(lambda: _run_script(script, words[1:])), config)
     # The built-in jobs must be told the same everywhere; what a script is told is its own affair.
-    context.prepare(config, place, " ".join([job, *words]))
+    context.prepare(config, origin, " ".join([job, *words]))
     return _watched(lambda: importlib.import_module(module).main(words))
 
 

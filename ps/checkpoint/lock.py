@@ -1,4 +1,4 @@
-"""A claim on a folder of checkpoints: one process at a time writes there."""
+"""The lock on a folder of checkpoints: one process at a time writes there."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hubring.ps.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_CLAIM = ".claim"
+_FILE = ".claim"
 
 
-def claim(directory: Path) -> TextIO:
+def lock(directory: Path) -> TextIO:
     """Takes a directory for this process alone, until the file returned is closed or the process ends.
 
     Two that wrote there would each sweep away what the other is writing, and go on from the other's steps.
@@ -28,11 +28,11 @@ def claim(directory: Path) -> TextIO:
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file = (directory / _CLAIM).open("a+")
+        file = (directory / _FILE).open("a+")
     except OSError as error:
         raise unwritable(directory, error) from error
     try:
-        _lock(file, directory)
+        _lock_file(file, directory)
         begin(directory).rmdir()  # one that cannot be written is told now, not at the first checkpoint
     except BaseException:
         file.close()
@@ -40,7 +40,7 @@ def claim(directory: Path) -> TextIO:
     return file
 
 
-def _lock(file: TextIO, directory: Path) -> None:
+def _lock_file(file: TextIO, directory: Path) -> None:
     try:
         # Of the process, where flock's would be its children's as well and outlive it with them.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from hubring.ps.client.connections import Inflight, Lines
+from hubring.ps.client.connections import Connections, Inflight
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
     Code,
@@ -67,7 +67,7 @@ class KVClient:
         """The hub asks to stop after this step. In lockstep modes every rank sees it in the same step."""
         self._clocks: dict[int, int] = {}
         self._numbers = itertools.count()
-        self._lines = Lines(shards, dial, self.traffic, bounded=bounded)
+        self._connections = Connections(shards, dial, self.traffic, bounded=bounded)
 
     @property
     def completed(self) -> int:
@@ -80,7 +80,7 @@ class KVClient:
         Raises:
             ServerUnreachable: A shard could not be reached by any transport.
         """
-        self._lines.connected.wait(timeout)
+        self._connections.connected.wait(timeout)
 
     # Requests. Tensors belong to the client until the work is done.
 
@@ -129,21 +129,21 @@ class KVClient:
         if isinstance(reply, Values):
             self.traffic.staleness[reply.staleness] += 1
 
-    def corked(self) -> AbstractContextManager[None]:
+    def batched(self) -> AbstractContextManager[None]:
         """Collects the requests made meanwhile: what leaves together wakes a shard once."""
-        return self._lines.corked()
+        return self._connections.batched()
 
     def attend(self, work: Work, timeout: float | None) -> None:
         """Reads replies in this thread until `work` is over or `timeout` seconds have passed."""
-        self._lines.attend(work, timeout)
+        self._connections.attend(work, timeout)
 
     def fail(self, error: BaseException) -> None:
         """Fails everything under way and everything still to come."""
-        self._lines.fail(error)
+        self._connections.fail(error)
 
     def close(self) -> None:
         """Ends the lines; what is under way fails."""
-        self._lines.close()
+        self._connections.close()
 
     def _submit(
         self,
@@ -162,7 +162,7 @@ class KVClient:
                 on_reply(reply)
 
         message = wire.encode_request(request, number)
-        self._lines.submit(Inflight(number, shard, message, into, settle, work))
+        self._connections.submit(Inflight(number, shard, message, into, settle, work))
 
     def _settle(self, shard: int, reply: Reply, into: Tensor | None, decode: Decode | None) -> None:
         """Takes a reply in; whatever it raises fails the call."""

@@ -19,8 +19,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hubring.ps.client.batch import Cork, Corks
-from hubring.ps.client.send_window import Lead
+from hubring.ps.client.batch import Batch, Batches
+from hubring.ps.client.send_window import SendWindow
 from hubring.ps.core.errors import ConnectionLost, HubringError, ServerUnreachable
 from hubring.ps.core.messages import Reply
 from hubring.ps.core.traffic import Traffic
@@ -29,7 +29,7 @@ from hubring.ps.transport import wire
 from hubring.ps.transport.bell import Bell
 from hubring.ps.transport.bundle import bytes_of
 from hubring.ps.transport.poller import poller
-from hubring.ps.transport.spin_wait import Lookout
+from hubring.ps.transport.spin_wait import SpinWait
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ class Inflight:
         return 0 if self.message.payload is None else self.message.payload.nbytes
 
 
-class Lines:
+class Connections:
     """Connections to a set of shards, and the calls under way on them.
 
     Args:
@@ -91,11 +91,11 @@ class Lines:
         self._traffic = traffic
         self._lock = threading.Lock()
         """Guards the calls."""
-        self._leads = [Lead[Inflight](bounded=bounded) for _ in range(shards)]
+        self._windows = [SendWindow[Inflight](bounded=bounded) for _ in range(shards)]
         """By shard, what was handed in and has not left."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
-        self._corks: Corks = set()
+        self._batches: Batches = set()
         """Of those who collect requests."""
         self._hands = threading.Lock()
         """Held, for moments, by whoever sends or reads."""
@@ -110,7 +110,7 @@ class Lines:
         self._bell = Bell()
         self._news = poller(self._bell.waitable)
         """Of the lines: replies, and by the bell requests that wait."""
-        self._lookout = Lookout(self._news.poll)
+        self._spin_wait = SpinWait(self._news.poll)
         self._chore_bell = Bell()
         self._chores = poller(self._chore_bell.waitable, self._news.fileno())
         """Of the lines' own thread: the news, unless somebody attends; by the bell, what it alone can do."""
@@ -124,15 +124,15 @@ class Lines:
         with self._lock:
             failure = self._failure
             if failure is None:
-                self._leads[call.shard].put(call, call.message.priority, call.nbytes)
+                self._windows[call.shard].put(call, call.message.priority, call.nbytes)
         if failure is not None:
             call.work.fail(failure)
         else:
             self._let_out()
 
-    def corked(self) -> Cork:
+    def batched(self) -> Batch:
         """Collects the requests made while this is entered: what leaves together wakes a shard once."""
-        return Cork(self._corks, self._let_out)
+        return Batch(self._batches, self._let_out)
 
     def attend(self, work: Work, timeout: float | None) -> None:
         """Reads the lines until `work`, which only calls complete, is over or `timeout` seconds have passed.
@@ -146,7 +146,7 @@ class Lines:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
             self._attended.release()
-            if any(self._leads):
+            if any(self._windows):
                 self._bell.ring()  # from now on it is the lines' own thread that lets it out
 
     def fail(self, error: BaseException) -> None:
@@ -154,7 +154,7 @@ class Lines:
         with self._lock:
             if self._failure is None:
                 self._failure = error
-            waiting = (call for lead in self._leads for call in lead.clear())
+            waiting = (call for window in self._windows for call in window.clear())
             calls = [*self._under_way.values(), *waiting]
             self._under_way.clear()
         with contextlib.ExitStack() as stack:  # each is told, whatever another's callback raises
@@ -184,13 +184,13 @@ class Lines:
     # Sending and reading, by whoever has the lines in hand.
 
     @property
-    def _corked(self) -> bool:
-        return bool(self._corks) and any(cork() is not None for cork in tuple(self._corks))
+    def _batching(self) -> bool:
+        return bool(self._batches) and any(batch() is not None for batch in tuple(self._batches))
 
     def _let_out(self) -> None:
         """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
-        if self._corked:
-            return  # whoever takes the last cork out does
+        if self._batching:
+            return  # whoever closes the last batch does
         if not self.connected.done or self._hands.locked():
             self._bell.ring()
             return
@@ -200,7 +200,7 @@ class Lines:
             except BaseException as interruption:
                 self._break_off(interruption)
                 raise
-        if any(self._leads):
+        if any(self._windows):
             self._bell.ring()  # whoever reads has not known that something is held back
 
     def _read_for(self, work: Work, end: float | None) -> None:
@@ -211,7 +211,7 @@ class Lines:
                 if left is not None and left <= 0:
                     return
                 left = self._patience(left)
-                ready = self._lookout.wait(left)  # what a signal raises here has taken nothing
+                ready = self._spin_wait.wait(left)  # what a signal raises here has taken nothing
                 try:
                     self._turn(ready)
                 except HubringError as error:  # as in the lines' own thread: whoever waits is told
@@ -235,19 +235,19 @@ class Lines:
     def _send_all(self) -> None:
         """Sends what was handed in, then lets it out together: a shard that wakes may take our core."""
         addressed = []
-        for shard, lead in enumerate(self._leads):
-            call = self._next_call(lead)
+        for shard, window in enumerate(self._windows):
+            call = self._next_call(window)
             if call is not None:
                 addressed.append(shard)
             while call is not None:
                 self._send(call)
-                call = self._next_call(lead)
+                call = self._next_call(window)
         for shard in addressed:
             self._flush(shard)
 
-    def _next_call(self, lead: Lead[Inflight]) -> Inflight | None:
+    def _next_call(self, window: SendWindow[Inflight]) -> Inflight | None:
         with self._lock:
-            call = None if self._corked else lead.take(time.monotonic())
+            call = None if self._batching else window.take(time.monotonic())
             if call is not None:
                 self._under_way[call.number] = call
             return call
@@ -256,7 +256,7 @@ class Lines:
         """Of `left` seconds, how many may pass before something should leave that is held back."""
         with self._lock:
             now = time.monotonic()
-            held = [lead.patience(now) for lead in self._leads if lead]
+            held = [window.patience(now) for window in self._windows if window]
         return min(held if left is None else [left, *held], default=None)
 
     def _send(self, call: Inflight) -> None:
@@ -291,7 +291,7 @@ class Lines:
         with self._lock:
             call = self._under_way.pop(number, None)
             if call is not None:
-                self._leads[call.shard].answered(call.nbytes, time.monotonic())
+                self._windows[call.shard].answered(call.nbytes, time.monotonic())
         if call is None:
             return  # answered already: this is the second answer to a request sent twice
         if message.payload is not None:

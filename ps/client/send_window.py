@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 0.1
 """Longer than four workers' slices of 256 KiB take at 200 Mbit/s, and shorter than anybody's patience."""
 
 
-class Lead(Generic[_T]):
+class SendWindow(Generic[_T]):
     """One line's.
 
     Args:

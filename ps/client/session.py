@@ -39,7 +39,7 @@ from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plans import bucket_to_proto, slice_from_proto
 from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
-from hubring.ps.transport.registry import Line
+from hubring.ps.transport.registry import ShardAddress
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Session:
         self.neighbours = joined.neighbours
         self.mode = joined.mode
         self.lockstep = joined.lockstep
-        self.shards = [Line(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
+        self.shards = [ShardAddress(shard.host_id, dict(shard.addresses)) for shard in joined.shards]
         self._lease = joined.lease_seconds
         self._thread = threading.Thread(target=self._keep_alive, name="heartbeat", daemon=True)
         self._thread.start()

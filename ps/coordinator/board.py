@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.coordinator.notifier import Notifier
 
 
 class Board:
     """Values by key, of one job.
 
     Args:
-        changes: Where those wait who look for a value.
+        notifier: Where those wait who look for a value.
     """
 
-    def __init__(self, changes: Changes) -> None:
-        self._changes = changes
+    def __init__(self, notifier: Notifier) -> None:
+        self._notifier = notifier
         self._values: dict[str, str] = {}
 
     async def pin(self, key: str, value: str) -> None:
         """Puts a value up for all who look for it."""
         self._values[key] = value
-        await self._changes.announce()
+        await self._notifier.announce()
 
     async def find(self, key: str, seconds: float) -> str:
         """The value, waited for; empty if none came."""
-        await self._changes.wait_for(lambda: key in self._values, seconds)
+        await self._notifier.wait_for(lambda: key in self._values, seconds)
         return self._values.get(key, "")

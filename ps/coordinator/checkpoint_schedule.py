@@ -1,4 +1,4 @@
-"""Keeper: sees to it that what the shards hold is saved in time, and once at a time."""
+"""The schedule of checkpoints: sees to it that what the shards hold is saved in time, and once at a time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hubring.ps.checkpoint import manifest as checkpoints
 from hubring.ps.checkpoint.manifest import Manifest
-from hubring.ps.coordinator.checkpoint_writer import Held, Saver
+from hubring.ps.coordinator.checkpoint_writer import CheckpointWriter, Held
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.timing import TimeSource
@@ -17,7 +17,7 @@ from hubring.ps.core.timing import TimeSource
 log = logging.getLogger(__name__)
 
 
-class Keeper:
+class CheckpointSchedule:
     """Takes checkpoints of one job after the other.
 
     Args:
@@ -41,7 +41,7 @@ class Keeper:
         self.last = last
         self.written = 0
         """Checkpoints that this server wrote."""
-        self._saver = Saver(fleet, directory) if directory else None
+        self._writer = CheckpointWriter(fleet, directory) if directory else None
         self._directory = directory
         self._every = every
         self._clock = clock
@@ -58,11 +58,11 @@ class Keeper:
     def due(self, now: float) -> bool:
         """Whether it is time for the next one."""
         waited = now - self._tried_at >= self._every
-        return self._saver is not None and waited and not self._saving.locked()
+        return self._writer is not None and waited and not self._saving.locked()
 
     def age(self, now: float) -> float | None:
         """Seconds since the last one, or since the job began that has none; None where there will be none."""
-        return None if self._saver is None else now - self._saved_at
+        return None if self._writer is None else now - self._saved_at
 
     def newest(self) -> tuple[Path, Manifest] | None:
         """From where a job that broke off goes on."""
@@ -74,10 +74,10 @@ class Keeper:
         Raises:
             ConfigError: There is no directory, nothing to save, or it was given up.
         """
-        if self._saver is None:
+        if self._writer is None:
             raise ConfigError("the server was started without --checkpoint-dir: start it again with one")
         async with self._saving:
-            work = self._under_way = asyncio.create_task(self._saver.save(self._held()))
+            work = self._under_way = asyncio.create_task(self._writer.save(self._held()))
             try:
                 await asyncio.wait([work])
             finally:
@@ -102,7 +102,7 @@ class Keeper:
 
     async def save_last(self) -> None:
         """Writes a checkpoint of the job at rest, if there is a place for it."""
-        if self._saver is not None:
+        if self._writer is not None:
             await self._try_to_save()
 
     async def _try_to_save(self) -> None:

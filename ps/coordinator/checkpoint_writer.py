@@ -1,4 +1,4 @@
-"""Saver: brings all shards to one common step and publishes what they wrote."""
+"""The writer of checkpoints: brings all shards to one common step and publishes what they wrote."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Held:
     """What to call the checkpoint where versions are not steps."""
 
 
-class Saver:
+class CheckpointWriter:
     """Writes checkpoints of a fleet into one directory, which every shard's host must share."""
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:

@@ -18,17 +18,17 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.blueprint import Blueprint, Buckets
 from hubring.ps.coordinator.board import Board
-from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.checkpoint_writer import Held
 from hubring.ps.coordinator.fleet import LOOK_SECONDS, Fleet, Shard
-from hubring.ps.coordinator.job_counters import Tally
-from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.coordinator.job_counters import JobCounters
+from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.planner import Planner
 from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.report import Reporter
 from hubring.ps.coordinator.seating import Seat, Seating, Summons
-from hubring.ps.coordinator.shard_sources import OwnShards, Supply, WorkersShards
-from hubring.ps.coordinator.shutdown import Ending
+from hubring.ps.coordinator.shard_sources import OwnShards, ShardSources, WorkersShards
+from hubring.ps.coordinator.shutdown import Shutdown
 from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed
 from hubring.ps.core.timing import TimeSource
@@ -63,10 +63,10 @@ class Coordinator:
         self.consistency = consistency
         self._clock = clock
         self.fleet = Fleet(config.lease)
-        self._supply: Supply = (
+        self._sources: ShardSources = (
             WorkersShards() if config.colocate else OwnShards(config.shards + config.await_shards)
         )
-        self.keeper = Keeper(
+        self.checkpoints = CheckpointSchedule(
             self.fleet,
             config.checkpoint_dir,
             config.checkpoint_every,
@@ -82,8 +82,8 @@ class Coordinator:
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
-        self.tally = Tally()
-        self._changes = Changes()
+        self.counters = JobCounters()
+        self._notifier = Notifier()
         self._publishing = asyncio.Lock()
         self._planning = asyncio.Lock()
         self._reporter = Reporter(self, clock.now())
@@ -102,16 +102,16 @@ class Coordinator:
             first_incarnation=self._next_incarnation,
         )
         self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
-        self._planner = Planner(self.job, self.blueprint, self.fleet, self._changes, self._planning)
+        self._planner = Planner(self.job, self.blueprint, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
-        self._board = Board(self._changes)
+        self._board = Board(self._notifier)
         self.quorum = Quorum(
-            self.job, self.fleet, self._supply, colocate=config.colocate, awaited=config.await_shards
+            self.job, self.fleet, self._sources, colocate=config.colocate, awaited=config.await_shards
         )
-        self._seating = Seating(self.job, self.quorum, self.views, self._changes, self._clock)
-        self._ending = Ending(self.job, self.fleet, self.keeper, colocate=config.colocate)
+        self._seating = Seating(self.job, self.quorum, self.views, self._notifier, self._clock)
+        self._shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
-        self.keeper.begin()
+        self.checkpoints.begin()
 
     # What workers ask for.
 
@@ -125,7 +125,7 @@ class Coordinator:
             raise JobFailed("the server is being stopped; start it again, then the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
-        await self._changes.wait_for(lambda: self._end is None, patience)
+        await self._notifier.wait_for(lambda: self._end is None, patience)
         if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
             return None
         return await self._seating.join(joiner, patience)
@@ -140,12 +140,12 @@ class Coordinator:
             return []
         news = self.job.leave(sender, reason, text, step)
         await self._publish_or_fail()
-        await self._changes.announce()
+        await self._notifier.announce()
         return news
 
     async def needs_shard_of(self, sender: Sender, seconds: float) -> str:
         """Who needs the shard of a worker that has left, waited for until it is nobody; then empty."""
-        await self._changes.wait_for(lambda: self.fleet.of_worker(sender.incarnation) is None, seconds)
+        await self._notifier.wait_for(lambda: self.fleet.of_worker(sender.incarnation) is None, seconds)
         if self.fleet.of_worker(sender.incarnation) is None:
             return ""
         return ", ".join(map(str, self.job.members)) or "the last checkpoint"
@@ -198,12 +198,12 @@ class Coordinator:
         known = self.fleet.find(request.token)
         if known is not None:
             return known
-        index = self._supply.number(request.worker, self.job, self.fleet.shards)
+        index = self._sources.number(request.worker, self.job, self.fleet.shards)
         if self.quorum.complete and self.quorum.shards_wanted:
             return None  # the job's plan knows nothing of it
         shard = self.fleet.register(request, index, self._clock.now())
         log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
-        await self._changes.announce()
+        await self._notifier.announce()
         return shard
 
     def beat_shard(self, token: str) -> bool:
@@ -239,7 +239,7 @@ class Coordinator:
         self.job.expire(now)
         if not self.quorum.complete:
             leases_from = now - self.config.lease
-            await self.fleet.dismiss(self._supply.orphans(self.job, self.fleet.shards, leases_from))
+            await self.fleet.dismiss(self._sources.orphans(self.job, self.fleet.shards, leases_from))
         silent = self.fleet.silent(now)
         if silent is not None:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
@@ -247,19 +247,19 @@ class Coordinator:
         await self._publish_or_fail()
         if self.job.over:
             await self._end_beside()
-        elif self.trains and self.keeper.due(now):
-            self.keeper.save_in_passing()
+        elif self.trains and self.checkpoints.due(now):
+            self.checkpoints.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
         """A shard is gone, its parameters too: the job cannot go on, nor a server whose own it was."""
-        self._ending.lose_shard(what)
+        self._shutdown.lose_shard(what)
         if self.failure is not None and (self.job.membership is None or self.job.over):
             self.done.set()
 
     @property
     def failure(self) -> HubringError | None:
         """Why the server cannot go on."""
-        return self._ending.failure
+        return self._shutdown.failure
 
     async def drain(self) -> None:
         """Lets every worker finish its step and leave; then the server ends."""
@@ -267,11 +267,11 @@ class Coordinator:
         if self.job.membership is None or not self.job.started:
             self.done.set()
         else:
-            await self._ending.drain()
+            await self._shutdown.drain()
 
     async def save(self) -> tuple[Path, int]:
-        """Writes a checkpoint now; returns its folder and its step. Raises as `Keeper.save`."""
-        return await self.keeper.save()
+        """Writes a checkpoint now; returns its folder and its step. Raises as `CheckpointSchedule.save`."""
+        return await self.checkpoints.save()
 
     async def end(self, why: str) -> None:
         """Ends the job for everyone, in the midst of a step; the server goes on as after a failure.
@@ -282,14 +282,14 @@ class Coordinator:
         if self.job.membership is None or self.job.over:
             raise ConfigError("no job is running: there is none to end")
         self.job.fail(JobFailed(why))
-        await self._ending.tell_failure()
+        await self._shutdown.tell_failure()
 
     async def stop_with(self, sender: Sender) -> None:
         """A worker was asked to stop and cannot or shall not leave alone: all stop after the same step."""
         if not self.job.draining:
             assert self.job.membership is not None
             log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
-            await self._ending.drain()
+            await self._shutdown.drain()
 
     async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
         """The server as one JSON object: job, workers, shards, who waits for whom. Waits as `shards`."""
@@ -335,7 +335,7 @@ class Coordinator:
 
     async def _publish_or_fail(self) -> None:
         """Brings a loss to the shards; the reason first, if the job fails by it."""
-        await self._ending.tell_failure()
+        await self._shutdown.tell_failure()
         try:
             if self.quorum.complete and self.job.failure is None:
                 assert self.job.membership is not None
@@ -357,29 +357,29 @@ class Coordinator:
         if not self.job.started and not self.stopping and self.failure is None:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
-            self.tally.leave(self.job.outcome)
+            self.counters.leave(self.job.outcome)
             self._begin(self.blueprint.restored)
             return
         self.outcome = self.job.outcome
-        self.last_stats = await self._ending.settle(save=self.blueprint.on_the_hub)
+        self.last_stats = await self._shutdown.settle(save=self.blueprint.on_the_hub)
         self.last_job, self.last_step = self.job.name, self.job.step
-        self.tally.close(self.outcome)
+        self.counters.close(self.outcome)
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
         self._next_incarnation = self._incarnation_after()
         if self.config.colocate:
             await self.fleet.dismiss(self.fleet.shards)
-            await self._changes.announce()
+            await self._notifier.announce()
         restored = None
         if not self._closing:
             if not self.outcome.ok:
                 # Beside the loop: digests of gigabytes take longer than shards wait for a word.
-                restored = await asyncio.to_thread(self.keeper.newest)
+                restored = await asyncio.to_thread(self.checkpoints.newest)
             await self.fleet.reset()
         if self._closing:  # by now, maybe
             self.done.set()
             return
         self._begin(restored)
-        await self._changes.announce()
+        await self._notifier.announce()
         log.info("ready for the next job")
 
     @property

@@ -1,4 +1,4 @@
-"""Tally: how a server's jobs ended so far, and how workers left them."""
+"""Counters of jobs: how a server's jobs ended so far, and how workers left them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WAYS = ("finished", "preempted", "failed", "lost")
 """How a worker leaves one: the names of an outcome's departures."""
 
 
-class Tally:
+class JobCounters:
     """Counts since the server was started: what a job itself counts is gone once the next one begins."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Changes: where calls wait that depend on what others do."""
+"""Where calls wait that depend on what others do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PATIENCE = 3.0
 """Seconds after which a call that waits for others answers with a sentence instead."""
 
 
-class Changes:
+class Notifier:
     """Whoever changes what somebody on this loop may wait for announces it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 
 from hubring.ps.coordinator.blueprint import Blueprint, Buckets
 from hubring.ps.coordinator.fleet import Fleet
-from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Sender, ShardPlan, Slicing
 from hubring.ps.job.job import Job
@@ -24,17 +24,17 @@ class Planner:
         job: The job.
         blueprint: What is agreed on so far.
         fleet: The shards.
-        changes: Where late joiners wait until the others have found out how to cut.
+        notifier: Where late joiners wait until the others have found out how to cut.
         planning: Held while a plan goes to the shards; all jobs' planners have the same one.
     """
 
     def __init__(
-        self, job: Job, blueprint: Blueprint, fleet: Fleet, changes: Changes, planning: asyncio.Lock
+        self, job: Job, blueprint: Blueprint, fleet: Fleet, notifier: Notifier, planning: asyncio.Lock
     ) -> None:
         self._job = job
         self._blueprint = blueprint
         self._fleet = fleet
-        self._changes = changes
+        self._notifier = notifier
         self._planning = planning
 
     async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
@@ -54,7 +54,7 @@ class Planner:
         """
         late = self._is_late(sender)
         if late:
-            await self._changes.wait_for(lambda: not self._trying or self._job.failure is not None)
+            await self._notifier.wait_for(lambda: not self._trying or self._job.failure is not None)
             if self._job.failure is not None:
                 raise self._job.failure
             # Where none of them is left, nobody finds out a better one.
@@ -109,4 +109,4 @@ class Planner:
         restored = self._blueprint.restored
         await self._fleet.set_plan(offered, plan, restored[0] if restored else None)
         self._blueprint.settle(offered, plan)
-        await self._changes.announce()
+        await self._notifier.announce()

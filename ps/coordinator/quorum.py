@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hubring.ps.coordinator.fleet import Fleet
-from hubring.ps.coordinator.shard_sources import Supply
+from hubring.ps.coordinator.shard_sources import ShardSources
 from hubring.ps.job.job import Job
 
 
@@ -13,15 +13,17 @@ class Quorum:
     Args:
         job: The job.
         fleet: The shards that are there.
-        supply: Says how many the job needs.
+        sources: Says how many the job needs.
         colocate: Each worker brings one.
         awaited: How many the server waits for from other hosts.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, supply: Supply, *, colocate: bool, awaited: int) -> None:
+    def __init__(
+        self, job: Job, fleet: Fleet, sources: ShardSources, *, colocate: bool, awaited: int
+    ) -> None:
         self._job = job
         self._fleet = fleet
-        self._supply = supply
+        self._sources = sources
         self._colocate = colocate
         self._awaited = awaited
 
@@ -33,7 +35,7 @@ class Quorum:
     @property
     def shards_wanted(self) -> int:
         """How many shards the job needs before it may begin; a ring needs none."""
-        return 0 if self._job.topology == "ring" else self._supply.wanted(self._job)
+        return 0 if self._job.topology == "ring" else self._sources.wanted(self._job)
 
     @property
     def shards_missing(self) -> str:

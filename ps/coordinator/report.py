@@ -29,7 +29,7 @@ class Reporter:
     def status(self, shards: list[dict[str, Any]], now: float) -> dict[str, Any]:
         """The status, with the shards as they were last heard of."""
         hub = self._coordinator
-        job, config, keeper = hub.job, hub.config, hub.keeper
+        job, config, checkpoints = hub.job, hub.config, hub.checkpoints
         return {
             "version": self._version,
             "protocol": PROTOCOL,
@@ -51,10 +51,10 @@ class Reporter:
             "shards_wanted": hub.quorum.shards_wanted,
             "slowest": job.slowest(),
             "ended": status.ends(job.outcome),
-            "totals": hub.tally.counts(job.outcome),
-            "checkpoint": str(keeper.last or ""),
-            "checkpoints": keeper.written,
-            "checkpoint_age": keeper.age(now) if hub.trains else None,
+            "totals": hub.counters.counts(job.outcome),
+            "checkpoint": str(checkpoints.last or ""),
+            "checkpoints": checkpoints.written,
+            "checkpoint_age": checkpoints.age(now) if hub.trains else None,
             "checkpoint_every": config.checkpoint_every if config.checkpoint_dir else None,
         }
 

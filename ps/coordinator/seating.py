@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hubring.ps.coordinator.notifier import Changes
+from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.view_publisher import ViewPublisher
 from hubring.ps.core.timing import TimeSource
@@ -39,17 +39,17 @@ class Seating:
         job: The job.
         quorum: Says when it may begin.
         views: Tells the shards who takes part.
-        changes: Where workers wait for the others.
+        notifier: Where workers wait for the others.
         clock: When their leases begin.
     """
 
     def __init__(
-        self, job: Job, quorum: Quorum, views: ViewPublisher, changes: Changes, clock: TimeSource
+        self, job: Job, quorum: Quorum, views: ViewPublisher, notifier: Notifier, clock: TimeSource
     ) -> None:
         self._job = job
         self._quorum = quorum
         self._views = views
-        self._changes = changes
+        self._notifier = notifier
         self._clock = clock
 
     async def join(self, joiner: Joiner, patience: float) -> Seat | Summons | None:
@@ -59,10 +59,10 @@ class Seating:
             HubringError: The worker cannot take part; says why.
         """
         member = self._job.admit(joiner, self._clock.now())
-        await self._changes.announce()
+        await self._notifier.announce()
         if self._job.colocated and not joiner.brings_shard:
             return Summons(member)
-        await self._changes.wait_for(lambda: self._quorum.complete, patience)
+        await self._notifier.wait_for(lambda: self._quorum.complete, patience)
         if not self._quorum.complete:
             return None
         assert self._job.membership is not None

@@ -1,4 +1,4 @@
-"""Supply: where a job's shards come from: the server, hosts that join it, or each worker brings one.
+"""Where a job's shards come from: the server, hosts that join it, or each worker brings one.
 
 Law: a job begins when as many shards are there as it needs, and their numbers
 are 0, 1, 2, ... from then on. No I/O.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hubring.ps.coordinator.fleet import Shard
 
 
-class Supply(Protocol):
+class ShardSources(Protocol):
     """What the coordinator asks before a job has begun."""
 
     def wanted(self, job: Job) -> int:

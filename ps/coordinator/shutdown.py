@@ -1,4 +1,4 @@
-"""Ending: how one job ends. Its last worker leaves, it is drained, or it loses a shard.
+"""How one job ends. Its last worker leaves, it is drained, or it loses a shard.
 
 Law: when the last worker has left, the shards are saved and counted, if all of
 them are there. Once one is lost nobody waits for it any more, however far the
@@ -13,7 +13,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from hubring.ps.coordinator import status
-from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.job.job import Job
@@ -23,22 +23,22 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-class Ending:
+class Shutdown:
     """The end of one job.
 
     Args:
         job: The one.
         fleet: Its shards.
-        keeper: Takes its checkpoints.
+        checkpoints: Takes its checkpoints.
         colocate: The shards are the workers', and the next job brings others.
     """
 
-    def __init__(self, job: Job, fleet: Fleet, keeper: Keeper, *, colocate: bool) -> None:
+    def __init__(self, job: Job, fleet: Fleet, checkpoints: CheckpointSchedule, *, colocate: bool) -> None:
         self.failure: JobFailed | None = None
         """Why no other job can follow: a shard is lost that was the server's own."""
         self._job = job
         self._fleet = fleet
-        self._keeper = keeper
+        self._checkpoints = checkpoints
         self._colocate = colocate
         self._lost = asyncio.Event()
         self._told = False
@@ -78,9 +78,9 @@ class Ending:
         Args:
             save: The shards hold parameters, so write a last checkpoint.
         """
-        await self._keeper.give_up()
+        await self._checkpoints.give_up()
         if save:
-            await self._unless_lost(self._keeper.save_last())
+            await self._unless_lost(self._checkpoints.save_last())
         try:
             return await self._unless_lost(status.shards(self._fleet)) or []
         except JobFailed as error:

@@ -22,7 +22,7 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
                 "pid": member.pid,
                 "step": progress.step,
                 "loss": progress.loss if math.isfinite(progress.loss) else None,
-                "steps_per_second": round(progress.pace.rate, 3),
+                "steps_per_second": round(progress.step_rate.rate, 3),
                 "seconds_waiting": round(progress.waiting, 3),
                 "seconds_since_heartbeat": round(now - progress.heard, 3),
             }

@@ -10,7 +10,7 @@ RUNS_KEPT = 1000
 
 
 @dataclass(slots=True)
-class Run:
+class PartialRounds:
     """Consecutive rounds of one key with the same contributors.
 
     `first` and `last` are the versions that these rounds updated.
@@ -44,8 +44,8 @@ class Stats:
     oldest: int = 0
     newest: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
-    partial: deque[Run] = field(default_factory=lambda: deque(maxlen=RUNS_KEPT))
-    _latest: dict[int, Run] = field(default_factory=dict)
+    partial: deque[PartialRounds] = field(default_factory=lambda: deque(maxlen=RUNS_KEPT))
+    _latest: dict[int, PartialRounds] = field(default_factory=dict)
 
     def note_partial(self, key: int, version: int, ranks: tuple[int, ...]) -> None:
         """Records one round, in the last run of its key where it goes on."""
@@ -53,5 +53,5 @@ class Stats:
         if run is not None and run.last == version - 1 and run.ranks == ranks:
             run.last = version
             return
-        self._latest[key] = run = Run(key, version, version, ranks)
+        self._latest[key] = run = PartialRounds(key, version, version, ranks)
         self.partial.append(run)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.core.types import Member, Sender
 from hubring.ps.job.membership import Membership
-from hubring.ps.job.step_rate import Pace
+from hubring.ps.job.step_rate import StepRate
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Progress:
     heard: float = 0.0
     waiting: float = 0.0
     """Seconds for which it had been held up by then."""
-    pace: Pace = field(default_factory=Pace)
+    step_rate: StepRate = field(default_factory=StepRate)
 
 
 @dataclass(slots=True)
@@ -226,7 +226,7 @@ class Job:
         progress = self.progress[sender.rank]
         progress.step = max(progress.step, step)  # a worker tells 0 until it has its plan
         progress.loss, progress.heard, progress.waiting = loss, now, waiting
-        progress.pace.note(progress.step, now)
+        progress.step_rate.note(progress.step, now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:

@@ -26,7 +26,7 @@ def heartbeat_seconds(lease_seconds: float) -> float:
 
 
 @dataclass(slots=True)
-class _Place:
+class _Lease:
     member: Member
     beaten: float
     active: bool = False
@@ -48,19 +48,19 @@ class Membership:
         self.complete = False
         """All places have been held at once; stays true when workers leave later."""
         self._epoch = 0
-        self._places: dict[int, _Place] = {}
+        self._leases: dict[int, _Lease] = {}
         self._tokens: dict[str, Member] = {}
         self._departed: dict[int, tuple[Member, str]] = {}
 
     @property
     def members(self) -> tuple[Member, ...]:
         """All holders in rank order, also those that are not active yet."""
-        return tuple(place.member for _, place in sorted(self._places.items()))
+        return tuple(lease.member for _, lease in sorted(self._leases.items()))
 
     @property
     def view(self) -> View:
         """The active members, as of this epoch."""
-        active = (place.member for _, place in sorted(self._places.items()) if place.active)
+        active = (lease.member for _, lease in sorted(self._leases.items()) if lease.active)
         return View(self._epoch, tuple(active))
 
     def member(self, sender: Sender) -> Member:
@@ -69,7 +69,7 @@ class Membership:
         Raises:
             Fenced: It has lost its place.
         """
-        return self._place_of(sender).member
+        return self._lease_of(sender).member
 
     def holds(self, token: str) -> bool:
         """Whether this worker process was given a place, be it lost by now."""
@@ -77,7 +77,7 @@ class Membership:
 
     def missing(self) -> list[int]:
         """Ranks that nobody holds."""
-        return [rank for rank in range(self.world_size) if rank not in self._places]
+        return [rank for rank in range(self.world_size) if rank not in self._leases]
 
     def join(self, token: str, rank: int | None, host: str, pid: int, now: float) -> Member:
         """Gives a place; the lowest free one where `rank` is None.
@@ -100,10 +100,10 @@ class Membership:
         member = Member(self._free_place(rank), self.next_incarnation, host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
-        self._places[member.rank] = _Place(member, beaten=now)
+        self._leases[member.rank] = _Lease(member, beaten=now)
         if not self.complete and not self.missing():
             self.complete = True
-            self._activate(self._places.values())
+            self._activate(self._leases.values())
         return member
 
     def activate(self, sender: Sender) -> None:
@@ -112,9 +112,9 @@ class Membership:
         Raises:
             Fenced: It has lost its place meanwhile.
         """
-        place = self._place_of(sender)
-        if self.complete and not place.active:
-            self._activate([place])
+        lease = self._lease_of(sender)
+        if self.complete and not lease.active:
+            self._activate([lease])
 
     def beat(self, sender: Sender, now: float) -> None:
         """Renews a lease.
@@ -122,24 +122,24 @@ class Membership:
         Raises:
             Fenced: This incarnation has no place any more.
         """
-        self._place_of(sender).beaten = now
+        self._lease_of(sender).beaten = now
 
     def excuse(self, seconds: float, now: float) -> None:
         """Gives all holders this much longer: nobody could have heard them meanwhile."""
-        for place in self._places.values():
-            place.beaten = min(now, place.beaten + seconds)
+        for lease in self._leases.values():
+            lease.beaten = min(now, lease.beaten + seconds)
 
     def leave(self, sender: Sender) -> Member | None:
         """Frees a place at its holder's wish; None if it had none, as when it says so twice."""
-        place = self._places.get(sender.rank)
-        if place is None or place.member.incarnation != sender.incarnation:
+        lease = self._leases.get(sender.rank)
+        if lease is None or lease.member.incarnation != sender.incarnation:
             return None
-        self._vacate({place.member: "it has left the job"})
-        return place.member
+        self._vacate({lease.member: "it has left the job"})
+        return lease.member
 
     def expire(self, now: float) -> list[Member]:
         """Frees the places of all whose lease has run out; returns who that was, in rank order."""
-        silent = {member: now - self._places[member.rank].beaten for member in self.members}
+        silent = {member: now - self._leases[member.rank].beaten for member in self.members}
         lost = {
             member: f"it sent no heartbeat for {seconds:.1f} s, and its lease is {self.lease_seconds:g} s"
             for member, seconds in silent.items()
@@ -164,30 +164,30 @@ class Membership:
             )
         if rank not in free:
             raise ConfigError(
-                f"{self._places[rank].member} holds its place already; give this worker another --rank,"
+                f"{self._leases[rank].member} holds its place already; give this worker another --rank,"
                 f" or stop that one and wait for its lease of {self.lease_seconds:g} s to run out"
             )
         return rank
 
-    def _place_of(self, sender: Sender) -> _Place:
-        place = self._places.get(sender.rank)
-        if place is not None and place.member.incarnation == sender.incarnation:
-            return place
+    def _lease_of(self, sender: Sender) -> _Lease:
+        lease = self._leases.get(sender.rank)
+        if lease is not None and lease.member.incarnation == sender.incarnation:
+            return lease
         gone = self._departed.get(sender.incarnation)
         who, why = gone or (
             f"rank {sender.rank}",
             "this server never gave it one, or is another server by now",
         )
-        held = f"; {place.member} holds it now" if place else ""
+        held = f"; {lease.member} holds it now" if lease else ""
         raise Fenced(f"{who} has no place in the job: {why}{held}. Start the worker again to rejoin")
 
-    def _activate(self, places: Iterable[_Place]) -> None:
-        for place in places:
-            place.active = True
+    def _activate(self, leases: Iterable[_Lease]) -> None:
+        for lease in leases:
+            lease.active = True
         self._epoch += 1
 
     def _vacate(self, reasons: Mapping[Member, str]) -> None:
         """Frees places, whose holders are told `reasons` should they ever be heard again."""
-        freed = [self._places.pop(member.rank) for member in reasons]
+        freed = [self._leases.pop(member.rank) for member in reasons]
         self._departed.update({member.incarnation: (member, why) for member, why in reasons.items()})
-        self._epoch += any(place.active for place in freed)
+        self._epoch += any(lease.active for lease in freed)

@@ -1,4 +1,4 @@
-"""Pace: how fast a worker goes lately."""
+"""How fast a worker goes lately."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LATELY = 3.0
 
 
 @dataclass(slots=True)
-class Pace:
+class StepRate:
     """Steps a second, from completed steps and when they were told; 0 until there is something to tell."""
 
     rate: float = 0.0

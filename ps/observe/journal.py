@@ -11,7 +11,7 @@ KEPT = 200
 """Older entries make room for new ones."""
 
 
-class Entry(NamedTuple):
+class LogEntry(NamedTuple):
     """One line of the log."""
 
     number: int
@@ -28,7 +28,7 @@ class Journal(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
+        self._entries: deque[LogEntry] = deque(maxlen=KEPT)
         self._numbers = count(1)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -37,8 +37,8 @@ class Journal(logging.Handler):
         except Exception:  # whoever logs goes on, as with every handler
             self.handleError(record)
             return
-        self._entries.append(Entry(next(self._numbers), record.created, record.levelname.lower(), text))
+        self._entries.append(LogEntry(next(self._numbers), record.created, record.levelname.lower(), text))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LogEntry]:
         """What is kept, the oldest first."""
         return list(self._entries)

@@ -22,7 +22,7 @@ RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 
 @dataclass(slots=True)
-class Place:
+class LogOrigin:
     """Where a line comes from."""
 
     role: str = ""
@@ -36,14 +36,14 @@ class Place:
         return " ".join(word for word in (self.host, self.role, step) if word)
 
 
-who = Place()
+who = LogOrigin()
 """Where this process's lines come from: its role once it has one, and the step that it has reached.
 
-A process has one log and so one place, like the root logger that `configure` sets up.
+A process has one log and so one origin, like the root logger that `configure` sets up.
 """
 
 
-def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> Place:
+def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigin:
     """Sends every logger's lines to `stream`, standard error unless told; a second call replaces the first.
 
     Returns:
@@ -67,15 +67,15 @@ class LineHandler(logging.StreamHandler[TextIO]):
 class TextLine(logging.Formatter):
     """Lines for people: `host w3 step=120 | message`, with the level from warnings up."""
 
-    def __init__(self, place: Place, colour: bool = False) -> None:
+    def __init__(self, origin: LogOrigin, colour: bool = False) -> None:
         super().__init__("%(message)s")
-        self._place = place
+        self._origin = origin
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
         # A traceback has lines of its own; each says where it comes from.
         lines = (self._level(record) + super().format(record)).splitlines() or [""]
-        return "\n".join(f"{self._place} | {line}" for line in lines)
+        return "\n".join(f"{self._origin} | {line}" for line in lines)
 
     def _level(self, record: logging.LogRecord) -> str:
         if record.levelno < logging.WARNING:
@@ -89,17 +89,17 @@ class TextLine(logging.Formatter):
 class JsonLine(logging.Formatter):
     """Lines for machines: one JSON object each; `time` is in seconds since 1970."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, origin: LogOrigin) -> None:
         super().__init__()
-        self._place = place
+        self._origin = origin
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
-            "host": self._place.host,
-            "role": self._place.role,
-            "step": self._place.step,
+            "host": self._origin.host,
+            "role": self._origin.role,
+            "step": self._origin.step,
             "logger": record.name,
             "message": record.getMessage(),
         }

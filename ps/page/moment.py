@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from hubring.ps.job.job import HELD_UP
 from hubring.ps.job.membership import heartbeat_seconds
-from hubring.ps.observe.journal import Entry
+from hubring.ps.observe.journal import LogEntry
 from hubring.ps.page.history import Sample
 from hubring.ps.page.rates import Rates
 
@@ -120,11 +120,11 @@ class Moment:
     shards: tuple[Shard, ...]
     troubles: tuple[str, ...]
     samples: tuple[Sample, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
 
     @staticmethod
     def of(
-        report: Mapping[str, Any], rates: Rates, samples: Sequence[Sample], entries: Sequence[Entry]
+        report: Mapping[str, Any], rates: Rates, samples: Sequence[Sample], entries: Sequence[LogEntry]
     ) -> Moment:
         """Works it out; `rates` has seen the reports before."""
         rates.at(report["seconds_up"])

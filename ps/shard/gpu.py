@@ -10,22 +10,22 @@ import torch
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.store import gpu_tensor
-from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
 
 log = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
-    """A shard's home on a GPU, and what tells workers of it.
+    """A shard's parameters on a GPU, and what tells workers of it.
 
     Attributes:
-        home: For its store.
+        parameters: For its store.
         addresses: What tells workers of it, beside the shard's other addresses.
         token: Lies where that says; to be held as long as the shard lives.
     """
 
-    home: GpuHome
+    parameters: GpuMemory
     addresses: dict[str, str]
     token: torch.Tensor
 
@@ -50,7 +50,7 @@ def find(name: str) -> torch.device:
 
 
 def room(name: str) -> Room:
-    """Makes a home on this GPU, which becomes the process's current one.
+    """Makes room for parameters on this GPU, which becomes the process's current one.
 
     Raises:
         ConfigError: It is not here.
@@ -59,10 +59,10 @@ def room(name: str) -> Room:
     torch.cuda.set_device(device)
     memory = CudaMemory(device)
     token = torch.frombuffer(bytearray(secrets.token_bytes(16)), dtype=torch.uint8).to(device)
-    home = GpuHome(device, memory)
+    parameters = GpuMemory(device, memory)
     try:
         invitation = gpu_tensor.invitation(gpu_name(device), memory, token)
     except ConfigError as error:
         log.warning("workers on this GPU go through host memory: %s", error)
-        return Room(home, {}, token)
-    return Room(home, {gpu_tensor.ADDRESS: invitation}, token)
+        return Room(parameters, {}, token)
+    return Room(parameters, {gpu_tensor.ADDRESS: invitation}, token)

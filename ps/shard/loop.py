@@ -27,12 +27,12 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.store.consistency import Consistency
-from hubring.ps.store.parameter_memory import Home
+from hubring.ps.store.parameter_memory import ParameterMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Envelope, Listener, ReturnPath
 from hubring.ps.transport.poller import poller
-from hubring.ps.transport.spin_wait import Lookout
+from hubring.ps.transport.spin_wait import SpinWait
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class ShardLoop:
     Args:
         consistency: The policy of every store that this shard will hold.
         listeners: Where workers reach it; closed when `run` returns.
-        home: Where each store keeps its parameters; None: in memory of this process alone.
+        memory: Where each store keeps its parameters; None: in memory of this process alone.
         trace: Where what the shard does is noted; None: nowhere.
     """
 
@@ -75,10 +75,10 @@ class ShardLoop:
         self,
         consistency: Consistency,
         listeners: list[Listener],
-        home: Home | None = None,
+        memory: ParameterMemory | None = None,
         trace: Trace | None = None,
     ) -> None:
-        self._make_store = partial(KVStore, consistency, home)
+        self._make_store = partial(KVStore, consistency, memory)
         self.store = self._make_store()
         self.traffic = Traffic()
         self.service = Service()
@@ -98,10 +98,10 @@ class ShardLoop:
     def run(self) -> None:
         """Serves until `stop`."""
         news = poller(self._wake, *(listener.waitable for listener in self._listeners))
-        lookout = Lookout(news.poll)
+        spin_wait = SpinWait(news.poll)
         try:
             while not self._stopping:
-                ready = lookout.wait()
+                ready = spin_wait.wait()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
                     self._obey()

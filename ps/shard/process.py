@@ -31,7 +31,7 @@ from hubring.ps.shard.control import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.spawn import Settings
 from hubring.ps.store.consistency import by_name
-from hubring.ps.store.parameter_memory import Home, HostHome
+from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.port_probe import probe
 from hubring.ps.transport.registry import host_id, open_doors
@@ -147,17 +147,17 @@ def main(argument: str) -> None:
     control = ShardControl()
     doors = open_doors(settings.host, register=[control.add_to])
     addresses = {name: listener.address for name, listener in doors.listeners.items()}
-    home: Home = HostHome(doors.allocate)
+    memory: ParameterMemory = HostMemory(doors.allocate)
     if settings.device != "cpu":
         room = gpu.room(settings.device)
-        home = room.home
+        memory = room.parameters
         addresses |= room.addresses
     registration = Registration(settings, host_id(), addresses, orphaned)
     place.role = f"shard{registration.index}"
     trace = None
     if settings.trace:
         trace = Trace(Path(settings.trace), place.role, registration.clock_offset())
-    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), home, trace)
+    loop = ShardLoop(registration.consistency, list(doors.listeners.values()), memory, trace)
     control.serve(loop, registration.index)
     registration.keep(loop.stop)
     loop.run()

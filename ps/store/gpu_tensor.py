@@ -23,10 +23,10 @@ ADDRESS = "cuda"
 """Where an invitation stands among a shard's addresses: it is of no wire, but of the store."""
 
 MAX_BYTES = 1024
-"""Of a placement's code, at most."""
+"""Of a place's code, at most."""
 
 
-class Placement(msgspec.Struct, frozen=True, array_like=True):
+class GpuTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor's place, as CUDA's and torch's inter-process communication spell it.
 
     Attributes:
@@ -51,7 +51,7 @@ class Placement(msgspec.Struct, frozen=True, array_like=True):
     offset: int = 0
     ready: bytes = b""
 
-    def part(self, offset: int, ready: bytes = b"") -> Placement:
+    def part(self, offset: int, ready: bytes = b"") -> GpuTensor:
         """The place that begins `offset` bytes further on, in the same storage."""
         return msgspec.structs.replace(self, offset=self.offset + offset, ready=ready)
 
@@ -66,10 +66,10 @@ class Mark(Protocol):
 class SharedMemory(Protocol):
     """One GPU's memory, as processes that share it see it."""
 
-    def share(self, tensor: Tensor) -> Placement:
+    def share(self, tensor: Tensor) -> GpuTensor:
         """Where others find the tensor, which must live as long as they may look there."""
 
-    def reach(self, placement: Placement) -> Tensor:
+    def reach(self, there: GpuTensor) -> Tensor:
         """The whole storage of another process's tensor: flat uint8, and valid as long as it is held here.
 
         Raises:
@@ -92,9 +92,9 @@ class Reached:
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
-        self._storages: dict[Placement, Tensor] = {}
+        self._storages: dict[GpuTensor, Tensor] = {}
 
-    def tensor(self, there: Coded) -> tuple[Tensor, Placement]:
+    def tensor(self, there: Coded) -> tuple[Tensor, GpuTensor]:
         """The tensor that a message names, and its place.
 
         Raises:
@@ -118,21 +118,21 @@ def is_placed(tensor: Tensor | Coded) -> bool:
     return isinstance(tensor, Coded) and tensor.codec == CODEC
 
 
-def encode(placement: Placement) -> Tensor:
-    """A placement's code: flat uint8."""
-    code = msgspec.msgpack.encode(placement)
+def encode(there: GpuTensor) -> Tensor:
+    """A place's code: flat uint8."""
+    code = msgspec.msgpack.encode(there)
     assert len(code) <= MAX_BYTES, "torch's handles have grown"
     return torch.frombuffer(bytearray(code), dtype=torch.uint8)
 
 
-def decode(code: Tensor) -> Placement:
-    """The placement that `encode` coded.
+def decode(code: Tensor) -> GpuTensor:
+    """The place that `encode` coded.
 
     Raises:
         ConfigError: No peer of this version sends this.
     """
     try:
-        return msgspec.msgpack.decode(code.numpy().tobytes(), type=Placement)
+        return msgspec.msgpack.decode(code.numpy().tobytes(), type=GpuTensor)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{code.numel()} bytes that name no place in a GPU's memory: {error}") from error
 
@@ -143,11 +143,11 @@ def check(code: Tensor, numel: int, dtype: torch.dtype) -> None:
     Raises:
         ConfigError: Says what is wrong.
     """
-    placement = decode(code)
-    end = placement.offset + numel * dtype.itemsize
-    if placement.offset < 0 or placement.offset % dtype.itemsize or end > placement.nbytes:
+    there = decode(code)
+    end = there.offset + numel * dtype.itemsize
+    if there.offset < 0 or there.offset % dtype.itemsize or end > there.nbytes:
         raise ConfigError(
-            f"{numel} elements of {dtype} at byte {placement.offset} do not lie in {placement.nbytes} bytes"
+            f"{numel} elements of {dtype} at byte {there.offset} do not lie in {there.nbytes} bytes"
         )
 
 

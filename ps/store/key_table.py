@@ -12,7 +12,7 @@ from torch import Tensor
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
 from hubring.ps.store.entry import Entry
-from hubring.ps.store.parameter_memory import Home
+from hubring.ps.store.parameter_memory import ParameterMemory
 
 
 class KeyTable(dict[int, Entry]):
@@ -31,7 +31,7 @@ class KeyTable(dict[int, Entry]):
         cls,
         slices: Sequence[Slice],
         buckets: Mapping[int, BucketSpec],
-        home: Home,
+        memory: ParameterMemory,
         *,
         finite: bool,
         shown: bool,
@@ -41,7 +41,7 @@ class KeyTable(dict[int, Entry]):
         Args:
             slices: This shard's.
             buckets: By index, those that the slices are of.
-            home: Where values and scratch are kept.
+            memory: Where values and scratch are kept.
             finite: Gradients that are not are refused.
             shown: Gradients may be given, and values read, where they lie.
 
@@ -52,9 +52,9 @@ class KeyTable(dict[int, Entry]):
         sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]
         pages = [ceil(nbytes / PAGE_BYTES) for nbytes in sizes]
         *starts, total = accumulate(pages, initial=0)
-        memory = home.allocate(total * PAGE_BYTES)
+        whole = memory.allocate(total * PAGE_BYTES)
         for piece, start in zip(slices, starts, strict=True):
-            entry = Entry.make(piece, buckets[piece.bucket], memory[start * PAGE_BYTES :], finite=finite)
+            entry = Entry.make(piece, buckets[piece.bucket], whole[start * PAGE_BYTES :], finite=finite)
             entry.shown = shown
             table[piece.key] = entry
         longest: dict[torch.dtype, int] = {}
@@ -62,6 +62,7 @@ class KeyTable(dict[int, Entry]):
             dtype = entry.values.dtype
             longest[dtype] = max(entry.values.numel(), longest.get(dtype, 0))
         table.scratch = {
-            dtype: torch.empty(2 * numel, dtype=dtype, device=home.device) for dtype, numel in longest.items()
+            dtype: torch.empty(2 * numel, dtype=dtype, device=memory.device)
+            for dtype, numel in longest.items()
         }
         return table

@@ -19,7 +19,7 @@ from hubring.ps.store import gpu_tensor
 from hubring.ps.store.gpu_tensor import Reached, SharedMemory, is_placed
 
 
-class Home(Protocol):
+class ParameterMemory(Protocol):
     """Memory of one kind.
 
     Attributes:
@@ -53,7 +53,7 @@ class Home(Protocol):
         """Lets go of what others' memory holds of all but these."""
 
 
-class HostHome:
+class HostMemory:
     """Host memory: wires read and write it as it is.
 
     Args:
@@ -84,7 +84,7 @@ class HostHome:
         """Nothing of theirs is held."""
 
 
-class GpuHome:
+class GpuMemory:
     """A GPU's memory.
 
     What workers send is copied there when it comes. What workers on the same GPU
@@ -103,7 +103,7 @@ class GpuHome:
         self.device = device
         self._memory = memory
         self._whole = torch.empty(0)
-        self._shared: gpu_tensor.Placement | None = None
+        self._shared: gpu_tensor.GpuTensor | None = None
         self._reached: dict[Sender, Reached] = {}
 
     def allocate(self, nbytes: int) -> Tensor:

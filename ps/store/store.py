@@ -43,7 +43,7 @@ from hubring.ps.store.entry import Contribution, Entry, Reader, Settled
 from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.key_table import KeyTable
 from hubring.ps.store.ledger import Ledger, Standing
-from hubring.ps.store.parameter_memory import Home, HostHome
+from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.rounds import RoundBook
 from hubring.ps.store.snapshot import Capture, Snapshot
 
@@ -56,12 +56,12 @@ class KVStore:
 
     Args:
         consistency: When a gradient counts, and who may read.
-        home: Where parameters and all that belongs to them are kept; None: in this process's memory.
+        memory: Where parameters and all that belongs to them are kept; None: in this process's memory.
     """
 
-    def __init__(self, consistency: Consistency, home: Home | None = None) -> None:
+    def __init__(self, consistency: Consistency, memory: ParameterMemory | None = None) -> None:
         self._consistency = consistency
-        self._home = home or HostHome()
+        self._memory = memory or HostMemory()
         self._attendance = Attendance()
         self._entries = KeyTable()
         self._ledger = Ledger()
@@ -84,9 +84,9 @@ class KVStore:
         self._entries = KeyTable.make(
             slices,
             {bucket.index: bucket for bucket in buckets},
-            self._home,
+            self._memory,
             finite=self._consistency.finite,
-            shown=self._home.shows and self._leaves_alone,
+            shown=self._memory.shows and self._leaves_alone,
         )
         self._ledger = Ledger()
         self._stats = Stats()
@@ -123,7 +123,7 @@ class KVStore:
             for entry in self._entries.values()
             for ticket in entry.forget([sender.rank])
         ]
-        self._home.retain(self._attendance.senders())
+        self._memory.retain(self._attendance.senders())
         self._seat(turnover.joined)
         for entry in self._entries.values():
             deliveries += self._turn(entry) + self._release_orphans(entry)
@@ -265,7 +265,7 @@ class KVStore:
         return self._turn(entry)
 
     def _contribution(self, push: Push, tickets: list[Ticket]) -> Contribution:
-        return Contribution(push, tickets, self._home.take(push.gradient, push.sender))
+        return Contribution(push, tickets, self._memory.take(push.gradient, push.sender))
 
     def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         """Answers a retry when the first try is answered."""
@@ -351,9 +351,9 @@ class KVStore:
 
     def _answer_to(self, entry: Entry, reader: Reader) -> Tensor | Coded:
         if reader.shown:
-            return self._home.show(entry.values)
+            return self._memory.show(entry.values)
         answer = entry.answer
-        return answer if isinstance(answer, Coded) else self._home.send(answer)
+        return answer if isinstance(answer, Coded) else self._memory.send(answer)
 
     # Who takes part.
 

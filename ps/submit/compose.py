@@ -13,7 +13,7 @@ from typing import Any
 
 from hubring.ps.submit import container
 from hubring.ps.submit.documents import dump
-from hubring.ps.submit.job import GRACE_SECONDS, PORT, Job
+from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 SERVER = "server"
 _CHECKPOINTS = "checkpoints"
@@ -27,7 +27,7 @@ class Compose:
     command = ("docker", "compose", "-f", "-", "up")
     mend = "install Docker with its plugin compose, or take to where it is what --dry-run prints"
 
-    def render(self, job: Job) -> str:
+    def render(self, job: Submission) -> str:
         """The Compose file."""
         folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
         document = {
@@ -39,7 +39,7 @@ class Compose:
         return dump(["Made by: ps-server submit --engine compose", *container.INSECURE], [_literal(document)])
 
 
-def _server(job: Job) -> Service:
+def _server(job: Submission) -> Service:
     folders = [job.servers_folder] if job.servers_folder else []
     page = container.page_port(job)
     # A free port of this machine alone: `docker compose -p NAME port server PORT` tells which.
@@ -58,7 +58,7 @@ def _server(job: Job) -> Service:
     }
 
 
-def _workers(job: Job) -> Service:
+def _workers(job: Submission) -> Service:
     several = job.per_node > 1
     resources: Service = {"limits": _limits(job, job.per_node)}
     if job.config.gpus:
@@ -74,7 +74,7 @@ def _workers(job: Job) -> Service:
     }
 
 
-def _service(job: Job, processes: int, folders: Sequence[Path]) -> Service:
+def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Service:
     """What both have: nobody is root, has a capability, or writes to the image's files."""
     return {
         "image": job.config.image,
@@ -93,7 +93,7 @@ def _service(job: Job, processes: int, folders: Sequence[Path]) -> Service:
     }
 
 
-def _limits(job: Job, processes: int) -> Service:
+def _limits(job: Submission, processes: int) -> Service:
     cpus, gib = processes * container.cpus(job), processes * container.memory(job)
     return {"cpus": str(cpus), "memory": f"{gib}g", "pids": 1024 * processes}
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.submit.job import PORT, Job
+from hubring.ps.submit.job import PORT, Submission
 
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - in a network that is the job's own
 USER = 10001
@@ -16,22 +16,22 @@ MEMORY_GIB = 4
 """What a worker or server gets where nobody says."""
 
 
-def cpus(job: Job) -> int:
+def cpus(job: Submission) -> int:
     """Cores of each worker."""
     return job.config.cpus or CPUS
 
 
-def memory(job: Job) -> int:
+def memory(job: Submission) -> int:
     """GiB of each worker, /dev/shm included: what lies there counts as its owner's memory."""
     return job.config.memory or MEMORY_GIB
 
 
-def server_command(job: Job) -> list[str]:
+def server_command(job: Submission) -> list[str]:
     """The server's program and its arguments."""
     return ["ps-server", "start", "--host", EVERYWHERE, "--port", str(PORT), *job.server_words]
 
 
-def worker_command(job: Job, server: str, more: Sequence[str] = ()) -> list[str]:
+def worker_command(job: Submission, server: str, more: Sequence[str] = ()) -> list[str]:
     """A container's program and its arguments; where it has several workers, `ps-worker` starts them.
 
     Args:
@@ -43,7 +43,7 @@ def worker_command(job: Job, server: str, more: Sequence[str] = ()) -> list[str]
     return ["ps-worker", "--server", f"{server}:{PORT}", *several, *more, *job.worker_words]
 
 
-def page_port(job: Job) -> int | None:
+def page_port(job: Submission) -> int | None:
     """Port of the server's page and metrics; None where it has none, or one that nobody can know before."""
     given = job.server.page_port
     if job.server.no_page or given == 0:
@@ -51,7 +51,7 @@ def page_port(job: Job) -> int | None:
     return PORT + 1 if given is None else given
 
 
-def variables(job: Job) -> dict[str, str]:
+def variables(job: Submission) -> dict[str, str]:
     """What a process cannot see for itself: it counts the host's cores, and takes its home for writable."""
     return {"OMP_NUM_THREADS": str(cpus(job)), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from hubring.ps.core.errors import EngineMissing
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import passing_on
-from hubring.ps.submit.job import Job
+from hubring.ps.submit.job import Submission
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,7 +28,7 @@ class Engine(Protocol):
     def mend(self) -> str:
         """What to do where that program is not there."""
 
-    def render(self, job: Job) -> str:
+    def render(self, job: Submission) -> str:
         """The job as the engine reads it.
 
         Raises:

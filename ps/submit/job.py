@@ -36,7 +36,7 @@ _KEEPERS = ("checkpoint_dir", "checkpoint_every")
 _KEEPERS_VARIABLES = frozenset(f"PS_{name.upper()}" for name in _KEEPERS)
 
 
-class Job(Struct, frozen=True, kw_only=True):
+class Submission(Struct, frozen=True, kw_only=True):
     """What an engine renders.
 
     Attributes:
@@ -106,7 +106,7 @@ def assemble(
     script: Sequence[str],
     config_file: Path | None = None,
     variables: Mapping[str, str] | None = None,
-) -> Job:
+) -> Submission:
     """Makes the job of what the command line, PS_* and the TOML file say.
 
     Args:
@@ -131,7 +131,7 @@ def assemble(
     _check_topology(server, worker)
     for word in script:
         _check_text(word)
-    return Job(
+    return Submission(
         config=config, server=server, worker=worker, workers=workers, nodes=nodes, script=tuple(script)
     )
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from hubring.ps.core.errors import Fenced, UsageError
 from hubring.ps.submit import pods
-from hubring.ps.submit.job import Job
+from hubring.ps.submit.job import Submission
 
 PREEMPTED = Fenced.exit_code
 HOPELESS = [UsageError.exit_code]
@@ -28,12 +28,12 @@ REPLACEMENTS = 3
 Spec = dict[str, Any]
 
 
-def address(job: Job) -> str:
+def address(job: Submission) -> str:
     """The server's host name: JobSet, its Job, that Job's number, the pod's; and the JobSet's service."""
     return f"{job.name}-server-0-0.{job.name}"
 
 
-def spec(job: Job, workers: str = "worker", worker_labels: Spec | None = None) -> Spec:
+def spec(job: Submission, workers: str = "worker", worker_labels: Spec | None = None) -> Spec:
     """The specification of a JobSet.
 
     Args:
@@ -61,11 +61,11 @@ def spec(job: Job, workers: str = "worker", worker_labels: Spec | None = None) -
     return found
 
 
-def _servers(job: Job) -> Spec:
+def _servers(job: Submission) -> Spec:
     return _job(job, pods.server(job), 1, 0, [_fail("server", [PREEMPTED]), _evicted("FailJob")])
 
 
-def _workers(job: Job, name: str, pod: Spec) -> Spec:
+def _workers(job: Submission, name: str, pod: Spec) -> Spec:
     count = job.nodes or job.workers
     if job.stands_together:
         return _job(job, pod, count, 0, [_fail(name, [PREEMPTED]), _evicted("FailJob")])
@@ -73,7 +73,7 @@ def _workers(job: Job, name: str, pod: Spec) -> Spec:
     return _job(job, pod, count, REPLACEMENTS, [_fail(name, HOPELESS), replaced, _evicted("Ignore")])
 
 
-def _job(job: Job, pod: Spec, pods_: int, backoff: int, rules: list[Spec]) -> Spec:
+def _job(job: Submission, pod: Spec, pods_: int, backoff: int, rules: list[Spec]) -> Spec:
     limit = {} if job.seconds is None else {"activeDeadlineSeconds": job.seconds}
     return {
         "completionMode": "Indexed",
@@ -99,7 +99,7 @@ def _evicted(action: str) -> Spec:
     return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
-def _restarts(job: Job, workers: str) -> Spec:
+def _restarts(job: Submission, workers: str) -> Spec:
     """Only what was made to fail for 75 begins again; a hub's workers fail so where nothing can help them."""
     preempted = {
         "name": "preempted",

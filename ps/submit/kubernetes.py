@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.submit import container, jobset, pods
 from hubring.ps.submit.documents import Document, dump
-from hubring.ps.submit.job import Job
+from hubring.ps.submit.job import Submission
 
 CHECKPOINTS_SIZE = "20Gi"
 _COMMENT = {
@@ -19,7 +19,7 @@ class Kubernetes:
     command = ("kubectl", "apply", "-f", "-")
     mend = "install it, or take to where it is what --dry-run prints"
 
-    def render(self, job: Job) -> str:
+    def render(self, job: Submission) -> str:
         """The manifests, in the order in which they are needed."""
         of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
         folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
@@ -27,7 +27,7 @@ class Kubernetes:
         return dump([_COMMENT[job.config.kind], *container.INSECURE], documents)
 
 
-def _jobset(job: Job) -> list[Document]:
+def _jobset(job: Submission) -> list[Document]:
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -38,7 +38,7 @@ def _jobset(job: Job) -> list[Document]:
     ]
 
 
-def _trainjob(job: Job) -> list[Document]:
+def _trainjob(job: Submission) -> list[Document]:
     """A runtime for this job's server, and the TrainJob, whose JobSet bears its name.
 
     The trainer's nodes are the Job and container called `node`, with the label
@@ -67,7 +67,7 @@ def _trainjob(job: Job) -> list[Document]:
     ]
 
 
-def _claim(job: Job) -> Document:
+def _claim(job: Submission) -> Document:
     """Room for checkpoints, which outlives the job: applied again, the job goes on from there."""
     # Pods of workers are on several nodes; the server is on one.
     mode = "ReadWriteMany" if job.workers_folders else "ReadWriteOnce"
@@ -82,7 +82,7 @@ def _claim(job: Job) -> Document:
     }
 
 
-def _network(job: Job) -> Document:
+def _network(job: Submission) -> Document:
     """Only the job's own pods reach its pods, where the cluster's network heeds such policies.
 
     The page is open to the cluster: it holds what Prometheus reads, and its buttons want a token.
@@ -98,5 +98,5 @@ def _network(job: Job) -> Document:
     }
 
 
-def _metadata(job: Job, name: str) -> Document:
+def _metadata(job: Submission, name: str) -> Document:
     return {"name": name, "labels": pods.labels(job)}

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.submit import container
-from hubring.ps.submit.job import GRACE_SECONDS, PORT, Job
+from hubring.ps.submit.job import GRACE_SECONDS, PORT, Submission
 
 CHECKPOINTS = "checkpoints"
 
 Pod = dict[str, Any]
 
 
-def labels(job: Job) -> dict[str, str]:
+def labels(job: Submission) -> dict[str, str]:
     """What tells this job's objects from others'."""
     return {"app.kubernetes.io/name": "hubring", "app.kubernetes.io/instance": job.name}
 
 
-def server(job: Job) -> Pod:
+def server(job: Submission) -> Pod:
     """The server's pod: ready once workers may come, and ended where it answers nobody any more."""
     page = container.page_port(job)
     ports = [{"name": "control", "containerPort": PORT, "protocol": "TCP"}]
@@ -45,7 +45,7 @@ def server(job: Job) -> Pod:
     return _pod(job, inside, 1, [job.servers_folder] if job.servers_folder else [])
 
 
-def worker(job: Job, server_name: str, name: str) -> Pod:
+def worker(job: Submission, server_name: str, name: str) -> Pod:
     """A pod of workers. It needs no probe: the server sees by its lease who is gone.
 
     Args:
@@ -64,7 +64,7 @@ def worker(job: Job, server_name: str, name: str) -> Pod:
     return _pod(job, inside, job.per_node, job.workers_folders, gpus=job.config.gpus)
 
 
-def _pod(job: Job, inside: Pod, processes: int, folders: Sequence[Path], gpus: int = 0) -> Pod:
+def _pod(job: Submission, inside: Pod, processes: int, folders: Sequence[Path], gpus: int = 0) -> Pod:
     gib = processes * container.memory(job)
     resources = {"cpu": str(processes * container.cpus(job)), "memory": f"{gib}Gi"}
     resources |= {"nvidia.com/gpu": str(gpus)} if gpus else {}

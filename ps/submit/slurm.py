@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import shlex
 
-from hubring.ps.submit.job import GRACE_SECONDS, Job
+from hubring.ps.submit.job import GRACE_SECONDS, Submission
 
 ADDRESS_SECONDS = 120
 """How long the script waits for the server's address; Python may come from a slow network folder."""
@@ -83,7 +83,7 @@ class Slurm:
     command = ("sbatch",)
     mend = "submit on a login node of the cluster, or take there what --dry-run prints"
 
-    def render(self, job: Job) -> str:
+    def render(self, job: Submission) -> str:
         """The batch script."""
         script = _SCRIPT.format(
             server=shlex.join(job.server_words),
@@ -95,7 +95,7 @@ class Slurm:
         return "\n".join(["#!/bin/bash", *_directives(job), script])
 
 
-def _directives(job: Job) -> list[str]:
+def _directives(job: Submission) -> list[str]:
     config = job.config
     given = {
         "job-name": job.name,
@@ -114,6 +114,6 @@ def _directives(job: Job) -> list[str]:
     return [*lines, *(["#SBATCH --requeue"] if config.requeue else []), *config.engine_option]
 
 
-def _notice(job: Job) -> int:
+def _notice(job: Submission) -> int:
     """Seconds from the notice to the end: a quarter of a short job's time, or it would come at the start."""
     return GRACE_SECONDS if job.seconds is None else max(1, min(GRACE_SECONDS, job.seconds // 4))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.store.gpu_tensor import Mark, Placement
+from hubring.ps.store.gpu_tensor import GpuTensor, Mark
 
 
 class CudaMemory:
@@ -30,13 +30,12 @@ class CudaMemory:
         self._stamps: dict[int, torch.cuda.Event] = {}
         self._marks: dict[bytes, torch.cuda.Event] = {}
 
-    def share(self, tensor: Tensor) -> Placement:
+    def share(self, tensor: Tensor) -> GpuTensor:
         with _explained("share memory of"):
             _, *names = tensor.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
-        return Placement(*names).part(int(tensor.storage_offset()) * tensor.element_size())
+        return GpuTensor(*names).part(int(tensor.storage_offset()) * tensor.element_size())
 
-    def reach(self, placement: Placement) -> Tensor:
-        there = placement
+    def reach(self, there: GpuTensor) -> Tensor:
         with _explained("reach another process's memory on"):
             storage = torch.UntypedStorage._new_shared_cuda(
                 self._device.index,

@@ -22,7 +22,7 @@ from hubring.ps.transport.zmq.transport import ZmqTransport
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["FASTEST_FIRST", "Doors", "Line", "choose", "host_id", "open_doors", "transport"]
+__all__ = ["FASTEST_FIRST", "Doors", "ShardAddress", "choose", "host_id", "open_doors", "transport"]
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ FASTEST_FIRST = ("shm", "zmq", "grpc")
 DIAL_SECONDS = 5.0
 
 
-class Line(NamedTuple):
+class ShardAddress(NamedTuple):
     """Where a shard listens: the host it is on (`host_id`), and its address by each transport."""
 
     host_id: str
@@ -86,7 +86,7 @@ class Ways(NamedTuple):
     """How a worker reaches its shards. One thread may dial while another allocates.
 
     Attributes:
-        transport: Whose memory suits all lines.
+        transport: Whose memory suits all shards.
         dial: Dials a shard by the transport that worked.
         wired: Some shard is reached over a wire, and not in shared memory.
     """
@@ -96,11 +96,11 @@ class Ways(NamedTuple):
     wired: bool
 
 
-def choose(lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECONDS) -> Ways:
+def choose(shards: Sequence[ShardAddress], want: str = "auto", timeout: float = DIAL_SECONDS) -> Ways:
     """Finds the best way to each shard by trying.
 
     Args:
-        lines: One for each shard, in order of their numbers.
+        shards: Where each of them is, in order of their numbers.
         want: A transport's name, to take no other; or "auto".
         timeout: Seconds for one attempt.
 
@@ -108,22 +108,22 @@ def choose(lines: Sequence[Line], want: str = "auto", timeout: float = DIAL_SECO
         ServerUnreachable: Some shard cannot be reached; names every address tried, and why it failed.
     """
     names = FASTEST_FIRST if want == "auto" else (want,)
-    kinds = {name: transport(name, alone=len(lines) == 1) for name in names}
+    kinds = {name: transport(name, alone=len(shards) == 1) for name in names}
     ways: list[Transport] = []
-    for shard, line in enumerate(lines):
-        way, connection = _reach(shard, line, kinds, timeout)
+    for number, shard in enumerate(shards):
+        way, connection = _reach(number, shard, kinds, timeout)
         connection.close()
         ways.append(way)
     best = next(kind for kind in kinds.values() if kind in ways)
     return Ways(
         best,
-        lambda shard: ways[shard].dial(lines[shard].addresses[ways[shard].name], timeout),
+        lambda number: ways[number].dial(shards[number].addresses[ways[number].name], timeout),
         wired=any(way.name != "shm" for way in ways),
     )
 
 
 def _reach(
-    shard: int, line: Line, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
+    number: int, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
 ) -> tuple[Transport, Connection]:
     """Connects by the first of `kinds` that works.
 
@@ -133,20 +133,20 @@ def _reach(
     failures = []
     for kind in kinds.values():
         try:
-            return kind, _dial_by(kind, line, timeout)
+            return kind, _dial_by(kind, shard, timeout)
         except ServerUnreachable as error:
-            log.info("no way to shard %d by %s: %s", shard, kind.name, error)
+            log.info("no way to shard %d by %s: %s", number, kind.name, error)
             failures.append(f"{kind.name}: {error}")
     mend = "check that it runs and that no firewall is between"
     if len(kinds) == 1:
         mend = "take --transport auto to let others be tried"
-    raise ServerUnreachable(f"cannot reach shard {shard}; {mend}. Tried {'; '.join(failures)}")
+    raise ServerUnreachable(f"cannot reach shard {number}; {mend}. Tried {'; '.join(failures)}")
 
 
-def _dial_by(kind: Transport, line: Line, timeout: float) -> Connection:
-    address = line.addresses.get(kind.name)
+def _dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
+    address = shard.addresses.get(kind.name)
     if address is None:
-        raise ServerUnreachable(f"it listens only by {', '.join(line.addresses) or 'nothing'}")
-    if kind.name == "shm" and line.host_id != host_id():
-        raise ServerUnreachable(f"{address} is on another host or another user's ({line.host_id})")
+        raise ServerUnreachable(f"it listens only by {', '.join(shard.addresses) or 'nothing'}")
+    if kind.name == "shm" and shard.host_id != host_id():
+        raise ServerUnreachable(f"{address} is on another host or another user's ({shard.host_id})")
     return kind.dial(address, timeout)

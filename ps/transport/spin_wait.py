@@ -31,7 +31,7 @@ Poll = Callable[[float | None], list[tuple[int, int]]]
 """A `select.epoll`'s: waits for so many seconds, or without end; gives (descriptor, events)."""
 
 
-class Lookout:
+class SpinWait:
     """Looks through one poller; for one thread.
 
     Args:

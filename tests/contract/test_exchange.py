@@ -121,7 +121,7 @@ def test_trying_bucket_sizes_changes_the_parameters_by_rounding_at_most(
         assert trying is (bucket_bytes is None and communicator.tunable)
         data = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(communicator.rank))
         for batch in data:
-            used.add(len(optimizer._exchange._convoys))
+            used.add(len(optimizer._exchange._groups))
             optimizer.zero_grad()
             model(batch).square().mean().backward()
             optimizer.step()
@@ -242,7 +242,7 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
             optimizer.step()
         barrier(communicator=communicator)  # the ring's thread has let go of the operations before it
         gc.collect()
-        used = {load for convoy in optimizer._exchange._convoys for load in convoy.loads}
+        used = {load for group in optimizer._exchange._groups for load in group.loads}
         assert set(communicator._means) == {*optimizer._buckets, *used}, "nothing of sizes that were tried"
         return weakref.ref(model.get_parameter("0.weight"))
 

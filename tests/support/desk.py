@@ -1,4 +1,4 @@
-"""Lines to shards that answer when a test lets them."""
+"""Connections to shards that answer when a test lets them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from hubring.ps.client.connections import Inflight, Lines
+from hubring.ps.client.connections import Connections, Inflight
 from hubring.ps.core.messages import Pull, Push, Values
 from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
-from hubring.ps.transport.spin_wait import Lookout
+from hubring.ps.transport.spin_wait import SpinWait
 
 SOON = 10.0
 
@@ -72,7 +72,7 @@ class Wire:
         self.mouth.close()
 
 
-class Told(Lookout):
+class Told(SpinWait):
     """Says that somebody has begun to wait."""
 
     began = threading.Event()
@@ -83,13 +83,13 @@ class Told(Lookout):
 
 
 class Desk:
-    """Lines over wires that the test answers."""
+    """Connections over wires that the test answers."""
 
     def __init__(self, shards: int = 1) -> None:
         self.wires: list[Wire] = []
         self.attended = Told.began
         self.attended.clear()
-        self.lines = Lines(shards, self._dial, Traffic())
+        self.lines = Connections(shards, self._dial, Traffic())
         self.lines.connected.wait(SOON)
 
     @property
@@ -114,7 +114,7 @@ class Desk:
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr("hubring.ps.client.connections.Lookout", Told)
+    monkeypatch.setattr("hubring.ps.client.connections.SpinWait", Told)
     desk = Desk()
     yield desk
     desk.lines.close()

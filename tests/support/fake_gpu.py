@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.store.gpu_tensor import Mark, Placement
+from hubring.ps.store.gpu_tensor import GpuTensor, Mark
 from tests.support.lazy_device import LazyDevice
 
 GPU = "GPU-fake"
@@ -21,14 +21,14 @@ class FakeMemory:
         self._storages: dict[bytes, Tensor] = {}
         self._marks: dict[bytes, Mark] = {}
 
-    def share(self, tensor: Tensor) -> Placement:
+    def share(self, tensor: Tensor) -> GpuTensor:
         storage = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
         handle = str(storage.data_ptr()).encode()
         self._storages[handle] = storage
-        whole = Placement(handle, storage.numel(), 0, b"", 0, b"", False)
+        whole = GpuTensor(handle, storage.numel(), 0, b"", 0, b"", False)
         return whole.part(tensor.data_ptr() - storage.data_ptr())
 
-    def reach(self, placement: Placement) -> Tensor:
+    def reach(self, placement: GpuTensor) -> Tensor:
         self.opened.append(placement.handle)
         if placement.handle not in self._storages:
             raise ConfigError("cannot reach another process's memory")

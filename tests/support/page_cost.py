@@ -71,7 +71,7 @@ class SimulatedWorker:
 
     def push(self) -> Work:
         work = Work("a push", len(self._slices), self._client.attend)
-        with self._client.corked():
+        with self._client.batched():
             for piece in self._slices:
                 part = slice(piece.offset, piece.offset + piece.numel)
                 self._client.push_pull(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.core.errors import HubringError
-from hubring.ps.observe.journal import Entry, Journal
+from hubring.ps.observe.journal import Journal, LogEntry
 from hubring.ps.page.history import Sample
 from hubring.ps.page.moment import Moment
 from hubring.ps.page.rates import Rates
@@ -91,7 +91,7 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def moment(*shards: dict[str, Any], log: tuple[Entry, ...] = (), **changes: Any) -> Moment:
+def moment(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Moment:
     """What there is to see of such a report."""
     samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
     return Moment.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)

@@ -21,10 +21,10 @@ from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.parameter_memory import GpuHome, Home, HostHome
+from hubring.ps.store.parameter_memory import GpuMemory, HostMemory, ParameterMemory
 from hubring.ps.transport.base import Connection, Transport
-from hubring.ps.transport.registry import Line
-from hubring.workers.buckets.device_waiter import Courier
+from hubring.ps.transport.registry import ShardAddress
+from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import Stage, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from hubring.workers.communicators.allreduce import AllreduceCommunicator
@@ -99,7 +99,7 @@ class Seat:
         self.late = late
         self.lockstep = True
         self.mode = "bsp"
-        self.shards = [Line("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
+        self.shards = [ShardAddress("here", {"inproc": "", **hub.addresses}) for _ in hub.loops]
         self._hub = hub
 
     def plan(
@@ -125,7 +125,7 @@ class HubRanks(Ranks):
         """Ranks that have not all shards in shared memory."""
         self.listeners = [self.transport.listen("") for _ in range(2)]
         self.addresses: dict[str, str] = {}
-        self.loops = [ShardLoop(BSP(), [listener], self.home()) for listener in self.listeners]
+        self.loops = [ShardLoop(BSP(), [listener], self.parameter_memory()) for listener in self.listeners]
         self.threads = [threading.Thread(target=loop.run) for loop in self.loops]
         self.lock = threading.Lock()
         self.shared: ShardPlan | None = None
@@ -143,8 +143,8 @@ class HubRanks(Ranks):
     def wire(self) -> Transport:
         return InprocTransport()
 
-    def home(self) -> Home:
-        return HostHome()
+    def parameter_memory(self) -> ParameterMemory:
+        return HostMemory()
 
     def agree(self, buckets: Sequence[BucketSpec]) -> ShardPlan:
         with self.lock:
@@ -192,18 +192,18 @@ class StagedRanks(HubRanks):
     """Buckets are on a device of their own, which copies only when it must."""
 
     def __init__(self) -> None:
-        self.courier = Courier()
+        self.waiter = DeviceWaiter()
         self.patch = patch.object(Staging, "stage", lambda _, *tensors: self.stage(*tensors))
         self.patch.start()
         super().__init__()
 
     def stage(self, gradients: torch.Tensor, values: torch.Tensor) -> Stage:
-        return ThroughHost(gradients, values, PromptDevice(), self.courier, _zeros)
+        return ThroughHost(gradients, values, PromptDevice(), self.waiter, _zeros)
 
     def close(self) -> None:
         super().close()
         self.patch.stop()
-        self.courier.end()
+        self.waiter.end()
 
 
 class StagedAggregatingRanks(StagedRanks):
@@ -221,8 +221,8 @@ class PlacedRanks(StagedRanks):
         super().__init__()
         self.addresses[gpu_tensor.ADDRESS] = gpu_tensor.invitation(GPU, self.memory, self.token)
 
-    def home(self) -> Home:
-        return GpuHome(torch.device("cpu"), self.memory)
+    def parameter_memory(self) -> ParameterMemory:
+        return GpuMemory(torch.device("cpu"), self.memory)
 
     def close(self) -> None:
         super().close()

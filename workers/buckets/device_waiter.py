@@ -20,19 +20,19 @@ class _Errand(NamedTuple):
     work: Work
 
 
-class Courier:
+class DeviceWaiter:
     """Does what waits for marks, in the order in which it was told; its thread ends with it.
 
     Marks of one queue are reached in order, so whoever waits for one after the other is late for none.
 
     Attributes:
-        end: Ends the thread after the errands so far; called by itself when nobody has the courier any more.
+        end: Ends the thread after the errands so far; called by itself when nobody has the waiter any more.
     """
 
     def __init__(self) -> None:
         self._errands: SimpleQueue[_Errand | None] = SimpleQueue()
         # The thread knows the queue alone, so that it keeps nobody alive who could end it.
-        threading.Thread(target=_run, args=(self._errands,), name="courier", daemon=True).start()
+        threading.Thread(target=_run, args=(self._errands,), name="device waiter", daemon=True).start()
         self.end = weakref.finalize(self, self._errands.put, None)
         self.end.atexit = False  # a daemon that stays asleep is in nobody's way then
 

@@ -46,7 +46,7 @@ def kind_of(parts: Parts) -> Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _Trainable:
     """A parameter on its way into a bucket; position counts in the order of backward."""
 
     position: int
@@ -77,17 +77,19 @@ def lay_out(
     """
     if bucket_bytes <= 0:
         raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be at least 1")
-    entries = _entries(optimizer, named_parameters)
-    if not entries:
+    trainables = _trainables(optimizer, named_parameters)
+    if not trainables:
         raise ConfigError("the optimizer holds no trainable parameter: nothing can be exchanged")
-    _warn_of_strides(entries)
+    _warn_of_strides(trainables)
     return [
-        Layout(_spec(index, run, optimizer_name), [entry.parameter for entry in run])
-        for index, run in enumerate(_runs(entries, bucket_bytes))
+        Layout(_spec(index, run, optimizer_name), [one.parameter for one in run])
+        for index, run in enumerate(_runs(trainables, bucket_bytes))
     ]
 
 
-def _entries(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None) -> list[_Entry]:
+def _trainables(
+    optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None
+) -> list[_Trainable]:
     """The trainable parameters in reverse order of registration, each once."""
     groups = _group_of_each(optimizer)
     names = _default_names(optimizer) if named_parameters is None else dict(_unique(named_parameters))
@@ -101,7 +103,7 @@ def _entries(optimizer: torch.optim.Optimizer, named_parameters: NamedParameters
     chosen = [(name, parameter) for name, parameter in names.items() if parameter in groups]
     trainable = [(name, parameter) for name, parameter in chosen if _is_trainable(name, parameter)]
     return [
-        _Entry(position, groups[parameter], name, parameter)
+        _Trainable(position, groups[parameter], name, parameter)
         for position, (name, parameter) in enumerate(reversed(trainable))
     ]
 
@@ -149,23 +151,23 @@ def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
     return True
 
 
-def _runs(entries: list[_Entry], bucket_bytes: int) -> list[list[_Entry]]:
-    """Cuts entries of one kind into runs of at most `bucket_bytes`, ordered by when the last is ready."""
-    runs: list[list[_Entry]] = []
-    newest: dict[Kind, list[_Entry]] = {}
+def _runs(trainables: list[_Trainable], bucket_bytes: int) -> list[list[_Trainable]]:
+    """Cuts trainables of one kind into runs of at most `bucket_bytes`, ordered by when the last is ready."""
+    runs: list[list[_Trainable]] = []
+    newest: dict[Kind, list[_Trainable]] = {}
     filled: Counter[Kind] = Counter()
-    for entry in entries:
-        kind = entry.kind
-        if kind not in newest or filled[kind] + entry.nbytes > bucket_bytes:
+    for one in trainables:
+        kind = one.kind
+        if kind not in newest or filled[kind] + one.nbytes > bucket_bytes:
             newest[kind], filled[kind] = [], 0
             runs.append(newest[kind])
-        newest[kind].append(entry)
-        filled[kind] += entry.nbytes
+        newest[kind].append(one)
+        filled[kind] += one.nbytes
     return sorted(runs, key=lambda run: run[-1].position)
 
 
-def _spec(index: int, run: list[_Entry], optimizer_name: str) -> BucketSpec:
-    tensors = tuple(TensorSpec(entry.name, tuple(entry.parameter.shape)) for entry in run)
+def _spec(index: int, run: list[_Trainable], optimizer_name: str) -> BucketSpec:
+    tensors = tuple(TensorSpec(one.name, tuple(one.parameter.shape)) for one in run)
     return BucketSpec(index, _dtype_name(run[0].parameter), run[0].group, optimizer_name, tensors)
 
 
@@ -173,8 +175,8 @@ def _dtype_name(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _warn_of_strides(entries: list[_Entry]) -> None:
+def _warn_of_strides(trainables: list[_Trainable]) -> None:
     """Shards and checkpoints know shapes, not strides, so every parameter becomes contiguous."""
-    strided = [entry.name for entry in entries if not entry.parameter.is_contiguous()]
+    strided = [one.name for one in trainables if not one.parameter.is_contiguous()]
     if strided:
         log.warning("made contiguous, a special memory format is lost: %s", ", ".join(strided))

@@ -25,7 +25,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.work import Work
 from hubring.ps.store.gpu_tensor import Mark
 from hubring.workers.buckets.accelerator import CudaDevice, Device
-from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.pinning import Allocate, pinned
 
 Start = Callable[[], Work]
@@ -89,16 +89,16 @@ class ThroughHost:
         gradients: On the device.
         values: On the device.
         device: Queues the copies.
-        courier: Waits for the device.
+        waiter: Waits for the device.
         pin: Makes flat pinned memory.
     """
 
     def __init__(
-        self, gradients: Tensor, values: Tensor, device: Device, courier: Courier, pin: Allocate
+        self, gradients: Tensor, values: Tensor, device: Device, waiter: DeviceWaiter, pin: Allocate
     ) -> None:
         self.device = device
         self._there = {"gradients": gradients, "values": values}
-        self._courier = courier
+        self._waiter = waiter
         self._pin = pin
         self._landed: Mark | None = None
 
@@ -143,7 +143,7 @@ class ThroughHost:
             else:
                 whole.complete_part()
 
-        self._courier.carry(ready, lambda: start().when_done(answered), whole)
+        self._waiter.carry(ready, lambda: start().when_done(answered), whole)
         return whole
 
     def _mirrored(self, name: str) -> Tensor:
@@ -152,7 +152,7 @@ class ThroughHost:
 
 
 class Staging:
-    """Makes the stages of one model's buckets; those of one device share its queues and a courier.
+    """Makes the stages of one model's buckets; those of one device share its queues and a waiter.
 
     Args:
         allocate: Makes host memory that travels at its best.
@@ -160,7 +160,7 @@ class Staging:
 
     def __init__(self, allocate: Allocate) -> None:
         self._allocate = allocate
-        self._devices: dict[torch.device, tuple[Device, Courier]] = {}
+        self._devices: dict[torch.device, tuple[Device, DeviceWaiter]] = {}
 
     def stage(self, gradients: Tensor, values: Tensor) -> Stage:
         """The stage of a bucket.
@@ -174,7 +174,7 @@ class Staging:
         if device.type != "cuda":
             raise ConfigError(f"parameters are on {device}; only cpu and cuda devices can be exchanged")
         if device not in self._devices:
-            self._devices[device] = CudaDevice(device), Courier()
+            self._devices[device] = CudaDevice(device), DeviceWaiter()
         return ThroughHost(gradients, values, *self._devices[device], self._pinned)
 
     def _pinned(self, numel: int, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.ring import Ring
 from hubring.workers.communicators.ring_group import own_address, ring_store
 from hubring.workers.communicators.ring_mean import RingMean, ring_mean
-from hubring.workers.communicators.ring_scheduler import Team
+from hubring.workers.communicators.ring_scheduler import RingScheduler
 from hubring.workers.communicators.transfers import Transfers
 
 __all__ = ["AllreduceCommunicator", "ring_store"]
@@ -87,11 +87,11 @@ class AllreduceCommunicator(Communicator):
         self._store, self._host = store, host
         self.ring = self._open(store=store, host=host)
         self._rings = [self.ring]
-        self._teams: dict[tuple[int, ...], Team] = {
-            (): self._team(range(size), PrefixStore("collectives", store))
+        self._schedulers: dict[tuple[int, ...], RingScheduler] = {
+            (): self._scheduler(range(size), PrefixStore("collectives", store))
         }
         """By members; none: all."""
-        self._transfers = Transfers(self._teams[()].ring)
+        self._transfers = Transfers(self._schedulers[()].ring)
         self._users: Counter[tuple[int, ...]] = Counter()
         self._met: Counter[tuple[int, ...]] = Counter()
 
@@ -130,25 +130,25 @@ class AllreduceCommunicator(Communicator):
         elif call.collective is Collective.JOIN:
             self._join(call, work)
         else:
-            self._teams[call.ranks].take_part(call, tensors, work)
+            self._schedulers[call.ranks].take_part(call, tensors, work)
 
     def open_group(self, ranks: tuple[int, ...]) -> None:
         """As the interface says. Members that call at the same time meet in a process group of their own."""
         self._users[ranks] += 1
-        if ranks not in self._teams:
+        if ranks not in self._schedulers:
             self._met[ranks] += 1
             store = PrefixStore(f"group {ranks} {self._met[ranks]}", self._store)
-            self._teams[ranks] = self._team(ranks, store)
+            self._schedulers[ranks] = self._scheduler(ranks, store)
 
     def close_group(self, ranks: tuple[int, ...]) -> None:
         self._users[ranks] -= 1
         if not self._users[ranks]:
-            self._teams.pop(ranks).close()
+            self._schedulers.pop(ranks).close()
 
     def _join(self, call: Call, work: CollectiveWork) -> None:
         """Every group that this rank is in must know."""
-        teams = list(self._teams.values())
-        parts = [CollectiveWork(call, list, self) for _ in teams]
+        schedulers = list(self._schedulers.values())
+        parts = [CollectiveWork(call, list, self) for _ in schedulers]
         joined = Work(work.what, len(parts))
 
         def on_end(_: Work) -> None:
@@ -157,12 +157,12 @@ class AllreduceCommunicator(Communicator):
             else:
                 work.fail(joined.error)
 
-        for team, part in zip(teams, parts, strict=True):
+        for scheduler, part in zip(schedulers, parts, strict=True):
             part.when_done(lambda it: joined.fail(it.error) if it.error else joined.complete_part())
-            team.take_part(call, (), part)
+            scheduler.take_part(call, (), part)
         joined.when_done(on_end)
 
-    def _team(self, members: Sequence[int], store: Store) -> Team:
+    def _scheduler(self, members: Sequence[int], store: Store) -> RingScheduler:
         """Collectives are agreed on and carried by Gloo, through host memory, whatever carries gradients."""
         ring = Ring(
             members.index(self.rank),
@@ -174,18 +174,18 @@ class AllreduceCommunicator(Communicator):
             timeout=self.timeout,
             patient=True,
         )
-        return Team(ring, members)
+        return RingScheduler(ring, members)
 
     def fail(self, error: HubringError) -> None:
         """Ends every exchange, from any thread: somebody knows that the ring cannot go on."""
-        for ring in [*self._rings, *[team.ring for team in list(self._teams.values())]]:
+        for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
             ring.fail(error)
 
     def close(self, *, finished: bool) -> None:
         if not finished or not self._transfers.idle:  # what is under way may never end: do not wait for it
             self.fail(RingBroken("this worker left the ring before it was done"))
-        for team in self._teams.values():
-            team.close()
+        for scheduler in self._schedulers.values():
+            scheduler.close()
         for ring in self._rings:
             ring.close()
 

@@ -8,7 +8,7 @@ TOLD = 256
 """Most calls that are told as closed with another one: headers are small."""
 
 
-class Roll:
+class CallIds:
     """Counts calls from 1 upward; from any thread.
 
     Law: a call that was opened and not closed lies above `settled` and is never among those told as closed.

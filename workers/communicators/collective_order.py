@@ -16,7 +16,7 @@ Step = dict[int, Call]
 """One operation: each member's call for it."""
 
 
-def agenda(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
+def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
     """The operations that may begin now, in their order.
 
     Args:

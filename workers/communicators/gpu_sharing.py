@@ -1,6 +1,6 @@
 """Buckets whose store is on their own GPU: messages name places, and only the GPU moves numbers.
 
-    push     once backward's gradients are whole, the courier names their place
+    push     once backward's gradients are whole, a thread that waits for it names their place
     answer   names the values' place, and the event behind the shard's step
     copy in  waits for that event on the GPU, and copies the values into the model
 
@@ -26,7 +26,7 @@ from hubring.ps.core.work import Work
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.gpu_tensor import MAX_BYTES, Reached, SharedMemory
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
-from hubring.ps.transport.registry import Line
+from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.accelerator import Device
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.pinning import Allocate
@@ -96,7 +96,7 @@ class PlacedBucket:
 
     def _start(self, what: str, client: KVClient, hyper: Hyper) -> Work:
         work = Work(what, len(self._slices))
-        with client.corked():
+        with client.batched():
             for own in self._slices:
                 client.push_pull(
                     own.piece.shard,
@@ -115,21 +115,23 @@ def own_gpu(device: torch.device) -> tuple[str, SharedMemory]:
     return gpu_name(device), CudaMemory(device)
 
 
-def shared_memory(lines: Sequence[Line], buckets: Sequence[Bucket], mode: str) -> SharedMemory | None:
+def shared_memory(
+    shards: Sequence[ShardAddress], buckets: Sequence[Bucket], mode: str
+) -> SharedMemory | None:
     """The GPU's memory that all shards and all buckets lie in; None, and the log says why, if they do not.
 
     Args:
-        lines: One for each shard.
+        shards: Where each of them is.
         buckets: All of the model's.
         mode: The hub's.
     """
     invitations = [
-        line.addresses[gpu_tensor.ADDRESS] for line in lines if gpu_tensor.ADDRESS in line.addresses
+        shard.addresses[gpu_tensor.ADDRESS] for shard in shards if gpu_tensor.ADDRESS in shard.addresses
     ]
     if not invitations:
         return None  # the usual hub, on the CPU: nothing worth a line
     try:
-        memory = _accepted(invitations, len(lines), buckets, mode)
+        memory = _accepted(invitations, len(shards), buckets, mode)
     except ConfigError as error:
         log.info("the hub's store is on a GPU, but gradients go there through host memory: %s", error)
         return None

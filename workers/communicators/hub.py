@@ -30,7 +30,7 @@ from hubring.ps.transport.base import Transport
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.staging import Lands
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
-from hubring.workers.communicators.call_ids import Roll
+from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.slice_coder import SliceCoder
@@ -89,7 +89,7 @@ class PSCommunicator(Communicator):
         self._rounds: WeakKeyDictionary[Bucket, str] = WeakKeyDictionary()
         """The name of each bucket that has no slices, as it belongs to a second optimizer or a later one."""
         self._numbers = count(1)
-        self._rolls = [Roll() for _ in session.shards]
+        self._call_ids = [CallIds() for _ in session.shards]
         self._calling = threading.Lock()
         session.on_failure(client.fail)
 
@@ -149,7 +149,7 @@ class PSCommunicator(Communicator):
 
     def together(self) -> AbstractContextManager[None]:
         # On a wire the first are to travel while the others are handed over, or still encoded.
-        return nullcontext() if self._wired or self._compress else self._client.corked()
+        return nullcontext() if self._wired or self._compress else self._client.batched()
 
     def pull(self, bucket: Bucket) -> Work:
         if self.steps_on == "worker":
@@ -166,7 +166,7 @@ class PSCommunicator(Communicator):
 
         def on_end(_: Work) -> None:
             for shard, number in numbers.items():
-                self._rolls[shard].close(number)
+                self._call_ids[shard].close(number)
             if carried.error is None:
                 work.deliver(came[shards[0]])
             else:
@@ -174,7 +174,7 @@ class PSCommunicator(Communicator):
 
         with self._calling:  # calls under one name must come in the order of their numbers
             for shard in shards:
-                numbers[shard], settled, closed = self._rolls[shard].open()
+                numbers[shard], settled, closed = self._call_ids[shard].open()
                 request = Contribute(self._client.sender, numbers[shard], call, tensors, settled, closed)
                 self._client.contribute(shard, request, carried, partial(_keep, came, shard))
         carried.when_done(on_end)
@@ -196,7 +196,7 @@ class PSCommunicator(Communicator):
         slices = self._slices[index]
         work = Work(_exchange(index), len(slices), self._client.attend)
         # Where slices are encoded one by one, each leaves while the next one is.
-        with nullcontext() if self._coders else self._client.corked():
+        with nullcontext() if self._coders else self._client.batched():
             for piece in reversed(
                 slices
             ):  # by priority, so that all ranks send in one order from the first on
@@ -210,7 +210,7 @@ class PSCommunicator(Communicator):
     def _pull(self, index: int, into: torch.Tensor) -> Work:
         slices = self._slices[index]
         work = Work(f"the pull of bucket {index}", len(slices), self._client.attend)
-        with self._client.corked():
+        with self._client.batched():
             for piece in slices:
                 target, decode = self._target(piece, into[piece.offset : piece.offset + piece.numel])
                 self._client.pull(piece.shard, piece.key, target, work, decode)

@@ -23,7 +23,7 @@ from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.store.collective import objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.collective_order import Step, agenda
+from hubring.workers.communicators.collective_order import Step, next_steps
 from hubring.workers.communicators.ring import Ring
 from hubring.workers.communicators.ring_collectives import Doing, perform
 
@@ -43,11 +43,11 @@ class _Pending:
     work: CollectiveWork
 
 
-class Team:
+class RingScheduler:
     """One group, from one member's side.
 
     Args:
-        ring: The members' process group; closed with the team.
+        ring: The members' process group; closed with the scheduler.
         members: Their ranks in the whole job, rising.
     """
 
@@ -64,7 +64,7 @@ class Team:
         self._gatherings = 0
         self._joined: dict[int, int] = {}
         """In which gathering each member was first seen to have joined."""
-        self._thread = threading.Thread(target=self._serve, name="team", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="ring scheduler", daemon=True)
         self._thread.start()
 
     def take_part(self, call: Call, tensors: tuple[Tensor, ...], work: CollectiveWork) -> None:
@@ -105,7 +105,7 @@ class Team:
         pause = 0.0
         try:
             while offered := self._await_calls(pause):
-                steps = agenda(self._gather(offered))
+                steps = next_steps(self._gather(offered))
                 for step in steps:
                     self._take(step)
                 pause = 0.0 if steps else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)

@@ -1,7 +1,7 @@
 """Buckets that are handed over together.
 
 Small buckets leave early, large exchanges cost less by the byte; which counts
-for more only trying tells. So the buckets are small, and convoys of them grow.
+for more only trying tells. So the buckets are small, and groups of them grow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hubring.workers.buckets.bucketing import Bucket, join
 from hubring.workers.buckets.layout import Kind, kind_of
 
 
-class Convoy(NamedTuple):
+class BucketGroup(NamedTuple):
     """Buckets of one kind, in their order, that wait for the last of them.
 
     Attributes:
@@ -26,13 +26,13 @@ class Convoy(NamedTuple):
     loads: tuple[Bucket, ...]
 
 
-def convoys(buckets: Iterable[Bucket], nbytes: int, *, joined: bool) -> list[Convoy]:
-    """Groups buckets into convoys of at most `nbytes`, ordered by when their last is ready.
+def bucket_groups(buckets: Iterable[Bucket], nbytes: int, *, joined: bool) -> list[BucketGroup]:
+    """Puts buckets into groups of at most `nbytes`, ordered by when their last is ready.
 
     Args:
         buckets: In the order of their indices, which is that of backward.
-        nbytes: Where a convoy is full; a larger bucket goes alone.
-        joined: Makes one exchange of a convoy; its buckets must lie side by side.
+        nbytes: Where a group is full; a larger bucket goes alone.
+        joined: Makes one exchange of a group; its buckets must lie side by side.
     """
     groups: list[list[Bucket]] = []
     newest: dict[Kind, list[Bucket]] = {}
@@ -45,7 +45,7 @@ def convoys(buckets: Iterable[Bucket], nbytes: int, *, joined: bool) -> list[Con
         newest[kind].append(bucket)
         filled[kind] += size
     groups.sort(key=lambda group: group[-1].spec.index)
-    return [Convoy(tuple(group), _loads(group, joined)) for group in groups]
+    return [BucketGroup(tuple(group), _loads(group, joined)) for group in groups]
 
 
 def _loads(group: Sequence[Bucket], joined: bool) -> tuple[Bucket, ...]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.checkpoint import manifest
-from hubring.ps.checkpoint.lock import claim
+from hubring.ps.checkpoint.lock import lock
 from hubring.ps.checkpoint.manifest import FileEntry, Manifest
 from hubring.ps.core.errors import ConfigError
 from hubring.workers import collectives
@@ -56,7 +56,7 @@ class Checkpoints:
         self._every = every
         self._communicator = communicator
         self._job = job
-        self._claim = claim(self._directory) if communicator.rank == 0 else None
+        self._lock = lock(self._directory) if communicator.rank == 0 else None
         self._found = self._read() if communicator.rank == 0 else []
         self._trained: list[Trained] = []
         self._saved_at = time.monotonic()
@@ -147,8 +147,8 @@ class Checkpoints:
 
     def close(self) -> None:
         """Leaves its folder to others."""
-        if self._claim is not None:
-            self._claim.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def _saved_of(self, trained: Trained) -> Saved | None:
         index = self._trained.index(trained)

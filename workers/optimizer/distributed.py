@@ -41,7 +41,7 @@ from hubring.workers.optimizer.overlap import Overlap
 from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, ignore
 from hubring.workers.optimizer.stepper import Stepper
 from hubring.workers.optimizer.tuning import Tuner
-from hubring.workers.optimizer.uneven import Turnout
+from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.watch import ChangeWatch
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
 
@@ -130,7 +130,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 "uneven=True is for ranks that keep step, with one exchange a step that it waits for: it goes"
                 " neither with cross_barrier=True nor with LBFGS, and an asynchronous hub does not need it"
             )
-        self._turnout = Turnout(communicator, optimizer) if uneven else None
+        self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
         named = named_parameters if model is None else model.named_parameters()
         held = [parameter for group in self.param_groups for parameter in group["params"]]
@@ -208,8 +208,8 @@ class DistributedOptimizer(OptimizerWrapper):
                 loss = closure()
         self._tensors.check_frozen()
         self._overlap.settle(self._passes.count, scales=hasattr(self, "found_inf"))
-        if self._turnout is not None:
-            self._anybody(self._turnout, trains=True)
+        if self._uneven_inputs is not None:
+            self._anybody(self._uneven_inputs, trains=True)
         if self._must_skip():
             self._begin_step()
             if self._tuner is not None:
@@ -229,11 +229,11 @@ class DistributedOptimizer(OptimizerWrapper):
             ConfigError: `uneven=True` was not given, so the others do not ask.
             HubringError: What `step()` raises.
         """
-        if self._turnout is None:
+        if self._uneven_inputs is None:
             raise ConfigError("join() needs DistributedOptimizer(..., uneven=True), on all ranks")
         while True:
             self.zero_grad()
-            if not self._anybody(self._turnout, trains=False):
+            if not self._anybody(self._uneven_inputs, trains=False):
                 self._begin_step()
                 return
             self._take_step()
@@ -322,13 +322,13 @@ class DistributedOptimizer(OptimizerWrapper):
         self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         return ForwardGuard(model, self._buckets, self._exchange)
 
-    def _anybody(self, turnout: Turnout, *, trains: bool) -> bool:
+    def _anybody(self, inputs: UnevenInputs, *, trains: bool) -> bool:
         """Asks where whoever has joined stands too: before a hub steps, and after a worker has the mean."""
         if hasattr(self, "found_inf"):
             raise ConfigError("uneven=True does not go with a GradScaler: who has joined has none to ask")
         if not self._steps_on_server:
             self._exchange.finish()
-        return turnout.anybody(trains=trains)
+        return inputs.anybody(trains=trains)
 
     def _must_skip(self) -> bool:
         """Deals with a GradScaler: True if some rank's gradients overflowed, else unscales."""

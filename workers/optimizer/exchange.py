@@ -1,6 +1,6 @@
 """One step's exchange: every bucket is handed over once, in order, and waited for, now or later.
 
-The law: convoys are handed over in one order, on every rank, so that a ring
+The law: groups are handed over in one order, on every rank, so that a ring
 meets the same buckets everywhere in whatever order backward ends.
 
 A step may also leave its exchange under way (`leave`). What it left is settled
@@ -22,12 +22,12 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.optimizer.bucket_group import Convoy, convoys
+from hubring.workers.optimizer.bucket_group import BucketGroup, bucket_groups
 from hubring.workers.runtime.flight import FlightRecorder
 
 
 class Handed(NamedTuple):
-    """A bucket on its way; those of a joined convoy share one work."""
+    """A bucket on its way; those of a joined group share one work."""
 
     bucket: Bucket
     work: Work
@@ -59,7 +59,7 @@ class Exchange:
         self._timeout = timeout
         self._deadline: float | None = None
         self._ready = [False] * len(buckets)
-        self._convoys: list[Convoy] = []
+        self._groups: list[BucketGroup] = []
         self._handed_over = 0
         self._under_way: list[Handed] = []
         self._left: dict[int, Handed] = {}
@@ -75,7 +75,7 @@ class Exchange:
     @property
     def complete(self) -> bool:
         """Whether every bucket of this step was handed over."""
-        return self._handed_over == len(self._convoys)
+        return self._handed_over == len(self._groups)
 
     @property
     def devices(self) -> set[torch.device]:
@@ -88,20 +88,20 @@ class Exchange:
         """Those of `sizes` that make a difference; of alike ones the first."""
         cuts: dict[tuple[int, ...], int] = {}
         for nbytes in sizes:
-            grouped = convoys(self._buckets, nbytes, joined=False)
-            cuts.setdefault(tuple(len(convoy.buckets) for convoy in grouped), nbytes)
+            grouped = bucket_groups(self._buckets, nbytes, joined=False)
+            cuts.setdefault(tuple(len(group.buckets) for group in grouped), nbytes)
         return list(cuts.values())
 
     def group(self, nbytes: int) -> None:
-        """Hands over convoys of up to `nbytes` from the next step on; ranks of a ring must do so alike."""
-        assert not self.begun, "convoys change between steps"
-        self._convoys = convoys(self._buckets, nbytes, joined=self._communicator.joins)
+        """Hands over groups of up to `nbytes` from the next step on; ranks of a ring must do so alike."""
+        assert not self.begun, "groups change between steps"
+        self._groups = bucket_groups(self._buckets, nbytes, joined=self._communicator.joins)
 
     def ready(self, bucket: Bucket) -> None:
         """Notes that a bucket has all its gradients, and hands over what is next in order."""
         self._ready[bucket.spec.index] = True
-        while not self.complete and self._is_ready(self._convoys[self._handed_over]):
-            self._hand_over(self._convoys[self._handed_over])
+        while not self.complete and self._is_ready(self._groups[self._handed_over]):
+            self._hand_over(self._groups[self._handed_over])
 
     def hand_over_rest(self) -> None:
         """Hands over together what is left, ready or not: a missing gradient counts as zeros.
@@ -114,7 +114,7 @@ class Exchange:
         self.settle_all()  # waits, which nobody should who holds back what others wait for
         with self._communicator.together():
             while not self.complete:
-                self._hand_over(self._convoys[self._handed_over])
+                self._hand_over(self._groups[self._handed_over])
 
     def reset(self) -> None:
         """Begins the next step."""
@@ -183,23 +183,23 @@ class Exchange:
         pull = self._communicator.pull
         self._wait([Handed(bucket, pull(bucket), bucket.changes) for bucket in self._buckets])
 
-    def _is_ready(self, convoy: Convoy) -> bool:
-        return all(self._ready[bucket.spec.index] for bucket in convoy.buckets)
+    def _is_ready(self, group: BucketGroup) -> bool:
+        return all(self._ready[bucket.spec.index] for bucket in group.buckets)
 
-    def _hand_over(self, convoy: Convoy) -> None:
-        for bucket in convoy.buckets:
+    def _hand_over(self, group: BucketGroup) -> None:
+        for bucket in group.buckets:
             self.settle(bucket)  # counts its own seconds
         began = time.monotonic_ns()
-        for bucket in convoy.buckets:
+        for bucket in group.buckets:
             bucket.check_values()
             bucket.collect()
         self._handed_over += 1
-        works = [self._communicator.push_pull(load, self._hyper(load)) for load in convoy.loads]
+        works = [self._communicator.push_pull(load, self._hyper(load)) for load in group.loads]
         if self._recorder is not None:
-            for load, work in zip(convoy.loads, works, strict=True):
+            for load, work in zip(group.loads, works, strict=True):
                 self._recorder.handed(load.spec.index, work, began)
-        shared = works * len(convoy.buckets) if len(works) == 1 else works
-        pairs = zip(convoy.buckets, shared, strict=True)
+        shared = works * len(group.buckets) if len(works) == 1 else works
+        pairs = zip(group.buckets, shared, strict=True)
         self._under_way += [Handed(bucket, work, bucket.changes) for bucket, work in pairs]
         ended = time.monotonic_ns()
         self.seconds += (ended - began) / 1e9

@@ -19,7 +19,7 @@ from hubring.workers.runtime.worker import Worker, unwatched
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 4 << 20
-"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Convoys of them are tuned."""
+"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Their groups are tuned."""
 
 UNBOUNDED = sys.maxsize
 """Where none is ever full: there are as many as kinds, which is as few messages as there can be."""

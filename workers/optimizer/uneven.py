@@ -17,7 +17,7 @@ from hubring.workers.collectives import allreduce
 from hubring.workers.communicators.base import Communicator
 
 
-class Turnout:
+class UnevenInputs:
     """Asks all ranks, and lets one that has no batch step with the hyperparameters of those that have.
 
     Args:

@@ -17,7 +17,7 @@ from hubring.ps.config.options import Command, ConfigFile, options, takes
 from hubring.ps.config.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from hubring.ps.observe.logs import Place
+    from hubring.ps.observe.logs import LogOrigin
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -69,21 +69,21 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
 
     try:
         config = load_worker(flags, config_file)
-        place = logs.configure(config.log_format)
+        origin = logs.configure(config.log_format)
         if node_launcher.wanted(config):  # which trains nothing itself, and does without torch
             return node_launcher.run(config, flags, config_file, words)
     except HubringError as error:
         return _end(error.exit_code, {}, str(error))
     node_launcher.follow()
-    return _train(config, place, words)
+    return _train(config, origin, words)
 
 
-def _train(config: WorkerConfig, place: Place, words: list[str]) -> int:
+def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
     from hubring.ps.core.errors import HubringError
     from hubring.workers.run import Outcome, train
 
     try:
-        outcome = train(config, place, JOBS[config.job], config.job, words)
+        outcome = train(config, origin, JOBS[config.job], config.job, words)
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
     code = _end(outcome.code, outcome.result, outcome.error, outcome.traceback)

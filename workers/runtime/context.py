@@ -35,18 +35,18 @@ log = logging.getLogger(__name__)
 
 _current: Worker | None = None
 _result: dict[str, Any] = {}
-_prepared: tuple[WorkerConfig, logs.Place, str] | None = None
+_prepared: tuple[WorkerConfig, logs.LogOrigin, str] | None = None
 
-Meet = Callable[[WorkerConfig, logs.Place, Placement], Worker]
+Meet = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
 """Finds a worker its place; the placement is the launcher's."""
 
 _meet: Meet | None = None
 
 
-def prepare(config: WorkerConfig, place: logs.Place, job: str) -> None:
+def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
     """Settles what `init()` in the script will use: called by ps-worker before it runs the script."""
     global _prepared
-    _prepared = (config, place, job)
+    _prepared = (config, origin, job)
 
 
 def meet_by(meet: Meet) -> None:
@@ -98,10 +98,10 @@ def init(*, aggregate: bool = False) -> Worker:
             raise UsageError("init(aggregate=True) came after an init() without it: give it to the first")
         return _current
     if _prepared is not None:
-        config, place, job = _prepared
+        config, origin, job = _prepared
     else:
         config = load_worker({})
-        place, job = logs.configure(config.log_format), Path(sys.argv[0]).name
+        origin, job = logs.configure(config.log_format), Path(sys.argv[0]).name
     if aggregate and config.topology == "hub":
         config = replace(config, aggregate=True)
     placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
@@ -110,11 +110,11 @@ def init(*, aggregate: bool = False) -> Worker:
     _check_folders(config)
     slowness = None if config.hardship is None else hardship.read(config.hardship)
     if _meet is not None:
-        _current = _meet(config, place, placement)
+        _current = _meet(config, origin, placement)
     elif config.server is None:
-        _current = _alone(config, place, placement)
+        _current = _alone(config, origin, placement)
     else:
-        _current = _join(config, place, placement, job)
+        _current = _join(config, origin, placement, job)
     _current.job = job
     # Before what may still fail: the session that is there now must be left.
     atexit.register(_leave_at_exit)
@@ -205,13 +205,13 @@ def _check_folders(config: WorkerConfig) -> None:
             raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; make it first")
 
 
-def _alone(config: WorkerConfig, place: logs.Place, placement: Placement) -> Worker:
+def _alone(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement) -> Worker:
     communicator = topology.alone(config, placement)
-    place.role = "w0"
-    return Worker(config, placement, communicator, torch.device("cpu"), None, Record(config.record), place)
+    origin.role = "w0"
+    return Worker(config, placement, communicator, torch.device("cpu"), None, Record(config.record), origin)
 
 
-def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: str) -> Worker:
+def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, job: str) -> Worker:
     assert config.server is not None
     # What can fail by itself comes before the others are told of this worker.
     device, record = topology.own_device(config, placement), Record(config.record)
@@ -225,11 +225,11 @@ def _join(config: WorkerConfig, place: logs.Place, placement: Placement, job: st
         log_format=config.log_format,
         trace=str(config.trace or ""),
     )
-    place.role = f"w{session.sender.rank}"
+    origin.role = f"w{session.sender.rank}"
     try:
         communicator = topology.connect(config, session, device)
     except BaseException as error:
         session.leave(Reason.FAILED, str(error))
         session.close()
         raise
-    return Worker(config, placement, communicator, device, session, record, place)
+    return Worker(config, placement, communicator, device, session, record, origin)

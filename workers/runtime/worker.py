@@ -39,7 +39,7 @@ class Worker:
     device: torch.device
     session: Session | None
     record: Record
-    place: logs.Place
+    origin: logs.LogOrigin
     cpu_before: int = 0
     """What the process had used before training began, in nanoseconds."""
     job: str = ""
@@ -87,12 +87,12 @@ class Worker:
             trainer.synchronize()
 
     def step_completed(self, step: int) -> None:
-        """Called by the optimizer after each step; the place to learn of the end.
+        """Called by the optimizer after each step; where it learns of the end.
 
         Raises:
             Preempted: The hub drains, or a signal asked this worker to stop.
         """
-        self.completed_steps = self.record.step = self.place.step = step
+        self.completed_steps = self.record.step = self.origin.step = step
         if self.recorder is not None:
             self.recorder.stepped(step)
         if self.session is not None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from markupsafe import Markup
 
-from hubring.ps.observe.journal import Entry
+from hubring.ps.observe.journal import LogEntry
 from hubring.ps.page.memo import Memo
 from hubring.ps.page.moment import Moment
 from hubring.ps.page.section import TEMPLATES, Section
@@ -25,6 +25,6 @@ def log(moment: Moment, memo: Memo) -> Section:
     return Section(_FRAME, rows)
 
 
-def _row(entry: Entry) -> Markup:
+def _row(entry: LogEntry) -> Markup:
     made: Markup = _MACROS.row(entry, datetime.fromtimestamp(entry.time, UTC))
     return made

@@ -17,13 +17,13 @@ from hubring.ps.transport.base import MAX_HEADER, Message
 from hubring.ps.transport.memory import copy
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
 from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
-from hubring.ps.transport.shm.segment import Arena, Place, attach, sealed_size
+from hubring.ps.transport.shm.segment import Arena, Region, attach, sealed_size
 from hubring.ps.transport.shm.window import Windows
 
 SCHEME = "shm://"
 """What the address of a shard's listener begins with."""
 
-_NOWHERE = Place()
+_NOWHERE = Region()
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Pending:
 
     payload: memoryview | None
     into: memoryview | None
-    home: Place = _NOWHERE
+    landing: Region = _NOWHERE
     """Where `into` lies."""
     bounce: memoryview | None = None
 
@@ -71,22 +71,22 @@ class ShmConnection:
             raise UsageError(f"a header of {len(message.header)} bytes; at most {MAX_HEADER} can be sent")
         tag = next(self._tags)
         pending = self._pending[tag] = _Pending(message.payload, into)
-        payload = self._place(pending)
-        pending.home = self._introductions.place(into)
-        kind = Kind.WINDOWED if self._windows.fit(pending.home) else Kind.REQUEST
-        self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.home).pack(message.header)))
+        payload = self._payload_region(pending)
+        pending.landing = self._introductions.region(into)
+        kind = Kind.WINDOWED if self._windows.fit(pending.landing) else Kind.REQUEST
+        self._doorbell.send(Packet(Descriptor(kind, tag, payload, pending.landing).pack(message.header)))
 
-    def _place(self, pending: _Pending) -> Place:
+    def _payload_region(self, pending: _Pending) -> Region:
         """Where the shard finds the payload; one from elsewhere, or shown to us, is copied there first."""
         payload = pending.payload
         if payload is None or not payload.nbytes:
-            return Place()
-        place = self._introductions.place(payload)
-        if not place.length or self._windows.overlap(place):
+            return Region()
+        region = self._introductions.region(payload)
+        if not region.length or self._windows.overlap(region):
             pending.bounce = self._borrow(payload.nbytes)
             copy(payload, pending.bounce)
-            place = self._introductions.place(pending.bounce[: payload.nbytes])
-        return place
+            region = self._introductions.region(pending.bounce[: payload.nbytes])
+        return region
 
     def _borrow(self, nbytes: int) -> memoryview:
         """Memory of ours that no request uses; powers of two, so that it is soon of use again."""
@@ -140,19 +140,19 @@ class ShmConnection:
 
     def _landed(self, header: bytes, descriptor: Descriptor, pending: _Pending) -> Message:
         """A reply whose payload is where it was wanted, or is shown there."""
-        place = descriptor.payload
-        if not place.length:
+        region = descriptor.payload
+        if not region.length:
             return Message(header)
-        if pending.into is None or place.length > pending.into.nbytes:
-            raise ValueError(f"a reply of {place.length} bytes landed where there was no room for it")
+        if pending.into is None or region.length > pending.into.nbytes:
+            raise ValueError(f"a reply of {region.length} bytes landed where there was no room for it")
         if descriptor.kind == Kind.SHOWN:
-            file = self._files.get(place.segment)
-            if file is None or place.offset + place.length > file.nbytes:
-                raise ValueError(f"{place} lies in no segment that was passed on")
-            self._windows.show(pending.home, self, file.descriptor, place)
+            file = self._files.get(region.segment)
+            if file is None or region.offset + region.length > file.nbytes:
+                raise ValueError(f"{region} lies in no segment that was passed on")
+            self._windows.show(pending.landing, self, file.descriptor, region)
         else:
-            self._windows.own(pending.home)
-        return Message(header, pending.into[: place.length], landed=True)
+            self._windows.own(pending.landing)
+        return Message(header, pending.into[: region.length], landed=True)
 
     def _loss(self, cause: Exception) -> ConnectionLost:
         return ConnectionLost(f"{self._address} is gone ({cause}); dial again")

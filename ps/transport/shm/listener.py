@@ -16,7 +16,7 @@ from hubring.ps.transport.shm.connection import SCHEME
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
 from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
 from hubring.ps.transport.shm.pages import PAGE
-from hubring.ps.transport.shm.segment import Arena, Place, attach, enclose
+from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ class _Peer:
     introductions: Introductions
     segments: dict[int, memoryview] = field(default_factory=dict)
 
-    def memory(self, place: Place) -> memoryview | None:
-        """The worker's bytes at `place`.
+    def memory(self, region: Region) -> memoryview | None:
+        """The worker's bytes at `region`.
 
         Raises:
             ValueError: There are none.
         """
-        number, offset, length = place
+        number, offset, length = region
         if not length:
             return None
         segment = self.segments.get(number)
         if segment is None or offset + length > segment.nbytes:
-            raise ValueError(f"{place} lies in no segment that was passed on")
+            raise ValueError(f"{region} lies in no segment that was passed on")
         return segment[offset : offset + length]
 
 
@@ -167,11 +167,11 @@ def _reply_packet(way: _ReturnPath, message: Message, stable: bool) -> Packet:
     if payload is None or not payload.nbytes:
         return Packet(Descriptor(Kind.LANDED, way.tag).pack(message.header))
     if stable and way.windowed and way.into is not None and payload.nbytes == way.into.nbytes:
-        place = way.peer.introductions.place(payload)
-        if place.length and place.offset % PAGE == 0:
-            return Packet(Descriptor(Kind.SHOWN, way.tag, place).pack(message.header))
+        region = way.peer.introductions.region(payload)
+        if region.length and region.offset % PAGE == 0:
+            return Packet(Descriptor(Kind.SHOWN, way.tag, region).pack(message.header))
     landed = land(payload, way.into)
     if landed is not None:
-        place = Place(length=landed.nbytes)
-        return Packet(Descriptor(Kind.LANDED, way.tag, place).pack(message.header))
+        region = Region(length=landed.nbytes)
+        return Packet(Descriptor(Kind.LANDED, way.tag, region).pack(message.header))
     return Packet(Descriptor(Kind.ENCLOSED, way.tag).pack(message.header), enclose(payload))

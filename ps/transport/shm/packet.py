@@ -12,7 +12,7 @@ import struct
 from typing import NamedTuple
 
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet
-from hubring.ps.transport.shm.segment import Arena, Place
+from hubring.ps.transport.shm.segment import Arena, Region
 
 VERSION = 2
 
@@ -36,8 +36,8 @@ class Descriptor(NamedTuple):
 
     kind: int
     tag: int
-    payload: Place = Place()
-    into: Place = Place()
+    payload: Region = Region()
+    into: Region = Region()
 
     def pack(self, header: bytes = b"") -> bytes:
         """The packet's bytes."""
@@ -55,7 +55,7 @@ def unpack(data: bytes) -> tuple[Descriptor, bytes]:
     version, kind, tag, *places = _LAYOUT.unpack_from(data)
     if version != VERSION:
         raise ValueError(f"descriptors of version {version}; this end speaks {VERSION}")
-    return Descriptor(kind, tag, Place(*places[:3]), Place(*places[3:])), data[_LAYOUT.size :]
+    return Descriptor(kind, tag, Region(*places[:3]), Region(*places[3:])), data[_LAYOUT.size :]
 
 
 class Introductions:
@@ -66,15 +66,15 @@ class Introductions:
         self._doorbell = doorbell
         self._made: set[int] = set()
 
-    def place(self, memory: memoryview | None) -> Place:
+    def region(self, memory: memoryview | None) -> Region:
         """Where the peer finds `memory` from now on; no place if it is not the arena's."""
-        place = self._arena.find(memory) if memory is not None and memory.nbytes else None
-        if place is None:
-            return Place()
-        if place.segment not in self._made:
+        region = self._arena.find(memory) if memory is not None and memory.nbytes else None
+        if region is None:
+            return Region()
+        if region.segment not in self._made:
             self._forget_dead()
-            self._introduce(place.segment)
-        return place
+            self._introduce(region.segment)
+        return region
 
     def _introduce(self, number: int) -> None:
         segment = self._arena.segment(number)

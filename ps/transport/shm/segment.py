@@ -25,7 +25,7 @@ _SEAL_FUTURE_WRITE = 0x10
 """Of Linux 5.1: mappings that exist stay writable, new ones are not."""
 
 
-class Place(NamedTuple):
+class Region(NamedTuple):
     """A run of bytes in a segment of the sender's; length 0 is no place at all."""
 
     segment: int = 0
@@ -70,11 +70,11 @@ class Arena:
         """Zeroed memory; its segment goes with the last view of it."""
         with self._lock:
             memory = self._take(rounded(max(nbytes, 1)), window)[:nbytes]
-        place = self.find(memory)
-        if window and place is not None:
-            ends = self._segments[place.segment].windows
+        region = self.find(memory)
+        if window and region is not None:
+            ends = self._segments[region.segment].windows
             assert ends is not None
-            ends.add(place.offset + place.length)
+            ends.add(region.offset + region.length)
         return memory
 
     def _take(self, room: int, window: bool) -> memoryview:
@@ -88,13 +88,13 @@ class Arena:
         self._rest[window] = rest[room:]
         return rest[:room]
 
-    def find(self, memory: memoryview) -> Place | None:
+    def find(self, memory: memoryview) -> Region | None:
         """Where `memory` lies, if it is ours."""
         start = address(memory)
         for segment in list(self._segments.values()):
             offset = start - segment.start
             if 0 <= offset <= segment.nbytes - memory.nbytes:
-                return Place(segment.number, offset, memory.nbytes)
+                return Region(segment.number, offset, memory.nbytes)
         return None
 
     def segment(self, number: int) -> Segment | None:

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from hubring.ps.transport.shm import pages
 from hubring.ps.transport.shm.copies import Copies, own_copies
-from hubring.ps.transport.shm.segment import Arena, Place
+from hubring.ps.transport.shm.segment import Arena, Region
 
 log = logging.getLogger(__name__)
 
@@ -29,35 +29,35 @@ class Windows:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._refused = False
-        self._shown: dict[Place, tuple[object, Place]] = {}
+        self._shown: dict[Region, tuple[object, Region]] = {}
         """By window: whose memory is there, and where in it."""
 
     @cached_property
     def _copies(self) -> Copies | None:
         return own_copies()
 
-    def overlap(self, place: Place) -> bool:
-        """Whether somebody else's memory is shown in any part of this place."""
-        segment = self._arena.segment(place.segment)
+    def overlap(self, region: Region) -> bool:
+        """Whether somebody else's memory is shown in any part of this region."""
+        segment = self._arena.segment(region.segment)
         return (segment is not None and segment.windows is not None) and any(
-            window.segment == place.segment
-            and window.offset < place.offset + place.length
-            and place.offset < window.offset + window.length
+            window.segment == region.segment
+            and window.offset < region.offset + region.length
+            and region.offset < window.offset + window.length
             for window in self._shown
         )
 
-    def fit(self, place: Place) -> bool:
-        """Whether somebody's memory could be shown at this place, in whole pages and nowhere else."""
-        segment = self._arena.segment(place.segment)
+    def fit(self, region: Region) -> bool:
+        """Whether somebody's memory could be shown at this region, in whole pages and nowhere else."""
+        segment = self._arena.segment(region.segment)
         if self._refused or self._copies is None or segment is None or segment.windows is None:
             return False
-        if place.offset % pages.PAGE:
+        if region.offset % pages.PAGE:
             return False
-        end = place.offset + place.length
+        end = region.offset + region.length
         return end % pages.PAGE == 0 or end in segment.windows
 
-    def show(self, window: Place, owner: object, descriptor: int, place: Place) -> None:
-        """Shows what lies at `place` of `owner`'s open file; what this process wrote there is lost.
+    def show(self, window: Region, owner: object, descriptor: int, region: Region) -> None:
+        """Shows what lies at `region` of `owner`'s open file; what this process wrote there is lost.
 
         Where the kernel will not have that, it is copied, and no place fits from then on.
 
@@ -67,21 +67,21 @@ class Windows:
         segment = self._arena.segment(window.segment)
         if self._copies is None or segment is None:
             raise ValueError(f"{window} is no window of ours")
-        start, nbytes = segment.start + window.offset, pages.rounded(place.length)
+        start, nbytes = segment.start + window.offset, pages.rounded(region.length)
         try:
-            if self._shown.get(window) == (owner, place):
+            if self._shown.get(window) == (owner, region):
                 for first, end in self._copies.find(start, start + nbytes):
                     pages.forget(first, end)
             else:
-                pages.show(start, nbytes, descriptor, place.offset, private=True)
-                self._shown[window] = owner, place
+                pages.show(start, nbytes, descriptor, region.offset, private=True)
+                self._shown[window] = owner, region
                 self._copies.watch(start, start + nbytes)
         except OSError as error:
             log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
             self._refused = True
-            pages.read(descriptor, pages.memory(start, place.length), place.offset)
+            pages.read(descriptor, pages.memory(start, region.length), region.offset)
 
-    def own(self, window: Place) -> None:
+    def own(self, window: Region) -> None:
         """Makes a window show this process's own memory, which others may write into."""
         shown = self._shown.pop(window, None)
         segment = self._arena.segment(window.segment)
@@ -96,11 +96,11 @@ class Windows:
 
         Whoever reads meanwhile sees the same bytes all along.
         """
-        for window, (whose, place) in list(self._shown.items()):
+        for window, (whose, region) in list(self._shown.items()):
             segment = self._arena.segment(window.segment)
             if segment is None:
                 del self._shown[window]
             elif whose is owner:
-                seen = pages.memory(segment.start + window.offset, place.length)
+                seen = pages.memory(segment.start + window.offset, region.length)
                 pages.write(segment.descriptor, seen, window.offset)
                 self.own(window)

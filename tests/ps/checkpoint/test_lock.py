@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.checkpoint import manifest
-from hubring.ps.checkpoint.lock import claim
+from hubring.ps.checkpoint.lock import lock
 from hubring.ps.core.errors import ConfigError
 
 
 def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys; from hubring.ps.checkpoint.lock import claim; claim(pathlib.Path(sys.argv[1]))"
+        "import pathlib, sys; from hubring.ps.checkpoint.lock import lock; lock(pathlib.Path(sys.argv[1]))"
     )
 
     def another() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", program, str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
-    with claim(tmp_path):
+    with lock(tmp_path):
         refused = another()
         assert refused.returncode == 1
         assert f"pid {os.getpid()} keeps its checkpoints in {tmp_path}" in refused.stderr
@@ -41,7 +41,7 @@ def test_a_claim_sweeps_nothing_that_another_process_is_writing(
     writing = manifest.begin(tmp_path)
     monkeypatch.setattr(fcntl, "lockf", locked)
     with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
-        claim(tmp_path)
+        lock(tmp_path)
     assert writing.is_dir()
 
 
@@ -52,5 +52,5 @@ def test_where_nothing_can_be_locked_a_warning_says_so(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
-    claim(tmp_path).close()
+    lock(tmp_path).close()
     assert "cannot be locked (No locks available)" in caplog.text

@@ -116,8 +116,8 @@ def test_what_is_asked_while_another_waits_is_answered(desk: Desk) -> None:
     assert first.done
 
 
-def test_what_is_corked_leaves_together(desk: Desk) -> None:
-    with desk.lines.corked():
+def test_what_is_batched_leaves_together(desk: Desk) -> None:
+    with desk.lines.batched():
         works = [desk.ask(number) for number in range(3)]
         assert desk.wire.sent == []
     assert desk.wire.let_out == [3]
@@ -126,12 +126,14 @@ def test_what_is_corked_leaves_together(desk: Desk) -> None:
         work.wait(SOON)
 
 
-def test_an_inner_cork_lets_nothing_out_and_wakes_nobody(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inner_batch_lets_nothing_out_and_wakes_nobody(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rung: list[str] = []
     with monkeypatch.context() as patched:
         patched.setattr(desk.lines._bell, "ring", lambda: rung.append("woken"))
-        with desk.lines.corked():
-            with desk.lines.corked():
+        with desk.lines.batched():
+            with desk.lines.batched():
                 desk.ask(0)
             desk.ask(1)
             assert (desk.wire.sent, rung) == ([], [])
@@ -142,7 +144,7 @@ def test_every_shard_s_requests_are_ready_before_the_first_shard_is_woken() -> N
     desk, ready = Desk(shards=2), []
     first, second = desk.wires
     first.on_flush = lambda: ready.append(len(second.sent))
-    with desk.lines.corked():
+    with desk.lines.batched():
         for shard in (0, 1):
             desk.ask(shard, shard=shard)
     assert (ready, second.let_out) == ([1], [1])

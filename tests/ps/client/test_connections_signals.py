@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.client.connections import Lines
+from hubring.ps.client.connections import Connections
 from hubring.ps.core.errors import HubringError
-from hubring.ps.transport.spin_wait import Lookout
+from hubring.ps.transport.spin_wait import SpinWait
 from tests.support.desk import SOON, Desk, Told, opened
 
 desk = pytest.fixture(opened, name="desk")
@@ -44,15 +44,15 @@ def alarms() -> Iterator[list[int]]:
     gc.enable()
 
 
-def cork_until_the_alarm(lines: Lines, microseconds: int, alarms: list[int]) -> None:
+def batch_until_the_alarm(lines: Connections, microseconds: int, alarms: list[int]) -> None:
     alarms.clear()
     signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
     while not alarms:
-        with lines.corked():
+        with lines.batched():
             pass
 
 
-class InterruptedCorks(set[Any]):
+class InterruptedBatches(set[Any]):
     """A signal raises as soon as something is in here."""
 
     def add(self, element: object) -> None:
@@ -61,20 +61,20 @@ class InterruptedCorks(set[Any]):
 
 
 def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
-    desk.lines._corks = InterruptedCorks()
+    desk.lines._batches = InterruptedBatches()
     try:
-        with desk.lines.corked():
+        with desk.lines.batched():
             raise AssertionError
     except Alarm:
-        assert not desk.lines._corked, "what is asked for here leaves"
+        assert not desk.lines._batching, "what is asked for here leaves"
 
 
 def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms: list[int]) -> None:
     lines = desk.lines
     for turn in range(2000):
         with pytest.raises(Alarm):
-            cork_until_the_alarm(lines, 20 + turn % 50, alarms)
-        assert not lines._corked
+            batch_until_the_alarm(lines, 20 + turn % 50, alarms)
+        assert not lines._batching
         assert lines._hands.acquire(timeout=SOON)
         lines._hands.release()
 
@@ -102,7 +102,7 @@ def test_a_signal_s_exception_in_a_wait_is_its_own_and_costs_nothing(
 ) -> None:
     work = desk.ask(1)
 
-    def alarm(self: Lookout, timeout: float | None = None) -> dict[int, int]:
+    def alarm(self: SpinWait, timeout: float | None = None) -> dict[int, int]:
         raise TimeoutError("the script's own alarm")
 
     with monkeypatch.context() as patch:

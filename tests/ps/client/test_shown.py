@@ -18,7 +18,7 @@ from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec,
 from hubring.ps.core.work import Work
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.parameter_memory import HostHome
+from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.base import Connection
 from hubring.ps.transport.shm import pages
 from hubring.ps.transport.shm.transport import ShmTransport
@@ -36,7 +36,7 @@ class Shard:
         transport = ShmTransport(guarded=True)
         listener = transport.listen("here")
         self.address = listener.address
-        self.loop = ShardLoop(BSP(), [listener], HostHome(transport.allocate))
+        self.loop = ShardLoop(BSP(), [listener], HostMemory(transport.allocate))
         self.thread = threading.Thread(target=self.loop.run)
         self.thread.start()
         bucket = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("w", (NUMEL,)),))

@@ -1,4 +1,4 @@
-"""The keeper gives up what can not be saved any more, whoever asked for it."""
+"""The schedule gives up what can not be saved any more, whoever asked for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.coordinator import checkpoint_schedule
-from hubring.ps.coordinator.checkpoint_schedule import Keeper
+from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.checkpoint_writer import Held
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import ConfigError
@@ -16,7 +16,7 @@ from tests.support.fake_time import FakeTime
 
 
 class NeverReached:
-    """A saver whose step does not come."""
+    """A writer whose step does not come."""
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:
         pass
@@ -30,23 +30,23 @@ class NeverReached:
 def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, in_passing: bool
 ) -> None:
-    monkeypatch.setattr(checkpoint_schedule, "Saver", NeverReached)
+    monkeypatch.setattr(checkpoint_schedule, "CheckpointWriter", NeverReached)
 
     async def story() -> None:
-        kept = Keeper(Fleet(5.0), tmp_path, 60.0, FakeTime(), lambda: None, None)  # type: ignore[arg-type, return-value]
+        schedule = CheckpointSchedule(Fleet(5.0), tmp_path, 60.0, FakeTime(), lambda: None, None)  # type: ignore[arg-type, return-value]
         asked = None
         if in_passing:
-            kept.save_in_passing()
+            schedule.save_in_passing()
         else:
-            asked = asyncio.create_task(kept.save())
-        while not kept._saving.locked():
+            asked = asyncio.create_task(schedule.save())
+        while not schedule._saving.locked():
             await asyncio.sleep(0)
         await asyncio.sleep(0)
-        await kept.give_up()
+        await schedule.give_up()
         if asked is not None:
             with pytest.raises(ConfigError, match="came to rest before all shards"):
                 await asked
-        assert not kept._saving.locked()
-        assert kept.written == 0
+        assert not schedule._saving.locked()
+        assert schedule.written == 0
 
     asyncio.run(asyncio.wait_for(story(), 20.0))

@@ -23,7 +23,7 @@ def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pyte
         hub = Hub(monkeypatch, lease=100 * LIMIT)
         await hub.shard()
         first = asyncio.create_task(hub.join("a"))
-        while not hub.coordinator._changes._changed._waiters:
+        while not hub.coordinator._notifier._changed._waiters:
             await asyncio.sleep(0)
         assert (await hub.join("b")).state == pb.JoinReply.READY
         assert (await first).state == pb.JoinReply.READY

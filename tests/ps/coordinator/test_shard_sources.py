@@ -16,10 +16,10 @@ def job(workers: int = 2) -> Job:
 
 
 def test_the_servers_shards_are_as_many_as_it_was_told_and_numbered_as_they_come() -> None:
-    supply = OwnShards(3)
-    assert supply.wanted(job()) == 3
-    assert supply.number(0, job(), []) == 0
-    assert supply.orphans(job(), [], 0.0) == []
+    sources = OwnShards(3)
+    assert sources.wanted(job()) == 3
+    assert sources.number(0, job(), []) == 0
+    assert sources.orphans(job(), [], 0.0) == []
 
 
 def test_a_shard_that_nobody_brought_has_no_place_among_the_workers() -> None:

@@ -285,7 +285,7 @@ def test_the_age_of_a_checkpoint_counts_from_the_last_that_was_written(
         assert series(await told(hub), age) == {(): 4}
         assert series(await told(hub), interval) == {(): 60}
         hub.fleet.may_save.set()
-        await hub.coordinator.keeper.save()
+        await hub.coordinator.checkpoints.save()
         hub.time.advance(1.0)
         report = await told(hub)
         assert (series(report, age), series(report, "ps_checkpoints_total")) == ({(): 1}, {(): 1})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hubring.ps.observe.journal import Entry
+from hubring.ps.observe.journal import LogEntry
 from hubring.ps.page.document import answer, page
 from hubring.ps.page.history import Sample
 from hubring.ps.page.kit.chart import bins
@@ -26,7 +26,7 @@ from hubring.ps.page.sections.summary import alarms, headline
 from tests.support.outline import Node, outline
 from tests.support.paged import moment, report, shard, worker
 
-LOG = (Entry(1, 1.7e9, "info", "rank 0 joined"), Entry(2, 1.7e9, "error", "the job cannot go on: x"))
+LOG = (LogEntry(1, 1.7e9, "info", "rank 0 joined"), LogEntry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {
     "workers": [
         worker(0),
@@ -113,7 +113,7 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
     evil = "</section></svg><img src=x onerror=alert(1)><!-- rows -->&"
     seen = moment(
         shard(0, host=evil, error=evil),
-        log=(Entry(1, 1.7e9, "error", evil),),
+        log=(LogEntry(1, 1.7e9, "error", evil),),
         workers=[worker(0, host=evil), worker(1, host=evil, seconds_since_heartbeat=3.0)],
         job=evil,
         state=evil,
@@ -268,7 +268,7 @@ def test_what_is_no_longer_asked_for_is_forgotten() -> None:
     make = SECTIONS["log"]
     for turn in range(3):
         memo.turn()
-        make(moment(log=(Entry(turn, 0.0, "info", "x"),)), memo)
+        make(moment(log=(LogEntry(turn, 0.0, "info", "x"),)), memo)
     assert len(memo._before) + len(memo._now) == 2
 
 

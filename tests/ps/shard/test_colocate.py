@@ -164,7 +164,7 @@ def test_whoever_waits_with_its_shard_hears_of_the_end_at_once(monkeypatch: pyte
         (only,) = await hub.brought("a")
         request = pb.LeaveRequest(rank=only.rank, incarnation=only.incarnation, wait_seconds=1000.0)
         leaving = asyncio.create_task(hub.control.Leave(request, CONTEXT))
-        while not hub.coordinator._changes._changed._waiters:
+        while not hub.coordinator._notifier._changed._waiters:
             await asyncio.sleep(0)
         await hub.coordinator.tick()
         assert (await leaving).needed_by == ""

@@ -16,7 +16,7 @@ from hubring.ps.shard import gpu
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.gpu_tensor import Reached
-from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from hubring.ps.transport.base import Transport
 from hubring.ps.transport.cuda_ipc import CudaMemory, gpu_name
@@ -184,7 +184,7 @@ def test_a_step_synchronises_nothing(cross_barrier: bool) -> None:
 def store_on_gpu(optimizer: str, workers: int) -> tuple[KVStore, CudaMemory]:
     device = gpu.find("cuda")
     memory = CudaMemory(device)
-    store = KVStore(BSP(), GpuHome(device, memory))
+    store = KVStore(BSP(), GpuMemory(device, memory))
     store.on_view(View(1, tuple(Member(rank, 1) for rank in range(workers))))
     spec = BucketSpec(0, "float32", 0, optimizer, (TensorSpec("weight", (1000,)),))
     store.assign([Slice(0, 0, 0, 1000, 0)], [spec])

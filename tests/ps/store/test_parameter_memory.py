@@ -14,7 +14,7 @@ from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import ASP, BSP, Consistency
 from hubring.ps.store.entry import Entry
 from hubring.ps.store.gpu_tensor import Reached
-from hubring.ps.store.parameter_memory import GpuHome
+from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from tests.support.fake_gpu import FakeMemory
 
@@ -27,7 +27,7 @@ class OnGpu:
 
     def __init__(self, consistency: Consistency | None = None) -> None:
         self.memory = FakeMemory()
-        self.store = KVStore(consistency or BSP(), GpuHome(CPU, self.memory))
+        self.store = KVStore(consistency or BSP(), GpuMemory(CPU, self.memory))
         self.view(1, Sender(0, 1), Sender(1, 1))
         self.store.assign([Slice(0, 0, 0, 4, 0)], [bucket()])
         self.store.handle(Init(Sender(0, 1), 0, torch.zeros(4)), "init")
@@ -160,10 +160,10 @@ def test_a_storage_is_opened_once_and_let_go_with_its_worker() -> None:
         hub.push(0, hub.place(gradients[4:]), "near", clock)
         hub.push(1, torch.ones(4), "far", clock)
     assert len(hub.memory.opened) == 1
-    home = hub.store._home
-    assert isinstance(home, GpuHome)
+    memory = hub.store._memory
+    assert isinstance(memory, GpuMemory)
     hub.view(2, Sender(1, 1))
-    assert home._reached == {}
+    assert memory._reached == {}
 
 
 def test_a_checkpoint_of_a_gpu_goes_on_in_host_memory_and_back() -> None:

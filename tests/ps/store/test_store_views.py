@@ -19,7 +19,7 @@ from hubring.ps.core.messages import (
     Request,
     Result,
 )
-from hubring.ps.core.stats import Run, Stats
+from hubring.ps.core.stats import PartialRounds, Stats
 from hubring.ps.core.types import Layout, Sender, Slice
 from hubring.ps.store.consistency import ASP, BSP, SSP
 from hubring.ps.store.store import KVStore
@@ -135,7 +135,7 @@ def test_partial_rounds_are_recorded_as_runs() -> None:
     store.on_view(view(2, sender(0)))
     for clock in (1, 2, 3):
         store.handle(push(0, clock), clock)
-    assert list(store.stats().partial) == [Run(key=0, first=1, last=3, ranks=(0,))]
+    assert list(store.stats().partial) == [PartialRounds(key=0, first=1, last=3, ranks=(0,))]
 
 
 def test_a_pull_while_its_sender_contributes_promises_nothing() -> None:

@@ -16,12 +16,14 @@ from hubring.ps.config import terminal
 from hubring.ps.core.errors import ConfigError, EngineMissing
 from hubring.ps.submit.engine import hand_over
 from hubring.ps.submit.engines import ENGINES
-from hubring.ps.submit.job import Job, assemble
+from hubring.ps.submit.job import Submission, assemble
 
 IMAGE = "registry.example/hubring:1"
 
 
-def job(*script: str, file: Path | None = None, variables: dict[str, str] | None = None, **flags: Any) -> Job:
+def job(
+    *script: str, file: Path | None = None, variables: dict[str, str] | None = None, **flags: Any
+) -> Submission:
     return assemble({"engine": "slurm", **flags}, script, file, variables or {})
 
 
@@ -183,7 +185,7 @@ class Program:
     def __init__(self, line: str) -> None:
         self.command = (sys.executable, "-c", line)
 
-    def render(self, job: Job) -> str:
+    def render(self, job: Submission) -> str:
         raise AssertionError("nobody asks")
 
 

@@ -8,16 +8,24 @@ from collections.abc import Iterator
 import pytest
 
 from hubring.ps.core.errors import ConfigError, ServerUnreachable
-from hubring.ps.transport.registry import FASTEST_FIRST, Dial, Line, choose, host_id, open_doors, transport
+from hubring.ps.transport.registry import (
+    FASTEST_FIRST,
+    Dial,
+    ShardAddress,
+    choose,
+    host_id,
+    open_doors,
+    transport,
+)
 from tests.support.conformance import PATIENCE, Serving, ask, content, noise, request
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
+def line() -> Iterator[ShardAddress]:
     """A shard on this host that echoes by every transport."""
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(Serving(transport(name))) for name in FASTEST_FIRST}
-        yield Line(host_id(), {name: server.address for name, server in servers.items()})
+        yield ShardAddress(host_id(), {name: server.address for name, server in servers.items()})
 
 
 def talks(dial: Dial, shard: int) -> bool:
@@ -25,19 +33,21 @@ def talks(dial: Dial, shard: int) -> bool:
         return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
 
 
-def test_a_shard_on_this_host_is_reached_by_shared_memory(line: Line) -> None:
+def test_a_shard_on_this_host_is_reached_by_shared_memory(line: ShardAddress) -> None:
     kind, dial, wired = choose([line])
     assert (kind.name, wired) == ("shm", False)
     assert talks(dial, 0)
 
 
-def test_a_shard_on_another_host_is_reached_by_zeromq(line: Line) -> None:
+def test_a_shard_on_another_host_is_reached_by_zeromq(line: ShardAddress) -> None:
     kind, dial, wired = choose([line._replace(host_id="elsewhere")])
     assert (kind.name, wired) == ("zmq", True)
     assert talks(dial, 0)
 
 
-def test_what_is_cut_off_is_passed_over_with_a_log_line(line: Line, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_cut_off_is_passed_over_with_a_log_line(
+    line: ShardAddress, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     kind, dial, wired = choose(
         [line._replace(addresses={**line.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
@@ -48,7 +58,7 @@ def test_what_is_cut_off_is_passed_over_with_a_log_line(line: Line, caplog: pyte
     assert said == ["no way to shard 0 by shm", "no way to shard 0 by zmq"]
 
 
-def test_near_and_far_shards_go_each_their_way_from_one_memory(line: Line) -> None:
+def test_near_and_far_shards_go_each_their_way_from_one_memory(line: ShardAddress) -> None:
     kind, dial, wired = choose([line._replace(host_id="elsewhere"), line])
     assert (kind.name, wired) == ("shm", True)
     memory = kind.allocate(1000)
@@ -59,21 +69,21 @@ def test_near_and_far_shards_go_each_their_way_from_one_memory(line: Line) -> No
 
 
 @pytest.mark.parametrize("want", FASTEST_FIRST)
-def test_a_pinned_transport_is_taken(line: Line, want: str) -> None:
+def test_a_pinned_transport_is_taken(line: ShardAddress, want: str) -> None:
     kind, dial, wired = choose([line], want)
     assert (kind.name, wired) == (want, want != "shm")
     assert talks(dial, 0)
 
 
-def test_a_pinned_transport_that_fails_names_the_mend(line: Line) -> None:
+def test_a_pinned_transport_that_fails_names_the_mend(line: ShardAddress) -> None:
     with pytest.raises(ServerUnreachable, match=r"--transport auto.*shm: .* another host"):
         choose([line._replace(host_id="elsewhere")], "shm")
 
 
-def test_a_shard_that_nobody_reaches_is_told_with_every_address(line: Line) -> None:
+def test_a_shard_that_nobody_reaches_is_told_with_every_address(line: ShardAddress) -> None:
     dead = {"shm": "shm://nobody", "zmq": "tcp://127.0.0.1:1", "grpc": "127.0.0.1:1"}
     with pytest.raises(ServerUnreachable) as caught:
-        choose([line, Line(host_id(), dead)])
+        choose([line, ShardAddress(host_id(), dead)])
     assert all(address in str(caught.value) for address in dead.values())
     assert "shard 1" in str(caught.value)
 
@@ -87,7 +97,7 @@ def test_listeners_open_by_every_transport_and_none_is_left_when_one_fails() -> 
     listeners = open_doors("127.0.0.1").listeners
     assert tuple(listeners) == FASTEST_FIRST
     kind, *_ = choose(
-        [Line(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
+        [ShardAddress(host_id(), {name: each.address for name, each in listeners.items()})], timeout=PATIENCE
     )
     assert kind.name == "shm"
     for listener in listeners.values():

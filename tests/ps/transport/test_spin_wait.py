@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hubring.ps.transport.spin_wait import AWAKE_SECONDS, Lookout
+from hubring.ps.transport.spin_wait import AWAKE_SECONDS, SpinWait
 
 
 class Road:
@@ -36,10 +36,10 @@ def watch(gaps: list[float]) -> list[int]:
     """How often it had slept after each arrival."""
     times = [sum(gaps[: number + 1]) for number in range(len(gaps))]
     road = Road(times)
-    lookout = Lookout(road.poll, lambda: road.now)
+    spin_wait = SpinWait(road.poll, lambda: road.now)
     slept = []
     for _ in gaps:
-        assert lookout.wait() == {7: 1}
+        assert spin_wait.wait() == {7: 1}
         slept.append(road.slept)
     return slept
 
@@ -58,9 +58,9 @@ def test_it_sleeps_when_it_has_looked_on_for_long_enough() -> None:
 
 def test_after_a_long_wait_it_sleeps_at_once() -> None:
     road = Road([5 * AWAKE_SECONDS, 10 * AWAKE_SECONDS])
-    lookout = Lookout(road.poll, lambda: road.now)
-    lookout.wait()
-    lookout.wait()
+    spin_wait = SpinWait(road.poll, lambda: road.now)
+    spin_wait.wait()
+    spin_wait.wait()
     assert (road.slept, road.looked_on) == (2, 0)
 
 
@@ -77,7 +77,7 @@ class Bed:
 
 def test_it_sleeps_as_batch_and_wakes_as_it_was() -> None:
     bed = Bed()
-    Lookout(bed.poll).wait()
+    SpinWait(bed.poll).wait()
     assert bed.policies == [os.SCHED_BATCH]
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
@@ -87,7 +87,7 @@ def test_it_wakes_as_it_was_when_sleep_ends_in_an_exception() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Lookout(poll).wait()
+        SpinWait(poll).wait()
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
@@ -95,7 +95,7 @@ def test_a_policy_that_somebody_chose_is_left_alone() -> None:
     bed = Bed()
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:
-        Lookout(bed.poll).wait()
+        SpinWait(bed.poll).wait()
         assert os.sched_getscheduler(0) == os.SCHED_BATCH
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -108,7 +108,7 @@ def test_a_policy_that_somebody_chose_meanwhile_is_left_alone() -> None:
         return [(7, 1)]
 
     try:
-        Lookout(poll).wait()
+        SpinWait(poll).wait()
         assert os.sched_getscheduler(0) == os.SCHED_IDLE
     finally:
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
@@ -126,5 +126,5 @@ def test_where_it_is_forbidden_it_sleeps_as_it_is(monkeypatch: pytest.MonkeyPatc
         slept.append(True)
         return [(7, 1)]
 
-    assert Lookout(poll).wait() == {7: 1}
+    assert SpinWait(poll).wait() == {7: 1}
     assert slept == [True]

@@ -13,7 +13,7 @@ import pytest
 from hubring.ps.transport.memory import address
 from hubring.ps.transport.shm.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies
 from hubring.ps.transport.shm.pages import PAGE, forget, rounded, show
-from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Place
+from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Region
 from hubring.ps.transport.shm.window import Windows
 
 PAGES = 300
@@ -94,54 +94,54 @@ def test_a_child_that_writes_is_no_matter_of_its_parents(kind: type[Copies]) -> 
     assert find(copies, start) == [0, 2]
 
 
-def shown() -> tuple[Arena, memoryview, Place, Windows, int]:
+def shown() -> tuple[Arena, memoryview, Region, Windows, int]:
     arena = Arena()
     window = arena.allocate(2 * PAGE, window=True)
-    place = arena.find(window)
-    assert place is not None
-    return arena, window, place, Windows(arena), a_file(4)
+    region = arena.find(window)
+    assert region is not None
+    return arena, window, region, Windows(arena), a_file(4)
 
 
 def test_a_window_follows_the_file_and_drops_what_was_written_when_it_is_shown_again() -> None:
-    _, window, place, windows, descriptor = shown()
-    windows.show(place, "shard", descriptor, Place(1, PAGE, 2 * PAGE))
+    _, window, region, windows, descriptor = shown()
+    windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
     os.pwrite(descriptor, b"new", PAGE)
     assert bytes(window[:3]) == b"new"
     window[0:3] = b"own"
     assert os.pread(descriptor, 3, PAGE) == b"new"
-    windows.show(place, "shard", descriptor, Place(1, PAGE, 2 * PAGE))
+    windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
     assert bytes(window[:3]) == b"new"
-    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
     assert bytes(window[:3]) == b"xxx"
-    assert windows.fit(place), "the kernel refused"
+    assert windows.fit(region), "the kernel refused"
     os.close(descriptor)
 
 
 @pytest.mark.parametrize("refused", ["watch", "find"])
 def test_where_the_kernel_refuses_answers_are_copied(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
-    arena, window, place, windows, descriptor = shown()
+    arena, window, region, windows, descriptor = shown()
 
     def refuse(*_: object) -> NoReturn:
         raise OSError(errno.ENOMEM, "no memory")
 
     monkeypatch.setattr(type(windows._copies), refused, refuse)
     for _ in range(2):
-        windows.show(place, "shard", descriptor, Place(1, PAGE, 2 * PAGE))
+        windows.show(region, "shard", descriptor, Region(1, PAGE, 2 * PAGE))
         assert bytes(window[:3]) == b"xxx"
-    assert not windows.fit(place)
-    segment = arena.segment(place.segment)
+    assert not windows.fit(region)
+    segment = arena.segment(region.segment)
     assert segment is not None
-    os.pwrite(segment.descriptor, b"copied", place.offset)
-    windows.own(place)
+    os.pwrite(segment.descriptor, b"copied", region.offset)
+    windows.own(region)
     assert bytes(window[:6]) == b"copied"
     window[:3] = b"our"
-    assert os.pread(segment.descriptor, 3, place.offset) == b"our"
+    assert os.pread(segment.descriptor, 3, region.offset) == b"our"
     os.close(descriptor)
 
 
 def test_what_a_connection_showed_is_kept_and_changes_no_more() -> None:
-    _, window, place, windows, descriptor = shown()
-    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    _, window, region, windows, descriptor = shown()
+    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
     windows.keep("another")
     os.pwrite(descriptor, b"new", 0)
     assert bytes(window[:3]) == b"new"
@@ -152,22 +152,22 @@ def test_what_a_connection_showed_is_kept_and_changes_no_more() -> None:
 
 
 def test_a_window_that_is_owned_again_shows_what_others_write_into_it() -> None:
-    arena, window, place, windows, descriptor = shown()
-    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
-    segment = arena.segment(place.segment)
+    arena, window, region, windows, descriptor = shown()
+    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
+    segment = arena.segment(region.segment)
     assert segment is not None
-    os.pwrite(segment.descriptor, b"landed", place.offset)
+    os.pwrite(segment.descriptor, b"landed", region.offset)
     assert bytes(window[:6]) == b"xxxxxx"
-    windows.own(place)
+    windows.own(region)
     assert bytes(window[:6]) == b"landed"
     os.close(descriptor)
 
 
 def test_what_is_kept_is_there_before_the_window_turns_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    arena, _, place, windows, descriptor = shown()
-    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    arena, _, region, windows, descriptor = shown()
+    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
     os.close(descriptor)
-    segment = arena.segment(place.segment)
+    segment = arena.segment(region.segment)
     assert segment is not None
     seen = []
     monkeypatch.setattr(
@@ -184,29 +184,29 @@ def test_only_whole_pages_are_windows_or_what_a_window_ends_with() -> None:
     assert memory is not None
     number, offset, _ = memory
     assert windows.fit(memory)
-    assert windows.fit(Place(number, offset + PAGE, 2 * PAGE))
-    assert windows.fit(Place(number, offset + 2 * PAGE, PAGE + 10))
-    assert not windows.fit(Place(number, offset, PAGE + 10))
-    assert not windows.fit(Place(number, offset + 64, PAGE))
+    assert windows.fit(Region(number, offset + PAGE, 2 * PAGE))
+    assert windows.fit(Region(number, offset + 2 * PAGE, PAGE + 10))
+    assert not windows.fit(Region(number, offset, PAGE + 10))
+    assert not windows.fit(Region(number, offset + 64, PAGE))
     sent = arena.find(arena.allocate(PAGE))
     assert sent is not None
     assert not windows.fit(sent)
     descriptor = a_file(1)
-    windows.show(Place(number, offset + PAGE, PAGE), "shard", descriptor, Place(1, 0, PAGE))
+    windows.show(Region(number, offset + PAGE, PAGE), "shard", descriptor, Region(1, 0, PAGE))
     os.close(descriptor)
     assert windows.overlap(memory)
-    assert not windows.overlap(Place(number, offset, PAGE))
+    assert not windows.overlap(Region(number, offset, PAGE))
     assert not windows.overlap(sent)
 
 
 def test_memory_that_is_gone_is_left_alone() -> None:
-    arena, window, place, windows, descriptor = shown()
-    windows.show(place, "shard", descriptor, Place(1, 0, 2 * PAGE))
+    arena, window, region, windows, descriptor = shown()
+    windows.show(region, "shard", descriptor, Region(1, 0, 2 * PAGE))
     window.release()
     del window
     arena.allocate(SEGMENT_BYTES // 2, window=True)  # the arena lets go of the first segment's rest
     windows.keep("shard")
-    windows.own(place)
+    windows.own(region)
     os.close(descriptor)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.shm.transport import ShmTransport
-from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.pinning import lies_in_pages_of_its_own
 from hubring.workers.buckets.staging import OnHost, Staging, ThroughHost
 from tests.support.lazy_device import LazyDevice
@@ -47,15 +47,15 @@ def device() -> LazyDevice:
 
 
 @pytest.fixture
-def courier() -> Iterator[Courier]:
-    courier = Courier()
-    yield courier
-    courier.end()
+def waiter() -> Iterator[DeviceWaiter]:
+    waiter = DeviceWaiter()
+    yield waiter
+    waiter.end()
 
 
 @pytest.fixture
-def stage(device: LazyDevice, courier: Courier) -> ThroughHost:
-    return ThroughHost(torch.zeros(2), torch.zeros(2), device, courier, _plain)
+def stage(device: LazyDevice, waiter: DeviceWaiter) -> ThroughHost:
+    return ThroughHost(torch.zeros(2), torch.zeros(2), device, waiter, _plain)
 
 
 def _plain(numel: int, dtype: torch.dtype) -> Tensor:
@@ -110,7 +110,7 @@ def test_handing_over_waits_neither_for_the_device_nor_for_the_wire(
     wire.answer(stage.values, 1)
     work.wait(SOON)
     stage.arrive()
-    assert {thread for thread, _ in device.waits} == {"courier"}
+    assert {thread for thread, _ in device.waits} == {"device waiter"}
 
 
 def test_an_answer_is_not_copied_in_before_it_is_here(device: LazyDevice, stage: ThroughHost) -> None:
@@ -154,12 +154,12 @@ def test_steps_follow_each_other_without_a_wait_of_the_training_thread(
         work.wait(SOON)
         stage.arrive()
         assert wire.sent == [[10 * (step - 1) + 1] * 2]
-    assert {thread for thread, _ in device.waits} == {"courier"}
+    assert {thread for thread, _ in device.waits} == {"device waiter"}
 
 
-def test_buckets_are_handed_over_in_order(device: LazyDevice, courier: Courier) -> None:
+def test_buckets_are_handed_over_in_order(device: LazyDevice, waiter: DeviceWaiter) -> None:
     begun: list[int] = []
-    stages = [ThroughHost(torch.zeros(1), torch.zeros(1), device, courier, _plain) for _ in range(4)]
+    stages = [ThroughHost(torch.zeros(1), torch.zeros(1), device, waiter, _plain) for _ in range(4)]
 
     def start(index: int) -> Work:
         begun.append(index)
@@ -191,11 +191,11 @@ def test_an_exchange_that_cannot_begin_fails_its_work(stage: ThroughHost) -> Non
         work.wait(SOON)
 
 
-def test_the_courier_ends_with_its_stages() -> None:
+def test_the_waiter_ends_with_its_stages() -> None:
     before = set(threading.enumerate())
-    courier = Courier()
+    waiter = DeviceWaiter()
     (thread,) = set(threading.enumerate()) - before
-    del courier
+    del waiter
     gc.collect()
     thread.join(SOON)
     assert not thread.is_alive()

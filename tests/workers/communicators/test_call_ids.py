@@ -5,35 +5,35 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hubring.workers.communicators.call_ids import TOLD, Roll
+from hubring.workers.communicators.call_ids import TOLD, CallIds
 
 
 def test_numbers_rise_from_one() -> None:
-    roll = Roll()
-    assert [roll.open()[0] for _ in range(3)] == [1, 2, 3]
+    ids = CallIds()
+    assert [ids.open()[0] for _ in range(3)] == [1, 2, 3]
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=40))
 def test_what_is_settled_lies_below_every_open_call_and_as_high_as_it_can(turns: list[int | None]) -> None:
-    roll, open_calls, told = Roll(), list[int](), list[int]()
+    ids, open_calls, told = CallIds(), list[int](), list[int]()
     for turn in turns:
         if turn is None or not open_calls:
-            number, settled, beyond = roll.open()
+            number, settled, beyond = ids.open()
             open_calls.append(number)
             assert settled == min(open_calls) - 1
             told += beyond
             assert set(range(1, number + 1)) - set(told) - set(open_calls) <= set(range(1, settled + 1))
         else:
-            roll.close(open_calls.pop(turn % len(open_calls)))
+            ids.close(open_calls.pop(turn % len(open_calls)))
     assert len(set(told)) == len(told)
     assert not {*told} & {*open_calls}
 
 
 def test_many_that_are_closed_are_told_some_at_a_time() -> None:
-    roll = Roll()
-    numbers = [roll.open()[0] for _ in range(2 * TOLD + 1)]
+    ids = CallIds()
+    numbers = [ids.open()[0] for _ in range(2 * TOLD + 1)]
     for number in numbers[1:]:
-        roll.close(number)
-    told = [roll.open()[2] for _ in range(3)]
+        ids.close(number)
+    told = [ids.open()[2] for _ in range(3)]
     assert [len(some) for some in told] == [TOLD, TOLD, 0]
     assert [number for some in told for number in some] == numbers[1:]

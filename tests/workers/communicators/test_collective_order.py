@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hubring.ps.core.messages import Call, Collective
 from hubring.ps.core.types import Layout
-from hubring.workers.communicators.collective_order import agenda
+from hubring.workers.communicators.collective_order import next_steps
 
 ROWS = (Layout("float32", (2, 3)),)
 
@@ -20,7 +20,7 @@ def calls(names: str) -> list[Call]:
 
 
 def order(*lines: str) -> str:
-    steps = agenda({rank: calls(line) for rank, line in enumerate(lines)})
+    steps = next_steps({rank: calls(line) for rank, line in enumerate(lines)})
     assert all(len({call.name for call in step.values()}) == 1 for step in steps)
     return "".join("J" if step[0].collective is Collective.JOIN else step[0].name for step in steps)
 
@@ -51,14 +51,14 @@ def test_to_join_is_done_when_all_have_and_after_the_rest() -> None:
 
 def test_who_has_joined_stands_in_with_no_rows() -> None:
     gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
-    (step,) = agenda({0: calls("J"), 1: [gather], 2: [gather]})
+    (step,) = next_steps({0: calls("J"), 1: [gather], 2: [gather]})
     assert step[0].layouts == (Layout("float32", (0, 3)),)
     assert step[1] == step[2] == gather
 
 
 def test_what_a_rank_called_before_it_joined_is_its_own() -> None:
     gather = Call(Collective.ALLGATHER, "rows", layouts=ROWS)
-    steps = agenda({0: [gather, *calls("J")], 1: [gather, gather]})
+    steps = next_steps({0: [gather, *calls("J")], 1: [gather, gather]})
     assert [step[0].layouts[0].shape[0] for step in steps] == [2, 0]
 
 

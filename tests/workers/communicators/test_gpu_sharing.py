@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from hubring.ps.store import gpu_tensor
-from hubring.ps.transport.registry import Line
+from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.bucketing import Bucket
-from hubring.workers.buckets.device_waiter import Courier
+from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import OnHost, ThroughHost
 from hubring.workers.communicators import gpu_sharing
 from tests.support.fake_gpu import GPU, FakeMemory
 from tests.support.lazy_device import LazyDevice
 
-NOBODY = cast(Courier, None)  # nothing is carried in these tests
+NOBODY = cast(DeviceWaiter, None)  # nothing is carried in these tests
 TOKEN = torch.arange(16, dtype=torch.uint8)
 
 
@@ -42,8 +42,10 @@ def on_cpu() -> Bucket:
     return cast(Bucket, SimpleNamespace(values=values, stage=OnHost(values, values)))
 
 
-def shard(memory: FakeMemory, gpu: str = GPU) -> Line:
-    return Line("here", {"shm": "shm://1", gpu_tensor.ADDRESS: gpu_tensor.invitation(gpu, memory, TOKEN)})
+def shard(memory: FakeMemory, gpu: str = GPU) -> ShardAddress:
+    return ShardAddress(
+        "here", {"shm": "shm://1", gpu_tensor.ADDRESS: gpu_tensor.invitation(gpu, memory, TOKEN)}
+    )
 
 
 def test_all_on_one_gpu_share_its_memory(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
@@ -54,7 +56,7 @@ def test_all_on_one_gpu_share_its_memory(memory: FakeMemory, caplog: pytest.LogC
 
 def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert gpu_sharing.shared_memory([Line("here", {"shm": "shm://1"})], [on_device()], "bsp") is None
+    assert gpu_sharing.shared_memory([ShardAddress("here", {"shm": "shm://1"})], [on_device()], "bsp") is None
     assert caplog.text == ""
 
 
@@ -73,7 +75,7 @@ def test_the_others_go_through_host_memory_and_are_told_why(
 ) -> None:
     lines = {
         "here": lambda: [shard(memory)],
-        "here and on a CPU": lambda: [shard(memory), Line("here", {"shm": "shm://1"})],
+        "here and on a CPU": lambda: [shard(memory), ShardAddress("here", {"shm": "shm://1"})],
         "there": lambda: [shard(memory, "GPU-other")],
         "cut off": lambda: [shard(FakeMemory())],
     }[shards]()

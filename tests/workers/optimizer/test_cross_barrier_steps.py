@@ -219,7 +219,9 @@ def test_where_workers_step_clipping_that_begins_later_is_an_error_with_its_mend
 def test_a_barrier_of_the_script_comes_after_its_last_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = HeldRank()
     model, optimizer = crossing(rank, timeout=SOON)
-    place = Worker(WorkerConfig(), Placement(), rank, torch.device("cpu"), None, Record(None), logs.Place())
+    place = Worker(
+        WorkerConfig(), Placement(), rank, torch.device("cpu"), None, Record(None), logs.LogOrigin()
+    )
     monkeypatch.setattr(context, "_current", place)
     place.adopt(optimizer)
     rank.holding = True

@@ -8,7 +8,7 @@ from torch import nn
 
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer import setup, tuning
-from hubring.workers.optimizer.bucket_group import convoys
+from hubring.workers.optimizer.bucket_group import bucket_groups
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
 from tests.support.fake_hub import FakeHub, FakeRank
@@ -71,15 +71,15 @@ def test_ranks_that_must_agree_choose_by_what_they_agreed_on() -> None:
     assert trial.chosen == 2
 
 
-def test_a_convoy_is_of_one_kind_and_full_at_the_size_given() -> None:
+def test_a_group_is_of_one_kind_and_full_at_the_size_given() -> None:
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
     weights = [layer.weight for layer in model]
     biases = [layer.bias for layer in model]
     inner = torch.optim.SGD([{"params": weights}, {"params": biases}], lr=0.1)
     optimizer = DistributedOptimizer(inner, model, communicator=LocalCommunicator(), bucket_bytes=16)
     grouped = [
-        [bucket.spec.tensors[0].name for bucket in convoy.buckets]
-        for convoy in convoys(optimizer._buckets, 130, joined=False)
+        [bucket.spec.tensors[0].name for bucket in group.buckets]
+        for group in bucket_groups(optimizer._buckets, 130, joined=False)
     ]
     assert grouped == [
         ["3.weight", "2.weight"],

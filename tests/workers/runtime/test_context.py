@@ -51,7 +51,7 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
         torch.device("cpu"),
         None,
         Record(file),
-        logs.Place(),
+        logs.LogOrigin(),
     )
     alone.report({"loss": 2.0})
     alone.recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
@@ -64,7 +64,7 @@ def test_a_record_tells_what_was_hidden_where_somebody_looks(tmp_path: Path) -> 
 
 def test_a_metric_that_stays_nan_makes_parameters_be_looked_at_ever_less_often() -> None:
     place = Placement(), LocalCommunicator(), torch.device("cpu")
-    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.Place())
+    alone = Worker(WorkerConfig(), *place, None, Record(None), logs.LogOrigin())
     reports = [*["nan"] * 9, "1.0", "inf"]
     looks: list[bool] = []
     trainer: Any = SimpleNamespace(
@@ -84,7 +84,7 @@ def test_a_session_is_left_at_exit_even_if_init_fails_after_it_began(
     def unheard() -> None:
         raise ServerUnreachable("the server is gone")
 
-    config, place = WorkerConfig(trace=tmp_path), logs.Place()
+    config, place = WorkerConfig(trace=tmp_path), logs.LogOrigin()
     session: Any = SimpleNamespace(clock_offset=unheard)
     joined = Worker(
         config, Placement(), LocalCommunicator(), torch.device("cpu"), session, Record(None), place

@@ -15,7 +15,7 @@ import pytest
 
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.observe.logs import Place
+from hubring.ps.observe.logs import LogOrigin
 from hubring.ps.process.command import module_command
 from hubring.workers.run import Outcome, train
 from hubring.workers.runtime import context
@@ -45,7 +45,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     def start(script: str, *arguments: str, **settings: Any) -> Outcome:
         file = tmp_path / "script.py"
         file.write_text(script)
-        return train(WorkerConfig(**settings), Place(), "", "", [str(file), *arguments])
+        return train(WorkerConfig(**settings), LogOrigin(), "", "", [str(file), *arguments])
 
     yield start
     context.shutdown()

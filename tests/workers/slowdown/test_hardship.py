@@ -18,7 +18,7 @@ import torch
 import hubring
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError, UsageError
-from hubring.ps.observe.logs import Place
+from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.compare.hardship import network
@@ -51,7 +51,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def start(slowness: Slowness) -> Events:
         file = tmp_path / "hardship.json"
         file.write_bytes(msgspec.json.encode(slowness))
-        context.prepare(WorkerConfig(hardship=file), Place(), "test")
+        context.prepare(WorkerConfig(hardship=file), LogOrigin(), "test")
         hubring.init()
         return events
 
@@ -206,7 +206,7 @@ def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Eve
 
 
 def test_a_worker_without_hardship_emulates_nothing(tmp_path: Path) -> None:
-    context.prepare(WorkerConfig(), Place(), "test")
+    context.prepare(WorkerConfig(), LogOrigin(), "test")
     hubring.init()
     try:
         assert "emulated" not in context.result()

@@ -102,7 +102,7 @@ class Line:
 
     def _exchange(self, parts: list[tuple[int, Tensor, Tensor]]) -> None:
         work = Work("a measurement", len(parts), self._client.attend)
-        with self._client.corked():
+        with self._client.batched():
             for key, gradient, into in parts:
                 self._client.push_pull(0, key, gradient, into, {}, work)
         work.wait(PATIENCE)

@@ -22,7 +22,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.parameter_memory import HostHome
+from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.registry import open_doors
 from hubring.workers.communicators.ring import Ring
 
@@ -63,7 +63,7 @@ def reduce(ring: Ring, tensor: torch.Tensor, times: int) -> None:
 def open_shard(host: str) -> tuple[ShardLoop, dict[str, str]]:
     """A shard that listens on `host`, and its address by each transport; `run` it."""
     doors = open_doors(host)
-    loop = ShardLoop(BSP(), list(doors.listeners.values()), HostHome(doors.allocate))
+    loop = ShardLoop(BSP(), list(doors.listeners.values()), HostMemory(doors.allocate))
     loop.store.on_view(View(1, (Member(*SENDER),)))
     loop.assign(slices(), [bucket()])
     return loop, {name: listener.address for name, listener in doors.listeners.items()}

@@ -57,7 +57,7 @@ class StandIn:
         unknown = {} if self._kind.exposes else {"exposed_seconds": None, "hidden_seconds": None}
         return {**result, "exchange": {**result["exchange"], **unknown, "bytes": self._kind.bytes_are}}
 
-    def _meet(self, config: WorkerConfig, place: logs.Place, found: Placement) -> Worker:
+    def _meet(self, config: WorkerConfig, place: logs.LogOrigin, found: Placement) -> Worker:
         rank, size = self._seat.rank, self._seat.size
         placement = replace(found, rank=rank, size=size, local_rank=config.local_rank or 0)
         device = torch.device(choose(self._seat.backend, placement, environment()).device)

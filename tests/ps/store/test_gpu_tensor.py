@@ -10,13 +10,13 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded, Push
 from hubring.ps.core.types import Sender
 from hubring.ps.store import gpu_tensor
-from hubring.ps.store.gpu_tensor import Placement
+from hubring.ps.store.gpu_tensor import GpuTensor
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bundle import bytes_of
 from tests.support.fake_gpu import GPU, FakeMemory
 
-PLACE = Placement(b"h" * 66, 4096, 512, b"/torch_1_2_3", 7, b"e" * 64, True, 16, b"r" * 64)
+PLACE = GpuTensor(b"h" * 66, 4096, 512, b"/torch_1_2_3", 7, b"e" * 64, True, 16, b"r" * 64)
 
 
 def test_a_place_comes_out_as_it_went_in_and_within_its_bound() -> None:
@@ -39,7 +39,7 @@ def test_bytes_that_name_no_place_are_refused(code: bytes) -> None:
 
 @pytest.mark.parametrize(("offset", "numel"), [(0, 1025), (4, 1024), (-4, 1), (2, 1), (4096, 1)])
 def test_a_place_beyond_its_storage_is_refused(offset: int, numel: int) -> None:
-    place = Placement(b"h", 4096, 0, b"", 0, b"", False, offset)
+    place = GpuTensor(b"h", 4096, 0, b"", 0, b"", False, offset)
     with pytest.raises(ConfigError, match="do not lie in 4096 bytes"):
         gpu_tensor.check(gpu_tensor.encode(place), numel, torch.float32)
 
