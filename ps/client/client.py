@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from hubring.ps.client.connections import Connections, Inflight
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError, JobFailed, NonFinite
 from hubring.ps.core.messages import (
     Code,
@@ -26,7 +27,6 @@ from hubring.ps.core.messages import (
     Result,
     Values,
 )
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 

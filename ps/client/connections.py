@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 
 from hubring.ps.client.batch import Batch, Batches
 from hubring.ps.client.send_window import SendWindow
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConnectionLost, HubringError, ServerUnreachable
 from hubring.ps.core.messages import Reply
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 from hubring.ps.transport.bell import Bell

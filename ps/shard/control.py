@@ -21,10 +21,10 @@ from torch import Tensor
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.checkpoint import shard_file
+from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Code
 from hubring.ps.core.types import Member, View
-from hubring.ps.core.usage import usage
 from hubring.ps.job.plans import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite

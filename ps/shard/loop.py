@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from hubring.ps.core.counters import Service, Traffic
 from hubring.ps.core.errors import HubringError
 from hubring.ps.core.messages import Code, Contribute, Delivery, Refusal, Request
-from hubring.ps.core.service import Service
 from hubring.ps.core.trace import Trace
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import BucketSpec, Slice
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.parameter_memory import ParameterMemory

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
+from hubring.ps.core.counters import Stats
 from hubring.ps.core.errors import CheckpointCorrupt, NonFinite
 from hubring.ps.core.messages import (
     Code,
@@ -34,7 +35,6 @@ from hubring.ps.core.messages import (
     Ticket,
     Values,
 )
-from hubring.ps.core.stats import Stats
 from hubring.ps.core.types import BucketSpec, Sender, Slice, View
 from hubring.ps.store import refusals
 from hubring.ps.store.attendance import Attendance

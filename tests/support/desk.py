@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from hubring.ps.client.connections import Connections, Inflight
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Pull, Push, Values
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import Sender
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire

@@ -9,8 +9,8 @@ from typing import Literal, TypeVar
 
 import torch
 
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.messages import Call, Collective, ReduceOp
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket

@@ -14,9 +14,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from hubring.ps.compression.compressor import codec_for
 from hubring.ps.core.codecs import parse
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, HubringError, RingBroken
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import BucketSpec, Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket

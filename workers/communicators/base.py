@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import DTYPE_BYTES, Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import layout_of

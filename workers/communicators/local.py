@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Call, Collective, Refusal
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.ps.store.collective import Part, outcome

@@ -14,8 +14,8 @@ import torch
 
 from hubring.ps.client.session import Session
 from hubring.ps.config.worker import WorkerConfig
+from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import Preempted
-from hubring.ps.core.usage import usage
 from hubring.ps.observe import logs
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from hubring.ps.core.counters import PartialRounds, Stats
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import (
     Call,
@@ -19,7 +20,6 @@ from hubring.ps.core.messages import (
     Request,
     Result,
 )
-from hubring.ps.core.stats import PartialRounds, Stats
 from hubring.ps.core.types import Layout, Sender, Slice
 from hubring.ps.store.consistency import ASP, BSP, SSP
 from hubring.ps.store.store import KVStore

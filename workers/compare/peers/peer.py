@@ -7,9 +7,9 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
+from hubring.ps.core.counters import Traffic
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective, Refusal
-from hubring.ps.core.traffic import Traffic
 from hubring.ps.store.collective import Part, outcome
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives.broadcasts import broadcast_into
