@@ -52,13 +52,13 @@ $(VENV)/torch.stamp: constraints.txt
 	@touch $@
 
 $(VENV)/demo.stamp: $(VENV)/torch.stamp pyproject.toml
-	@$(INSTALL) -e '.[demo]' >&2
+	@$(INSTALL) -e '.[demo,fast]' >&2
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/demo.stamp
-	@$(INSTALL) -e '.[demo,bench]' >&2
+	@$(INSTALL) -e '.[demo,fast,bench]' >&2
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/demo.stamp
-	@$(INSTALL) -e '.[demo,test]' >&2
+	@$(INSTALL) -e '.[demo,fast,test]' >&2
 	@touch $@

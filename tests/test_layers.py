@@ -172,6 +172,12 @@ def test_help_comes_without_torch() -> None:
     assert "torch" not in reached(*programs, at_start=True)
 
 
+def test_nothing_imports_llvmlite_before_loops_are_asked_for() -> None:
+    loops = "hubring.ps.optim.llvm_loops"
+    assert loops in reached("hubring.ps.store.store")
+    assert "llvmlite" not in reached(*set(FILES) - {loops}, at_start=True)
+
+
 def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
     assert {name: alive for name in within(*RULES) if (alive := reached(name) & ALIVE)} == {}
 

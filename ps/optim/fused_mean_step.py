@@ -4,7 +4,7 @@ torch sums two gradients, and steps with their sum: the sum is written and read 
 line of gradients, parameters and state is read once, and what changes is written once. The arithmetic is that
 of torch's fused kernels, operation by operation, down to which of them round once. So every loop is held
 against torch's kernels when it is made, bit by bit. Where it differs, on another processor or with another
-torch, there is none, and torch's serve.
+torch, or without llvmlite, there is none, and torch's serve.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import sqrt
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hubring.ps.optim.fused import KERNELS, Kernel, Options, State
-from hubring.ps.optim.llvm_loops import LANES, Arithmetic, Loop, Vector
+from hubring.ps.optim.loops import LANES, work
 from hubring.ps.optim.sums import MOST, finite_sum, summed
+
+if TYPE_CHECKING:
+    from hubring.ps.optim.llvm_loops import Arithmetic, Vector
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +74,8 @@ class OnePass:
                 pairs = zip(stepped, changed, strict=True)
                 stepped = [at.where_finite(total, new, old) for new, old in pairs]
             return [*stepped, total] if finite else stepped
+
+        from hubring.ps.optim.llvm_loops import Loop
 
         self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=finite)
 
@@ -127,7 +132,7 @@ def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> On
         options: Which of them are zero tells which arithmetic it is.
         finite: Whether elements stay as they are where the sum of the gradients is NaN or infinite.
     """
-    if gradients > MOST:
+    if gradients > MOST or not work():
         return None
     if name == "SGD":
         plain, decays = options["momentum"] == 0, options["weight_decay"] != 0

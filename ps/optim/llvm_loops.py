@@ -2,14 +2,13 @@
 
 torch's kernels make one pass over memory each: one sums two gradients, another steps with the sum. Where
 memory is the limit, what counts is how often it is passed over; a loop that does all at once passes once.
+
+Only where `loops.work()` says so may this file be imported: it needs llvmlite.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import logging
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any
@@ -18,10 +17,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from torch import Tensor
 
-log = logging.getLogger(__name__)
-
-LANES = 16
-"""Elements of a vector: 64 bytes, a cache line. Where the processor's are shorter, several make one."""
+from hubring.ps.optim.loops import LANES
 
 Vector = Any
 """LANES elements of a tensor, or one number LANES times, in the loop that is being written."""
@@ -110,31 +106,6 @@ class Loop:
         pointers = [tensor.data_ptr() for tensor in (*changed, *read)]
         given = [numbers[name] for name in self._numbers]
         return float(self._call(changed[0].numel() // LANES * LANES, *pointers, *given))
-
-
-@cache
-def work() -> bool:
-    """Whether loops can be made and run here; the log says why where they cannot."""
-    if not _may_run():
-        log.warning("this process may not run what it has written: torch's kernels serve, in more passes")
-        return False
-    try:
-        Loop(1, 1, (), lambda at, own, read, _: [at.add(own[0], read[0])])
-    except (RuntimeError, OSError) as error:
-        log.warning("LLVM makes no loops here (%s): torch's kernels serve, in more passes", error)
-        return False
-    return True
-
-
-def _may_run() -> bool:
-    """Whether this process may run what it has written; hardened systems forbid it (SELinux, systemd)."""
-    libc = ctypes.CDLL(None)
-    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    with contextlib.closing(mmap.mmap(-1, mmap.PAGESIZE)) as page:
-        byte = ctypes.c_char.from_buffer(page)
-        allowed: int = libc.mprotect(ctypes.addressof(byte), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC)
-        del byte  # the mapping cannot be closed while it is looked at
-    return allowed == 0
 
 
 def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool) -> ir.Module:

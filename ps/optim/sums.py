@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import isfinite
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.optim.finite import all_finite
-from hubring.ps.optim.llvm_loops import LANES, Loop, work
+from hubring.ps.optim.loops import LANES, work
+
+if TYPE_CHECKING:
+    from hubring.ps.optim.llvm_loops import Loop
 
 MOST = 16
 """Tensors that one loop reads; each is a stream that the processor has to fetch ahead."""
@@ -70,4 +74,6 @@ def _sum_into(total: Tensor, gradients: Sequence[Tensor]) -> float:
 
 @cache
 def _adding(count: int) -> Loop:
+    from hubring.ps.optim.llvm_loops import Loop
+
     return Loop(1, count, (), lambda at, _, gradients, __: [at.sum(gradients)] * 2, adds_up=True)

@@ -52,8 +52,9 @@ def _copy(source: Path) -> None:
 def _download(wheels: Path) -> None:
     constraints = ROOT / "constraints.txt"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    demo = project["project"]["optional-dependencies"]["demo"]
-    packages = [*project["project"]["dependencies"], *demo, *project["build-system"]["requires"]]
+    extras = project["project"]["optional-dependencies"]
+    dependencies = [*project["project"]["dependencies"], *extras["demo"], *extras["fast"]]
+    packages = [*dependencies, *project["build-system"]["requires"]]
     # Asked for by its very version, torch comes as the CPU's build where a machine has that.
     torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--dest", str(wheels)]

@@ -20,7 +20,8 @@ from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused import KERNELS, State
 from hubring.ps.optim.fused_mean_step import OnePass, one_pass
 from hubring.ps.optim.hyper import hyper_of, kwargs_of
-from hubring.ps.optim.llvm_loops import LANES, Loop, work
+from hubring.ps.optim.llvm_loops import Loop
+from hubring.ps.optim.loops import LANES, work
 from hubring.ps.optim.server_optimizer import optimizer_for
 from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
@@ -79,41 +80,6 @@ def test_a_step_in_one_pass_is_torchs_bit_by_bit(
     assert all(torch.equal(own_state[key], state[key]) for key in state)
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_gradients_are_summed_in_their_order_and_only_read(name: str) -> None:
-    big, small = torch.full((WORTH,), 1e8), torch.full((WORTH,), 1.0)
-    given = [big, small, -big]  # in another order the small one would be left
-    kept = [gradient.clone() for gradient in given]
-    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0], name)
-    optimizer, values = optimizer_for(name, torch.float32, finite=True), torch.zeros(WORTH)
-    for _ in range(2):
-        optimizer.step(values, given, 3, hyper, torch.empty(WORTH))
-    assert not values.any(), "1e8 + 1 - 1e8 is 0 in float32"
-    assert all(torch.equal(one, two) for one, two in zip(given, kept, strict=True))
-
-
-@pytest.mark.parametrize("finite", [True, False])
-@pytest.mark.parametrize("name", ["SGD", "AdamW"])
-def test_slices_of_several_blocks_train_as_torch_does_also_from_a_checkpoint(name: str, finite: bool) -> None:
-    numel, count = BLOCK_BYTES // 4 + WORTH + 5, 3
-    options = {"momentum": 0.9} if name == "SGD" else {"weight_decay": 0.1}
-    parameter = torch.nn.Parameter(torch.ones(numel))
-    local = getattr(torch.optim, name)([parameter], lr=0.1, fused=True, **options)
-    hyper = hyper_of(local.param_groups[0], name)
-    values, scratch = torch.ones(numel), torch.empty(numel)
-    steps = BlockSteps(name, values, finite=finite)
-    for step in range(4):
-        if step == 2:
-            saved = steps.state()
-            steps = BlockSteps(name, values, finite=finite)
-            steps.load(saved)
-        given = [gradient * (1 + step) for gradient in gradients(count, numel)]
-        steps.step(given, hyper, scratch)
-        parameter.grad = summed(given, torch.empty(numel)) / count
-        local.step()
-    assert torch.equal(values, parameter.detach())
-
-
 def all_of(values: Tensor, steps: BlockSteps) -> dict[str, Tensor]:
     """Values and state, but for what blocks share."""
     return {"values": values, **{name: kept for name, kept in steps.state().items() if kept.dim()}}
@@ -151,32 +117,6 @@ def test_what_is_not_finite_is_found_in_the_pass_itself(
     assert all(kept.isfinite().all() for kept in all_of(values, steps).values())
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam"])
-def test_where_that_is_allowed_it_is_stepped_with(name: str) -> None:
-    hyper = hyper_of(getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0], name)
-    values, scratch = torch.ones(WORTH), torch.empty(WORTH)
-    steps = BlockSteps(name, values, finite=False)
-    given = gradients(2, WORTH)
-    steps.step(given, hyper, scratch)
-    given[1][7] = float("nan")
-    steps.step(given, hyper, scratch)
-    assert values.isnan().nonzero().tolist() == [[7]]
-
-
-def test_elements_that_are_beyond_float32_only_together_are_stepped_with() -> None:
-    hyper = hyper_of(torch.optim.SGD([torch.zeros(1)], lr=1.0, momentum=0.9).param_groups[0], "SGD")
-    values, scratch = torch.zeros(WORTH), torch.empty(WORTH)
-    steps = BlockSteps("SGD", values)
-    large = torch.full((WORTH,), torch.finfo(torch.float32).max / 8)
-    large[::3] *= -1  # whose sums in some lanes are infinities of either sign
-    expected, state = torch.zeros(WORTH), State()
-    for _ in range(3):
-        steps.step([torch.zeros(WORTH), large], hyper, scratch)
-        KERNELS["SGD"](expected, large.clone(), state, kwargs_of(hyper, "SGD"), torch.tensor(2.0))
-    assert torch.equal(values, expected)
-    assert values.isfinite().all()
-
-
 def test_large_slices_go_by_loops_from_their_second_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert work(), "torch's kernels serve on a machine without loops, but this one should have them"
     by_torch, by_loop = list[int](), list[int]()
@@ -199,37 +139,6 @@ def test_large_slices_go_by_loops_from_their_second_step_on(monkeypatch: pytest.
     for _ in range(3):
         optimizer.step(values, gradients(3, WORTH), 3, hyper, torch.empty(WORTH))
     assert (by_torch, by_loop) == ([WORTH], [3, 3])
-
-
-@pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        (
-            "SGD",
-            [{"weight_decay": 0.1}, {"maximize": True}, {"momentum": 0.0}, {"momentum": 0.9}, {"lr": 0.2}],
-        ),
-        ("Adam", [{"weight_decay": 0.1}, {"maximize": True}, {"betas": (0.4, 0.9)}, {"lr": 0.2}]),
-        ("AdamW", [{"weight_decay": 0.0}, {"betas": (0.8, 0.9)}, {"maximize": True}, {"lr": 0.2}]),
-    ],
-)
-def test_hyperparameters_and_contributors_may_change_from_step_to_step(name: str, changes: list[Any]) -> None:
-    group = getattr(torch.optim, name)([torch.zeros(1)], lr=0.1).param_groups[0]
-    if name == "SGD":
-        group["momentum"] = 0.9
-    optimizer, values, expected = (
-        optimizer_for(name, torch.float32, finite=True),
-        torch.ones(WORTH + 5),
-        torch.ones(WORTH + 5),
-    )
-    state: State = {}
-    for step, change in enumerate([{}, {}, *changes, {}]):
-        group.update(change)
-        count = 1 + step % 3
-        hyper, given = hyper_of(group, name), gradients(count, WORTH + 5)
-        optimizer.step(values, given, count, hyper, torch.empty(WORTH + 5))
-        total = summed(given, torch.empty(WORTH + 5)).clone()
-        KERNELS[name](expected, total, state, kwargs_of(hyper, name), torch.tensor(float(count)))
-        assert torch.equal(values, expected), f"step {step}"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +206,7 @@ if ctypes.CDLL(None).prctl(PR_SET_MDWE, 1, 0, 0, 0):
     raise SystemExit(77)
 from hubring.ps.optim.server_optimizer import optimizer_for
 from hubring.ps.optim.sums import WORTH
-from hubring.ps.optim.llvm_loops import work
+from hubring.ps.optim.loops import work
 optimizer = optimizer_for("SGD", torch.float32, finite=True)
 values, scratch = torch.ones(WORTH), torch.empty(WORTH)
 hyper = dict(lr=0.5, momentum=0.5, dampening=0.0, weight_decay=0.0, nesterov=0.0, maximize=0.0)

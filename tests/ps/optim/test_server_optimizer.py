@@ -12,6 +12,8 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.optim.hyper import hyper_of, kwargs_of
 from hubring.ps.optim.server_optimizer import Assign, optimizer_for
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 STEPS = 20
 CUTS = (0, 1040, 2048, 3001)  # between vectors of 64 bytes, as hubring.ps.job.sharding cuts
 

@@ -8,6 +8,8 @@ import torch
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 LARGEST = torch.finfo(torch.float32).max
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from tests.support.stored import (
     tensor_of,
     values_of,
 )
+
+pytestmark = pytest.mark.usefixtures("kernels")
 
 
 def test_pulls_wait_for_the_first_values_and_a_second_init_is_ignored() -> None:

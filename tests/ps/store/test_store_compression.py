@@ -25,6 +25,8 @@ from tests.support.stored import (
     values_of,
 )
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def test_coded_gradients_are_averaged_and_the_parameters_come_back_exact() -> None:
     store = hub(BSP(), 2, codec="int8")

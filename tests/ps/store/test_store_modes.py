@@ -13,6 +13,8 @@ from hubring.ps.core.messages import Pull
 from hubring.ps.store.consistency import ASP, SSP, BackupWorkers
 from tests.support.stored import answered, hub, parameters, push, sender, values_of
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def test_asp_applies_on_arrival_and_counts_staleness() -> None:
     store = hub(ASP(), 3)

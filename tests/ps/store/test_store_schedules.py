@@ -24,6 +24,8 @@ from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, Tens
 from hubring.ps.store.consistency import ASP, BSP, SSP, BackupWorkers, Consistency
 from hubring.ps.store.store import KVStore
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 RANKS, STEPS = 3, 5
 SLOTS = RANKS * STEPS
 ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}

@@ -12,6 +12,8 @@ from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.store.store import KVStore
 from tests.support.stored import bucket, hub, parameters, push, sender, train, values_of, view
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def test_a_restored_run_goes_on_bitwise() -> None:
     straight = hub(BSP(), 2, keys=2)

@@ -36,6 +36,8 @@ from tests.support.stored import (
     view,
 )
 
+pytestmark = pytest.mark.usefixtures("kernels")
+
 
 def test_a_dead_worker_is_waited_for_no_more_and_the_mean_is_over_the_others() -> None:
     store = hub(BSP(), 3)
