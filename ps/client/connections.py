@@ -1,10 +1,10 @@
-"""A client's lines to the shards: whoever makes a request sends it, whoever waits for an answer reads it.
+"""A client's connections to its shards: who makes a request sends it, who waits for an answer reads it.
 
 Handed from thread to thread, a small push would be woken for twice more than the
 wire asks: that is half of its time. So a request leaves in the thread that makes it,
-and whoever waits reads the lines itself until its answer is there (`attend`). While
-nobody waits, as during backward, the lines' own thread reads them; it alone dials,
-and dials again when a line broke. The shards' ledgers make it safe to send again.
+and whoever waits reads the connections itself until its answer is there (`attend`). While
+nobody waits, as during backward, the connections' own thread reads them; it alone dials,
+and dials again when a connection broke. The shards' ledgers make it safe to send again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 REDIAL_SECONDS = 11.0
 """Longer than a lease and than a server may be silent: who knows why a shard is gone speaks first."""
 MAX_LOSSES = 10
-"""Times that one line may break within `REDIAL_SECONDS`; after that dialling again does not help."""
+"""Times that one connection may break within `REDIAL_SECONDS`; after that dialling again does not help."""
 _REDIAL_PAUSE = 0.1
 _LONGEST_POLL = 3600.0
 """Seconds; epoll's own bound is 24 days, and a deadline may lie beyond."""
@@ -79,9 +79,9 @@ class Connections:
 
     Args:
         shards: How many there are.
-        dial: Connects to one of them; called in the lines' own thread, again after a loss.
+        dial: Connects to one of them; called in the connections' own thread, again after a loss.
         traffic: Counts the payloads.
-        bounded: No line is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
+        bounded: None is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
     """
 
     def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True) -> None:
@@ -103,24 +103,24 @@ class Connections:
         """By their shards; a broken one is missing until it was dialled again."""
         self._broken: deque[tuple[int, ConnectionLost]] = deque()
         self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
-        """When each shard's line broke."""
+        """When each shard's connection broke."""
         self._attended = threading.Lock()
-        """Held by whoever waits and reads; the lines' own thread is not told of news meanwhile."""
+        """Held by whoever waits and reads; the connections' own thread is not told of news meanwhile."""
         self._closing = False
         self._bell = Bell()
         self._news = poller(self._bell.waitable)
-        """Of the lines: replies, and by the bell requests that wait."""
+        """Of the connections: replies, and by the bell requests that wait."""
         self._spin_wait = SpinWait(self._news.poll)
         self._chore_bell = Bell()
         self._chores = poller(self._chore_bell.waitable, self._news.fileno())
-        """Of the lines' own thread: the news, unless somebody attends; by the bell, what it alone can do."""
-        self._thread = threading.Thread(target=self._keep, name="lines", daemon=True)
+        """Of our own thread: the news, unless somebody attends; by the bell, what it alone can do."""
+        self._thread = threading.Thread(target=self._keep, name="connections", daemon=True)
         self._thread.start()
 
     # What any thread may call.
 
     def submit(self, call: Inflight) -> None:
-        """Sends a request; its memory is the lines' until its work is over."""
+        """Sends a request; its memory is the connections' until its work is over."""
         with self._lock:
             failure = self._failure
             if failure is None:
@@ -135,9 +135,9 @@ class Connections:
         return Batch(self._batches, self._let_out)
 
     def attend(self, work: Work, timeout: float | None) -> None:
-        """Reads the lines until `work`, which only calls complete, is over or `timeout` seconds have passed.
+        """Reads the answers until `work`, which only calls complete, is over or for `timeout` seconds.
 
-        Returns at once where another thread attends: that one reads for all, and then the lines' own.
+        Returns at once where another thread attends: that one reads for all, and then the connections' own.
         """
         if not self._attended.acquire(blocking=False):
             return
@@ -147,7 +147,7 @@ class Connections:
         finally:
             self._attended.release()
             if any(self._windows):
-                self._bell.ring()  # from now on it is the lines' own thread that lets it out
+                self._bell.ring()  # from now on it is the connections' own thread that lets it out
 
     def fail(self, error: BaseException) -> None:
         """Fails everything under way and everything still to come."""
@@ -181,14 +181,14 @@ class Connections:
         text = f"{type(interruption).__name__} came while requests were sent or answers read: one may be lost"
         self.fail(HubringError(text))
 
-    # Sending and reading, by whoever has the lines in hand.
+    # Sending and reading, by whoever has the connections in hand.
 
     @property
     def _batching(self) -> bool:
         return bool(self._batches) and any(batch() is not None for batch in tuple(self._batches))
 
     def _let_out(self) -> None:
-        """Sends all that waits; where another thread has the lines in hand, that one will, or the next."""
+        """Sends all that waits; where another thread is at it, that one will, or the next."""
         if self._batching:
             return  # whoever closes the last batch does
         if not self.connected.done or self._hands.locked():
@@ -214,7 +214,7 @@ class Connections:
                 ready = self._spin_wait.wait(left)  # what a signal raises here has taken nothing
                 try:
                     self._turn(ready)
-                except HubringError as error:  # as in the lines' own thread: whoever waits is told
+                except HubringError as error:  # as in the connections' own thread: whoever waits is told
                     self.fail(error)
                 except BaseException as interruption:
                     self._break_off(interruption)
@@ -304,14 +304,14 @@ class Connections:
             call.work.complete_part()
 
     def _drop(self, shard: int, lost: ConnectionLost) -> None:
-        """Leaves a broken line to the lines' own thread."""
+        """Leaves a broken connection to the connections' own thread."""
         connection = self._connections.pop(shard)
         self._news.unregister(connection.waitable)
         connection.close()
         self._broken.append((shard, lost))
         self._chore_bell.ring()
 
-    # The lines' own thread.
+    # The connections' own thread.
 
     def _keep(self) -> None:
         try:
@@ -373,11 +373,11 @@ class Connections:
                 time.sleep(_REDIAL_PAUSE)
 
     def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
-        """A line that can be dialled and breaks each time would otherwise be dialled without end."""
+        """A connection that can be dialled and breaks each time would otherwise be dialled without end."""
         losses = self._losses[shard]
         losses.append(time.monotonic())
         if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
             raise ConnectionLost(
-                f"the line to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the last"
-                f" time as {lost}; dialling again does not help: see the log of the server"
+                f"the connection to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the"
+                f" last time as {lost}; dialling again does not help: see the log of the server"
             )

@@ -31,9 +31,9 @@ _WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes
 """What follows from the engine and the job's size: nobody else may say it."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
 """What a ring's server would not heed."""
-_KEEPERS = ("checkpoint_dir", "checkpoint_every")
+_CHECKPOINT_FLAGS = ("checkpoint_dir", "checkpoint_every")
 """What is for the one who keeps the parameters, by flag or by variable."""
-_KEEPERS_VARIABLES = frozenset(f"PS_{name.upper()}" for name in _KEEPERS)
+_CHECKPOINT_VARIABLES = frozenset(f"PS_{name.upper()}" for name in _CHECKPOINT_FLAGS)
 
 
 class Submission(Struct, frozen=True, kw_only=True):
@@ -149,14 +149,14 @@ def _settle(
     """The settings of both."""
     servers = {field.name for field in fields(ServerConfig)} & passed.keys()
     workers_ = {field.name for field in fields(WorkerConfig)} & passed.keys()
-    keeper = set(_KEEPERS) & passed.keys()
-    told = {name: passed[name] for name in workers_ - keeper} | {"server": f"hub:{PORT}"}
-    others = {name: text for name, text in variables.items() if name not in _KEEPERS_VARIABLES}
+    checkpoints = set(_CHECKPOINT_FLAGS) & passed.keys()
+    told = {name: passed[name] for name in workers_ - checkpoints} | {"server": f"hub:{PORT}"}
+    others = {name: text for name, text in variables.items() if name not in _CHECKPOINT_VARIABLES}
     worker = load_worker(told, config_file, others)
     servers_variables = variables
     if worker.topology == "ring" or worker.aggregate:
-        worker = load_worker({**told, **{name: passed[name] for name in keeper}}, config_file, variables)
-        servers -= keeper
+        worker = load_worker({**told, **{name: passed[name] for name in checkpoints}}, config_file, variables)
+        servers -= checkpoints
         servers_variables = others
     listens = {"host": "0.0.0.0", "insecure": True, "once": True, "workers": workers}  # noqa: S104
     server = load_server(

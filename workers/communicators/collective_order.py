@@ -24,14 +24,14 @@ def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
             join: others then wait for its part no more, and until all have joined, that call is no step.
     """
     waited_for = [rank for rank, calls in pending.items() if not _joined(calls)]
-    lines = {rank: _by_name(calls) for rank, calls in pending.items()}
+    queues = {rank: _by_name(calls) for rank, calls in pending.items()}
     steps: list[Step] = []
     begun: defaultdict[str, int] = defaultdict(int)
     for leader in waited_for[:1] or pending:
-        for name, calls in lines[leader].items():
-            shortest = min((len(lines[rank].get(name, [])) for rank in waited_for), default=len(calls))
+        for name, calls in queues[leader].items():
+            shortest = min((len(queues[rank].get(name, [])) for rank in waited_for), default=len(calls))
             for turn in range(begun[name], shortest):
-                steps.append(_step(lines, name, turn))
+                steps.append(_step(queues, name, turn))
             begun[name] = max(begun[name], shortest)
     if not waited_for:
         steps.append({rank: next(filter(_joins, calls)) for rank, calls in pending.items()})
@@ -47,14 +47,14 @@ def _joined(calls: Sequence[Call]) -> bool:
 
 
 def _by_name(calls: Sequence[Call]) -> dict[str, list[Call]]:
-    lines: dict[str, list[Call]] = {}
+    queues: dict[str, list[Call]] = {}
     for call in calls:
         if not _joins(call):
-            lines.setdefault(call.name, []).append(call)
-    return lines
+            queues.setdefault(call.name, []).append(call)
+    return queues
 
 
-def _step(lines: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> Step:
-    own = {rank: line[name][turn] for rank, line in lines.items() if len(line.get(name, [])) > turn}
+def _step(queues: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> Step:
+    own = {rank: queue[name][turn] for rank, queue in queues.items() if len(queue.get(name, [])) > turn}
     stands_in = absent(next(iter(own.values())))
-    return {rank: own.get(rank, stands_in) for rank in lines}
+    return {rank: own.get(rank, stands_in) for rank in queues}

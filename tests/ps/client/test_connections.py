@@ -1,4 +1,4 @@
-"""Who sends, and who reads: whoever asks, whoever waits, and the lines' own thread."""
+"""Who sends, and who reads: whoever asks, whoever waits, and the connections' own thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_what_would_run_ahead_leaves_with_the_answers(desk: Desk, monkeypatch: p
     assert numbers_of(desk.wire.sent) == [0, 1, 2]
     desk.wire.answer(0)
     works[0].wait(SOON)
-    assert follows.wait(SOON)  # sent by whoever read the answer, which may have been the lines' own thread
+    assert follows.wait(
+        SOON
+    )  # sent by whoever read the answer, which may have been the connections' own thread
     assert numbers_of(desk.wire.sent) == [0, 1, 2, 4]  # the higher key goes first
 
 
@@ -85,7 +87,7 @@ def test_one_attends_and_reads_for_the_other(desk: Desk) -> None:
 
 
 def test_an_answer_read_elsewhere_while_somebody_begins_to_wait_ends_the_wait(desk: Desk) -> None:
-    """The lines' own thread had the reply in hand when the wait began: no news comes after it."""
+    """The connections' own thread had the reply in hand when the wait began: no news comes after it."""
     reading = threading.Event()
 
     def hold() -> None:
@@ -117,7 +119,7 @@ def test_what_is_asked_while_another_waits_is_answered(desk: Desk) -> None:
 
 
 def test_what_is_batched_leaves_together(desk: Desk) -> None:
-    with desk.lines.batched():
+    with desk.connections.batched():
         works = [desk.ask(number) for number in range(3)]
         assert desk.wire.sent == []
     assert desk.wire.let_out == [3]
@@ -131,9 +133,9 @@ def test_an_inner_batch_lets_nothing_out_and_wakes_nobody(
 ) -> None:
     rung: list[str] = []
     with monkeypatch.context() as patched:
-        patched.setattr(desk.lines._bell, "ring", lambda: rung.append("woken"))
-        with desk.lines.batched():
-            with desk.lines.batched():
+        patched.setattr(desk.connections._bell, "ring", lambda: rung.append("woken"))
+        with desk.connections.batched():
+            with desk.connections.batched():
                 desk.ask(0)
             desk.ask(1)
             assert (desk.wire.sent, rung) == ([], [])
@@ -144,11 +146,11 @@ def test_every_shard_s_requests_are_ready_before_the_first_shard_is_woken() -> N
     desk, ready = Desk(shards=2), []
     first, second = desk.wires
     first.on_flush = lambda: ready.append(len(second.sent))
-    with desk.lines.batched():
+    with desk.connections.batched():
         for shard in (0, 1):
             desk.ask(shard, shard=shard)
     assert (ready, second.let_out) == ([1], [1])
-    desk.lines.close()
+    desk.connections.close()
 
 
 def test_a_wait_ends_at_its_deadline_and_the_call_goes_on(desk: Desk) -> None:
@@ -206,7 +208,7 @@ def test_a_callback_that_raises_keeps_no_other_call_waiting(desk: Desk) -> None:
 
     works[1].when_done(stumble)
     with pytest.raises(RuntimeError, match="a callback"):
-        desk.lines.fail(ConnectionLost("gone"))
+        desk.connections.fail(ConnectionLost("gone"))
     assert all(work.done for work in works)
 
 
@@ -222,6 +224,6 @@ def test_closing_ends_who_waits(desk: Desk) -> None:
     waiter = threading.Thread(target=wait)
     waiter.start()
     assert desk.attended.wait(SOON)
-    desk.lines.close()
+    desk.connections.close()
     assert "closed" in ends.get(timeout=SOON)
     waiter.join(SOON)

@@ -21,7 +21,7 @@ from tests.support.conformance import PATIENCE, Serving, ask, content, noise, re
 
 
 @pytest.fixture
-def line() -> Iterator[ShardAddress]:
+def address() -> Iterator[ShardAddress]:
     """A shard on this host that echoes by every transport."""
     with contextlib.ExitStack() as stack:
         servers = {name: stack.enter_context(Serving(transport(name))) for name in FASTEST_FIRST}
@@ -33,24 +33,24 @@ def talks(dial: Dial, shard: int) -> bool:
         return content(ask(connection, request(1, noise(100)))) == bytes(noise(100))
 
 
-def test_a_shard_on_this_host_is_reached_by_shared_memory(line: ShardAddress) -> None:
-    kind, dial, wired = choose([line])
+def test_a_shard_on_this_host_is_reached_by_shared_memory(address: ShardAddress) -> None:
+    kind, dial, wired = choose([address])
     assert (kind.name, wired) == ("shm", False)
     assert talks(dial, 0)
 
 
-def test_a_shard_on_another_host_is_reached_by_zeromq(line: ShardAddress) -> None:
-    kind, dial, wired = choose([line._replace(host_id="elsewhere")])
+def test_a_shard_on_another_host_is_reached_by_zeromq(address: ShardAddress) -> None:
+    kind, dial, wired = choose([address._replace(host_id="elsewhere")])
     assert (kind.name, wired) == ("zmq", True)
     assert talks(dial, 0)
 
 
 def test_what_is_cut_off_is_passed_over_with_a_log_line(
-    line: ShardAddress, caplog: pytest.LogCaptureFixture
+    address: ShardAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     kind, dial, wired = choose(
-        [line._replace(addresses={**line.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
+        [address._replace(addresses={**address.addresses, "shm": "shm://x", "zmq": "tcp://127.0.0.1:1"})]
     )
     assert (kind.name, wired) == ("grpc", True)
     assert talks(dial, 0)
@@ -58,8 +58,8 @@ def test_what_is_cut_off_is_passed_over_with_a_log_line(
     assert said == ["no way to shard 0 by shm", "no way to shard 0 by zmq"]
 
 
-def test_near_and_far_shards_go_each_their_way_from_one_memory(line: ShardAddress) -> None:
-    kind, dial, wired = choose([line._replace(host_id="elsewhere"), line])
+def test_near_and_far_shards_go_each_their_way_from_one_memory(address: ShardAddress) -> None:
+    kind, dial, wired = choose([address._replace(host_id="elsewhere"), address])
     assert (kind.name, wired) == ("shm", True)
     memory = kind.allocate(1000)
     memory[:] = noise(1000)
@@ -69,22 +69,22 @@ def test_near_and_far_shards_go_each_their_way_from_one_memory(line: ShardAddres
 
 
 @pytest.mark.parametrize("want", FASTEST_FIRST)
-def test_a_pinned_transport_is_taken(line: ShardAddress, want: str) -> None:
-    kind, dial, wired = choose([line], want)
+def test_a_pinned_transport_is_taken(address: ShardAddress, want: str) -> None:
+    kind, dial, wired = choose([address], want)
     assert (kind.name, wired) == (want, want != "shm")
     assert talks(dial, 0)
 
 
-def test_a_pinned_transport_that_fails_names_the_mend(line: ShardAddress) -> None:
+def test_a_pinned_transport_that_fails_names_the_mend(address: ShardAddress) -> None:
     with pytest.raises(ServerUnreachable, match=r"--transport auto.*shm: .* another host"):
-        choose([line._replace(host_id="elsewhere")], "shm")
+        choose([address._replace(host_id="elsewhere")], "shm")
 
 
-def test_a_shard_that_nobody_reaches_is_told_with_every_address(line: ShardAddress) -> None:
+def test_a_shard_that_nobody_reaches_is_told_with_every_address(address: ShardAddress) -> None:
     dead = {"shm": "shm://nobody", "zmq": "tcp://127.0.0.1:1", "grpc": "127.0.0.1:1"}
     with pytest.raises(ServerUnreachable) as caught:
-        choose([line, ShardAddress(host_id(), dead)])
-    assert all(address in str(caught.value) for address in dead.values())
+        choose([address, ShardAddress(host_id(), dead)])
+    assert all(each in str(caught.value) for each in dead.values())
     assert "shard 1" in str(caught.value)
 
 

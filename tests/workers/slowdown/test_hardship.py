@@ -58,7 +58,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     def timed(delays: Delays, waited: Callable[[], float]) -> Hardship:
         return Hardship(delays, lambda: round(waited()), clock=lambda: slept(events), sleep=events.append)
 
-    monkeypatch.setattr(context, "Hardship", timed)
+    monkeypatch.setattr("hubring.workers.runtime.worker.Hardship", timed)
     monkeypatch.setattr(context, "_result", {})
     monkeypatch.setattr(context, "_prepared", None)
     monkeypatch.setattr(LocalCommunicator, "push_pull", noted)

@@ -32,11 +32,11 @@ class Membership:
         board: Where newcomers wait; None where nobody can come.
 
     Attributes:
-        keeper: The rank that has the state, for the others to get it from.
+        root: The rank that has the state, for the others to get it from.
     """
 
     def __init__(self, world: World, board: Board | None) -> None:
-        self.keeper = 0
+        self.root = 0
         self._world = world
         self._board = board
         self._lives: Lives = {}
@@ -111,7 +111,7 @@ class Membership:
         self._lives = lives
         self._known |= set(lives.values())
         self._world.change_members(tuple(lives), generation)
-        self.keeper = next(place for place, rank in enumerate(lives) if rank != newcomer)
+        self.root = next(place for place, rank in enumerate(lives) if rank != newcomer)
 
     def _gather(self) -> Lives:
         """Every member's life by its rank, of those who are left; notes whom the lowest has seen waiting."""
@@ -152,9 +152,9 @@ def check() -> None:
         of_process().check()
 
 
-def keeper() -> int:
+def root() -> int:
     """The rank that has the state; 0 outside of `elastic.run`."""
-    return of_process().keeper if current().membership is not None else 0
+    return of_process().root if current().membership is not None else 0
 
 
 def _board(world: World) -> Board | None:

@@ -11,8 +11,8 @@ from hubring.workers.horovod.elastic import membership
 Bring = Callable[[Any], Any]
 
 
-def _from_keeper(value: Any) -> Any:
-    return broadcast_object(value, membership.keeper(), "elastic.state")
+def _from_root(value: Any) -> Any:
+    return broadcast_object(value, membership.root(), "elastic.state")
 
 
 class State:
@@ -24,7 +24,7 @@ class State:
     """
 
     def __init__(self, bcast_object: Bring | None = None, get_rank: Callable[[], int] | None = None) -> None:
-        self._bring = _from_keeper if bcast_object in (None, broadcast_object) else bcast_object
+        self._bring = _from_root if bcast_object in (None, broadcast_object) else bcast_object
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:

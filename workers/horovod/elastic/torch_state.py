@@ -43,7 +43,7 @@ class ModelStateHandler(StateHandler):
     """A module: parameters and buffers."""
 
     def sync(self) -> None:
-        broadcast_parameters(self.value.state_dict(), root_rank=membership.keeper())
+        broadcast_parameters(self.value.state_dict(), root_rank=membership.root())
         self.save()
 
 
@@ -51,7 +51,7 @@ class OptimizerStateHandler(StateHandler):
     """An optimizer, wrapped or not."""
 
     def sync(self) -> None:
-        broadcast_optimizer_state(self.value, root_rank=membership.keeper())
+        broadcast_optimizer_state(self.value, root_rank=membership.root())
         self.save()
 
 
@@ -60,7 +60,7 @@ class SamplerStateHandler(StateHandler):
 
     def sync(self) -> None:
         self.value.load_state_dict(
-            broadcast_object(self.value.state_dict(), membership.keeper(), "elastic.sampler")
+            broadcast_object(self.value.state_dict(), membership.root(), "elastic.sampler")
         )
         self.save()
 
