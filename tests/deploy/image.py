@@ -47,6 +47,7 @@ def _copy(source: Path) -> None:
         shutil.copy(ROOT / name, source / name)
     for name in ("protos", "ps", "workers", "deploy"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "hubring", source / "hubring", symlinks=True)
 
 
 def _download(wheels: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from hubring.workers.bench.rows.row import ROWS
 from tests.gpu import __main__ as program
-from tests.gpu import bench, training
+from tests.gpu import bench, pytests, training
 from tests.gpu.pytests import verdict
 from tests.gpu.row import Row, exit_code, table
 from tests.support.cluster import SMALL, Cluster
@@ -64,7 +64,7 @@ def test_one_part_that_fails_keeps_no_other_from_running(
     def breaks(*_: object) -> Row:
         raise RuntimeError("broken")
 
-    for part in (program.pytests, program.bench):
+    for part in (pytests, bench):
         monkeypatch.setattr(part, "run", breaks)
     for name in ("hub", "ring"):
         monkeypatch.setattr(training, name, breaks)

@@ -89,8 +89,8 @@ class Desk:
         self.wires: list[Wire] = []
         self.attended = Told.began
         self.attended.clear()
-        self.lines = Connections(shards, self._dial, Traffic())
-        self.lines.connected.wait(SOON)
+        self.connections = Connections(shards, self._dial, Traffic())
+        self.connections.connected.wait(SOON)
 
     @property
     def wire(self) -> Wire:
@@ -101,15 +101,15 @@ class Desk:
         return self.wire
 
     def ask(self, number: int, *, shard: int = 0, attended: bool = True) -> Work:
-        work = Work(f"call {number}", 1, self.lines.attend if attended else None)
+        work = Work(f"call {number}", 1, self.connections.attend if attended else None)
         message = wire.encode_request(Pull(Sender(0, 1), 0), number)
-        self.lines.submit(Inflight(number, shard, message, None, lambda reply: None, work))
+        self.connections.submit(Inflight(number, shard, message, None, lambda reply: None, work))
         return work
 
     def push(self, number: int, nbytes: int) -> Work:
-        work = Work(f"push {number}", 1, self.lines.attend)
+        work = Work(f"push {number}", 1, self.connections.attend)
         message = wire.encode_request(Push(Sender(0, 1), number, 0, torch.ones(nbytes // 4), {}), number)
-        self.lines.submit(Inflight(number, 0, message, None, lambda reply: None, work))
+        self.connections.submit(Inflight(number, 0, message, None, lambda reply: None, work))
         return work
 
 
@@ -117,4 +117,4 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setattr("hubring.ps.client.connections.SpinWait", Told)
     desk = Desk()
     yield desk
-    desk.lines.close()
+    desk.connections.close()

@@ -61,16 +61,16 @@ class InterruptedBatches(set[Any]):
 
 
 def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
-    desk.lines._batches = InterruptedBatches()
+    desk.connections._batches = InterruptedBatches()
     try:
-        with desk.lines.batched():
+        with desk.connections.batched():
             raise AssertionError
     except Alarm:
-        assert not desk.lines._batching, "what is asked for here leaves"
+        assert not desk.connections._batching, "what is asked for here leaves"
 
 
 def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms: list[int]) -> None:
-    lines = desk.lines
+    lines = desk.connections
     for turn in range(2000):
         with pytest.raises(Alarm):
             batch_until_the_alarm(lines, 20 + turn % 50, alarms)
