@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.command import going_on
-from hubring.workers.compare.cost.constants import Constants, read
+from hubring.workers.compare.cost.model.constants import Constants, read
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import measure

@@ -14,8 +14,9 @@ from msgspec.structs import replace
 from hubring.ps.config import terminal
 from hubring.workers.bench import shapes
 from hubring.workers.compare import cli
-from hubring.workers.compare.cost import calibration, question
-from hubring.workers.compare.cost.constants import WIRES, read
+from hubring.workers.compare.cost import question
+from hubring.workers.compare.cost.calibrate import calibration
+from hubring.workers.compare.cost.model.constants import WIRES, read
 from hubring.workers.compare.experiment.setting import Link
 from tests.support.cluster import Cluster
 from tests.workers.compare.test_cost_prediction import CONSTANTS

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.cost.constants import Constants, Wire, read
+from hubring.workers.compare.cost.calibrate.peer import link_of
 from hubring.workers.compare.cost.measured import model_bytes, points
+from hubring.workers.compare.cost.model.constants import Constants, Wire, read
 from hubring.workers.compare.cost.overhead import Overhead
-from hubring.workers.compare.cost.peer import link_of
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import read as reading_of
 from hubring.workers.compare.cost.score import Score

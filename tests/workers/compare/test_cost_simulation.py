@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.draws import SLOW_SHARE, Draws
-from hubring.workers.compare.cost.scene import Scene
-from hubring.workers.compare.cost.simulation import simulate
-from hubring.workers.compare.cost.station import Station
-from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.cost.model.way import Way
+from hubring.workers.compare.cost.simulate.draws import SLOW_SHARE, Draws
+from hubring.workers.compare.cost.simulate.scene import Scene
+from hubring.workers.compare.cost.simulate.simulation import simulate
+from hubring.workers.compare.cost.simulate.station import Station
 from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.slowdown.straggler import Straggler
 

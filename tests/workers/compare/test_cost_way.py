@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hubring.ps.job.sharding import SLICE_BYTES
-from hubring.workers.compare.cost import formulas
-from hubring.workers.compare.cost.constants import Constants, Wire
-from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
-from hubring.workers.compare.cost.formulas import Task
-from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
+from hubring.workers.compare.cost.model import formulas
+from hubring.workers.compare.cost.model.constants import Constants, Wire
+from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
+from hubring.workers.compare.cost.model.formulas import Task
+from hubring.workers.compare.cost.model.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
 from hubring.workers.compare.experiment.setting import Link
 
 MEBI = 1 << 20

@@ -21,7 +21,7 @@ from hubring.workers.compare.command import going_on
 from hubring.workers.compare.commands import run as command
 from hubring.workers.compare.commands.list import show_list
 from hubring.workers.compare.comparison import Comparison
-from hubring.workers.compare.cost import calibration
+from hubring.workers.compare.cost.calibrate import calibration
 from hubring.workers.compare.experiment.experiment import LinkTable
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import Run, runs

@@ -137,7 +137,7 @@ def _compare(
 def _here(experiment: Experiment, folder: Path) -> Findings:
     """Runs all of it on this machine."""
     from hubring.workers.compare.comparison import Comparison
-    from hubring.workers.compare.cost.calibration import calibrate
+    from hubring.workers.compare.cost.calibrate.calibration import calibrate
     from hubring.workers.compare.experiment.plan import runs
     from hubring.workers.compare.hardship import hosts
     from hubring.workers.compare.output.screen import Screen

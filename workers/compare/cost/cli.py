@@ -14,7 +14,7 @@ import typer
 from hubring.ps.config import terminal
 
 if TYPE_CHECKING:
-    from hubring.workers.compare.cost.constants import Constants
+    from hubring.workers.compare.cost.model.constants import Constants
 
 CALIBRATION = Path("calibration.json")
 ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
@@ -97,7 +97,7 @@ def predict(
 
 def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
     from hubring.ps.core.errors import UsageError
-    from hubring.workers.compare.cost import peer
+    from hubring.workers.compare.cost.calibrate import peer
 
     if idle:
         raise UsageError(f"--serve measures nothing, so {' and '.join(idle)} cannot be met: leave one out")
@@ -110,8 +110,8 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
     from msgspec.structs import replace
 
     from hubring.workers.compare.cost import screen
-    from hubring.workers.compare.cost.calibration import calibrate as measure
-    from hubring.workers.compare.cost.own_step import own_step
+    from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
+    from hubring.workers.compare.cost.calibrate.own_step import own_step
 
     constants = measure(turns, _say, peer)
     if job is not None:
@@ -128,7 +128,7 @@ def _predict(**options: Any) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from hubring.workers.compare.cost import screen
-    from hubring.workers.compare.cost.constants import read
+    from hubring.workers.compare.cost.model.constants import read
     from hubring.workers.compare.cost.question import Question
 
     given: Path | None = options.pop("calibration")
@@ -143,7 +143,7 @@ def _predict(**options: Any) -> dict[str, Any]:
 
 def _measured() -> Constants:
     """What this machine can do, as it is now; a question leaves no file."""
-    from hubring.workers.compare.cost.calibration import calibrate as measure
+    from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
 
     _say(f"there is no {CALIBRATION} here; measuring this machine, some ten seconds")
     return measure(tell=_say)

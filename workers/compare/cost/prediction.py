@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost import formulas
-from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.cost.formulas import Task
+from hubring.workers.compare.cost.model import formulas
+from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.formulas import Task
+from hubring.workers.compare.cost.model.way import Way
 from hubring.workers.compare.cost.reading import Reading, read
-from hubring.workers.compare.cost.scene import Scene
-from hubring.workers.compare.cost.simulation import simulate
-from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.cost.simulate.scene import Scene
+from hubring.workers.compare.cost.simulate.simulation import simulate
 from hubring.workers.compare.experiment.row import Row
 from hubring.workers.compare.experiment.setting import Setting
 

@@ -10,8 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.cost.crossing import most_servers, overtaking, servers_needed
+from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.reading import Reading, read
 from hubring.workers.compare.experiment import quantity

@@ -12,9 +12,9 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.cost.crossing import overtaking
 from hubring.workers.compare.cost.measured import Point, points
+from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.crossing import overtaking
 from hubring.workers.compare.cost.overhead import Overhead
 from hubring.workers.compare.cost.prediction import Forecast, Job, predict
 from hubring.workers.compare.cost.reading import Reading, read

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hubring.ps.page.kit.figures import digits
-from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.question import Answer, Answered, Crossing
 
 NOTHING = "-"

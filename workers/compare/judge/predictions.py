@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.constants import Constants
 from hubring.workers.compare.cost.measured import model_bytes
+from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.prediction import Job
 from hubring.workers.compare.cost.score import Score
 from hubring.workers.compare.experiment.experiment import Experiment

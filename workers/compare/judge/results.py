@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.constants import Constants
+from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.judge import gate

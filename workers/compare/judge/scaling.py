@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from hubring.workers.compare.cost.crossing import FORMULA, servers_needed
+from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Crossover, Entry, Scaling
 from hubring.workers.compare.result.ratio import ratio

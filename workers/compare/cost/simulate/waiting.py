@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hubring.workers.compare.cost.draws import Array, Ranks
+from hubring.workers.compare.cost.simulate.draws import Array, Ranks
 
 GONE = np.iinfo(np.intp).max // 2
 """Steps of a worker for which nobody waits any more."""

@@ -10,10 +10,10 @@ from statistics import median
 
 from hubring.ps.config.address import is_loopback
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.cost import partner
-from hubring.workers.compare.cost.constants import Wire
-from hubring.workers.compare.cost.pair import Line
-from hubring.workers.compare.cost.way import LINE_BYTES, PAYLOAD_BYTES
+from hubring.workers.compare.cost.calibrate import partner
+from hubring.workers.compare.cost.calibrate.pair import Line
+from hubring.workers.compare.cost.model.constants import Wire
+from hubring.workers.compare.cost.model.way import LINE_BYTES, PAYLOAD_BYTES
 from hubring.workers.compare.experiment.setting import Link
 
 OUTRUN = 1.2

@@ -10,7 +10,7 @@ from math import ceil, inf
 
 from msgspec import Struct
 
-from hubring.workers.compare.cost.constants import Wire
+from hubring.workers.compare.cost.model.constants import Wire
 from hubring.workers.compare.experiment.setting import Link
 
 LINE_BYTES, PAYLOAD_BYTES = 1514, 1448

@@ -20,12 +20,12 @@ from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
 from hubring.ps.transport.registry import transport
 from hubring.workers.communicators.ring import Ring
-from hubring.workers.compare.cost import partner
-from hubring.workers.compare.cost.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
+from hubring.workers.compare.cost.calibrate import partner
+from hubring.workers.compare.cost.calibrate.partner import KEYS, LARGE, PATIENCE, SENDER, SMALL
 from hubring.workers.compare.run.runner import clean_environment
 
 LARGE_BYTES = KEYS * LARGE * 4
-_MODULE = "hubring.workers.compare.cost.partner"
+_MODULE = "hubring.workers.compare.cost.calibrate.partner"
 
 
 class PartnerLost(HubringError):

@@ -15,9 +15,9 @@ from statistics import median
 
 import torch
 
-from hubring.workers.compare.cost import pair, partner, rates
-from hubring.workers.compare.cost.constants import Constants, Wire
-from hubring.workers.compare.cost.peer import line_to, link_of
+from hubring.workers.compare.cost.calibrate import pair, partner, rates
+from hubring.workers.compare.cost.calibrate.peer import line_to, link_of
+from hubring.workers.compare.cost.model.constants import Constants, Wire
 from hubring.workers.compare.run import machine
 
 TURNS = 7
@@ -39,7 +39,7 @@ def calibrate(
     Args:
         turns: Measurements of each figure, at least 2.
         tell: Called with what is measured next.
-        address: Of another host that serves (`hubring.workers.compare.cost.peer`), to measure the link to it;
+        address: Of another host that serves (`peer`), to measure the link to it;
             None: there is none.
 
     Raises:

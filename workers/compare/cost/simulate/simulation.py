@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.cost.free import Crowd
-from hubring.workers.compare.cost.lockstep import all_but_some, all_for_all, around_the_ring
-from hubring.workers.compare.cost.scene import Course, Scene
+from hubring.workers.compare.cost.simulate.free import Crowd
+from hubring.workers.compare.cost.simulate.lockstep import all_but_some, all_for_all, around_the_ring
+from hubring.workers.compare.cost.simulate.scene import Course, Scene
 
 
 def simulate(scene: Scene) -> Course:

@@ -11,7 +11,7 @@ M: bytes of the model, B: bytes a second of a host's link each way, n: workers, 
 
 So with equal links a hub of separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
 OSDI 2020). A formula with max() holds where links and processors work at the same time, which
-slices see to; how many there are says how well (`hubring.workers.compare.cost.way`).
+slices see to; how many there are says how well (`hubring.workers.compare.cost.model.way`).
 
 On one machine the hosts share cores, whatever links are put between them: no exchange is faster than the
 processor time of all of it by the number of cores.
@@ -23,8 +23,8 @@ from math import inf
 
 from msgspec import Struct
 
-from hubring.workers.compare.cost.constants import Constants
-from hubring.workers.compare.cost.way import Way, seconds_a_byte, slices
+from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.way import Way, seconds_a_byte, slices
 from hubring.workers.compare.experiment.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hubring.workers.compare.cost.draws import Array, Draws, Ranks
-from hubring.workers.compare.cost.scene import Course, Scene
-from hubring.workers.compare.cost.station import Station
-from hubring.workers.compare.cost.waiting import Pushes, Staleness
+from hubring.workers.compare.cost.simulate.draws import Array, Draws, Ranks
+from hubring.workers.compare.cost.simulate.scene import Course, Scene
+from hubring.workers.compare.cost.simulate.station import Station
+from hubring.workers.compare.cost.simulate.waiting import Pushes, Staleness
 
 
 class Crowd:

@@ -1,7 +1,7 @@
 """The other end of what `calibrate` measures, a process of its own.
 
-    python -m hubring.workers.compare.cost.partner shard HOST      one shard that serves by every transport
-    python -m hubring.workers.compare.cost.partner ring DIRECTORY  rank 1 of a ring of two
+    python -m ....partner shard HOST      one shard that serves by every transport
+    python -m ....partner ring DIRECTORY  rank 1 of a ring of two
 
 It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
 of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends by an

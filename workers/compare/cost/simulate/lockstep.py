@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hubring.workers.compare.cost.draws import Array, Draws
-from hubring.workers.compare.cost.scene import Course, Scene
-from hubring.workers.compare.cost.way import Way
+from hubring.workers.compare.cost.model.way import Way
+from hubring.workers.compare.cost.simulate.draws import Array, Draws
+from hubring.workers.compare.cost.simulate.scene import Course, Scene
 
 
 def around_the_ring(scene: Scene) -> Course:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hubring.workers.compare.cost.draws import Array
+from hubring.workers.compare.cost.simulate.draws import Array
 
 
 class Station:

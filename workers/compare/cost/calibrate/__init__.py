@@ -1,0 +1,1 @@
+"""Measures the constants of the machine at hand."""

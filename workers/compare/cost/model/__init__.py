@@ -1,0 +1,1 @@
+"""What an exchange takes, by formula, from a few measured constants."""

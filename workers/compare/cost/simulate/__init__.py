@@ -1,0 +1,1 @@
+"""What formulas do not tell: stragglers, bounded staleness and queues, simulated."""
