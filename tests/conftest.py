@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.orphans import take_in_orphans
+from tests.support.processes.orphans import take_in_orphans
 
 if TYPE_CHECKING:
-    from tests.support.cluster import Cluster
-    from tests.support.nursery import Nursery
+    from tests.support.processes.cluster import Cluster
+    from tests.support.processes.nursery import Nursery
 
 SYSTEM_SECONDS = 600.0
 """For a test of whole programs, so that on a busy machine its own deadlines come first and tell more."""
@@ -57,7 +57,7 @@ def orphans_come_to_us() -> None:
 @pytest.fixture(scope="session")
 def nursery(orphans_come_to_us: None) -> Iterator[Nursery]:
     """Forks the programs under test, from the first test on that starts one."""
-    from tests.support.nursery import Nursery  # which imports ours: not for tests of a single rule
+    from tests.support.processes.nursery import Nursery  # which imports ours: not for tests of a single rule
 
     with Nursery() as nursery:
         yield nursery
@@ -66,7 +66,7 @@ def nursery(orphans_come_to_us: None) -> Iterator[Nursery]:
 @pytest.fixture
 def cluster(tmp_path: Path, nursery: Nursery) -> Iterator[Cluster]:
     """Starts our programs, and ends all that the test left."""
-    from tests.support.cluster import Cluster  # which looks here for the processes below us
+    from tests.support.processes.cluster import Cluster  # which looks here for the processes below us
 
     cluster = Cluster(tmp_path, nursery)
     yield cluster

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.conftest import below, command, entry, parent, threads
-from tests.support import stopwatch
+from tests.support.processes import stopwatch
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.ranks import HubRanks, Ranks, RingRanks
+from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 
 STEPS = 4
 RTOL, ATOL = 1e-5, 1e-6

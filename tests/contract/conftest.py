@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.contract.numbers import SIZES
-from tests.support.crew import Crew
-from tests.support.ranks import (
+from tests.support.training.crew import Crew
+from tests.support.training.ranks import (
     AggregatingRanks,
     HubRanks,
     LocalRanks,

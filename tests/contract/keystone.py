@@ -10,7 +10,7 @@ from torch import nn
 
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.ranks import AggregatingRanks, HubRanks, RingRanks
+from tests.support.training.ranks import AggregatingRanks, HubRanks, RingRanks
 
 RTOL, ATOL = 1e-5, 1e-6
 """Between one sum over the doubled batch and the mean of two means, after KEYSTONE_STEPS steps in float32."""

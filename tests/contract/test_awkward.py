@@ -28,7 +28,7 @@ from tests.contract.awkward import (
     values,
     wrapped,
 )
-from tests.support.ranks import Ranks
+from tests.support.training.ranks import Ranks
 
 
 class Knot(nn.Module):

@@ -14,7 +14,7 @@ from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.workers.collectives import allgather, allreduce, barrier, broadcast
 from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.communicators.base import Communicator
-from tests.support.ranks import LIMIT, Ranks
+from tests.support.training.ranks import LIMIT, Ranks
 
 REDUCED: dict[ReduceOp, Callable[[torch.Tensor], torch.Tensor]] = {
     ReduceOp.SUM: lambda parts: parts.sum(0),

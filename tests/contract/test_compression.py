@@ -16,7 +16,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
+from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 
 CODECS = ["bf16", "fp16", "int8", "sign", "topk:0.1", "powersgd:2"]
 STEPS = 150

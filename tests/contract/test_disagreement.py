@@ -11,7 +11,7 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 def odd(rank: int) -> dict[str, tuple[Callable[[Communicator], object], str, str]]:

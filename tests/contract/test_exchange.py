@@ -22,7 +22,7 @@ from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import setup, tuning
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, linear_of, parameters
-from tests.support.ranks import LIMIT, Ranks, RingRanks
+from tests.support.training.ranks import LIMIT, Ranks, RingRanks
 
 
 def test_attaching_brings_rank_0s_parameters_to_all(ranks: Ranks) -> None:

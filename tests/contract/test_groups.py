@@ -10,7 +10,7 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import LARGE
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 def test_a_group_does_everything_among_its_members_alone(three: Crew) -> None:

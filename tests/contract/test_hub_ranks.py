@@ -10,7 +10,7 @@ from hubring.ps.optim.hyper import hyper_of
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
 from tests.contract.models import attached, linear
-from tests.support.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, Seat
+from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, Seat
 
 
 def test_a_hub_steps_with_the_hyperparameters_that_come_along(hub: Ranks) -> None:

@@ -18,7 +18,7 @@ from tests.contract.keystone import (
     momentum_sgd,
     train_two_groups,
 )
-from tests.support.ranks import LocalRanks, Ranks
+from tests.support.training.ranks import LocalRanks, Ranks
 
 
 @pytest.mark.parametrize("make", [momentum_sgd, adamw])

@@ -12,7 +12,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, given_by
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import LIMIT
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 def test_named_operations_may_come_in_any_order_on_every_rank(crew: Crew) -> None:

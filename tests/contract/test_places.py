@@ -14,7 +14,7 @@ from torch import nn
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.ranks import HubRanks, PlacedRanks, Ranks, StagedRanks
+from tests.support.training.ranks import HubRanks, PlacedRanks, Ranks, StagedRanks
 
 
 @pytest.mark.parametrize(("wired", "compress", "held"), [((), "", 1), ((0,), "", 0), ((), "powersgd:1", 0)])

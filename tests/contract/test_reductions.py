@@ -14,7 +14,7 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, SIZES, expected, given_by, ops
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,7 +15,7 @@ from hubring.workers.communicators.allreduce import AllreduceCommunicator, ring_
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.ring_work import RingWork
 from tests.contract.models import attached
-from tests.support.ranks import LIMIT, Ranks
+from tests.support.training.ranks import LIMIT, Ranks
 
 
 def test_whatever_an_operation_fails_with_ends_all_that_wait(ring: Ranks) -> None:

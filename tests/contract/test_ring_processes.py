@@ -15,7 +15,7 @@ from hubring.ps.core.errors import HubringError
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.allreduce import AllreduceCommunicator, ring_store
 from tests.contract.models import attached
-from tests.support.ranks import LIMIT
+from tests.support.training.ranks import LIMIT
 
 
 def ring_rank(rank: int, board: Any, told: Any, how: str) -> None:

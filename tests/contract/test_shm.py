@@ -13,7 +13,7 @@ import pytest
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.segment import enclose
 from hubring.ps.transport.shm.transport import ShmTransport
-from tests.support.conformance import PATIENCE, Serving, ask, content, noise, request
+from tests.support.transports.conformance import PATIENCE, Serving, ask, content, noise, request
 
 LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
 LENGTH = LAYOUT.size - 4

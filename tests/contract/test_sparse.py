@@ -11,7 +11,7 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import FLOATS, ops
-from tests.support.crew import Crew
+from tests.support.training.crew import Crew
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVERAGE])

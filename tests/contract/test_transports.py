@@ -12,7 +12,7 @@ from hubring.ps.transport.base import Message, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from tests.support.conformance import (
+from tests.support.transports.conformance import (
     CHECKS,
     PATIENCE,
     MakeTransport,
@@ -21,7 +21,7 @@ from tests.support.conformance import (
     keeps_what_waits_where_it_is,
     overtakes_only_by_priority,
 )
-from tests.support.inproc import InprocTransport
+from tests.support.transports.inproc import InprocTransport
 
 Check = Callable[[MakeTransport], None]
 

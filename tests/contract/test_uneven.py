@@ -31,7 +31,7 @@ from tests.contract.awkward import (
     values,
     wrapped,
 )
-from tests.support.ranks import Ranks
+from tests.support.training.ranks import Ranks
 
 
 @KINDS

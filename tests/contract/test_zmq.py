@@ -15,7 +15,7 @@ from hubring.ps.transport.base import Envelope, Listener
 from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from tests.support.conformance import (
+from tests.support.transports.conformance import (
     PATIENCE,
     Answer,
     Serving,

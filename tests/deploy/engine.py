@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.stopwatch import Stopwatch
+from tests.support.processes.stopwatch import Stopwatch
 
 PROGRAMS = ("dockerd", "docker", "debootstrap", "unshare", "ip", "setpriv")
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"

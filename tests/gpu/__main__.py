@@ -14,7 +14,7 @@ import torch
 
 from tests.gpu import bench, pytests, training
 from tests.gpu.row import Row, exit_code, table
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 
 NO_DEVICE = 69
 

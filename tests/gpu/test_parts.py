@@ -13,7 +13,7 @@ from tests.gpu import __main__ as program
 from tests.gpu import bench, pytests, training
 from tests.gpu.pytests import verdict
 from tests.gpu.row import Row, exit_code, table
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 
 
 def test_without_a_device_one_line_says_so(

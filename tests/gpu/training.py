@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.gpu.row import Row
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 
 SCRIPT = str(Path(__file__).parents[1] / "system" / "on_gpu.py")
 STEPS = 100

@@ -12,7 +12,7 @@ import pytest
 
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import torchrun
-from tests.support.cluster import Cluster, Program, measured
+from tests.support.processes.cluster import Cluster, Program, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import SMALL, Cluster, Program
 from tests.support.needs import needs
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

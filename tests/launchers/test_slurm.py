@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import told, worker
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 

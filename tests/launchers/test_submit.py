@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.conftest import command, descendants, entry
 from tests.launchers.slurm import Slurm
 from tests.launchers.test_launchers import told
-from tests.support.cluster import SMALL
+from tests.support.processes.cluster import SMALL
 
 pytestmark = pytest.mark.slow
 

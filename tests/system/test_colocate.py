@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import GRACE, ends_by
-from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.system.test_topologies import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow

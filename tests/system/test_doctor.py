@@ -22,7 +22,7 @@ import pytest
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
 from hubring.ps.core.types import PROTOCOL
-from tests.support.cluster import Cluster, Program
+from tests.support.processes.cluster import Cluster, Program
 
 pytestmark = pytest.mark.slow
 

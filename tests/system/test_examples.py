@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster
-from tests.support.pictures import write_pictures
+from tests.support.processes.cluster import Cluster
+from tests.support.training.pictures import write_pictures
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.cluster import SCRIPTS, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, Cluster, Program
 
 pytestmark = [
     pytest.mark.gpu,

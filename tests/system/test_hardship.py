@@ -21,7 +21,7 @@ from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.hardship.network import why_not
 from hubring.workers.slowdown.delays import Slowness
 from hubring.workers.slowdown.straggler import Straggler
-from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
 from tests.support.scripts import small
 
 pytestmark = pytest.mark.slow

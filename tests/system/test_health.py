@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hubring.ps.observe.health_check import probe
-from tests.support.cluster import PATIENCE, SMALL, Cluster, Program
+from tests.support.processes.cluster import PATIENCE, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ import pytest
 
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.network import BURST_BYTES, LINE_BYTES, PAYLOAD_BYTES, network, why_not
-from tests.support.cluster import SCRIPTS, Cluster
+from tests.support.processes.cluster import SCRIPTS, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 from tests.support.scripts import small
 
 pytestmark = pytest.mark.slow

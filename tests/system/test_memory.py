@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

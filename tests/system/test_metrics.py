@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hubring.ps.observe.metrics import CONTENT_TYPE
-from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

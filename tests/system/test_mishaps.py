@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark.structures import ParameterSet
 
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 from tests.system.mishaps.mishap import SOON, Mishap, Stage
 from tests.system.mishaps.table import MISHAPS, PAGE, blanked, page, row, rows_of
 

@@ -11,7 +11,7 @@ import pytest
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.programs import on_ray
-from tests.support.cluster import SCRIPTS, SMALL, Cluster
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster
 
 DRIVER = str(SCRIPTS / "on_ray_driver.py")
 PATIENT = 300.0

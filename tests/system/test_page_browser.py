@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from tests.support.cluster import SMALL, Cluster, Program
 from tests.support.needs import needs
-from tests.support.paged import worker
-from tests.support.staged_page import EVERY_STATE, staged
+from tests.support.pages.paged import worker
+from tests.support.pages.staged_page import EVERY_STATE, staged
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parent.parent / "axe" / "axe.min.js"

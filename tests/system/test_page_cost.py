@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from hubring.ps.page.painter import TICK_SECONDS
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def test_sixty_four_workers_train_on_while_somebody_watches(cluster: Cluster) -> None:
-    measured = cluster.run("cost", "tests.support.page_cost", "64", "2", "1", "3", "0.1").done(0)
+    measured = cluster.run("cost", "tests.support.pages.cost", "64", "2", "1", "3", "0.1").done(0)
     plain, watched, scraped = measured["turns"]
     assert min(turn["steps"] for turn in measured["turns"]) > 0
     assert (plain["frames"], plain["scrapes"], watched["scrapes"]) == (0, 0, 0)

@@ -15,8 +15,8 @@ from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.judge import gate
 from hubring.workers.compare.peers.programs import PeerPrograms
 from hubring.workers.peers.rows import PEERS, find
-from tests.support.cluster import SMALL, Cluster, Program
 from tests.support.needs import do_without
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

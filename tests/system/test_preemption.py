@@ -10,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.support.cluster import SMALL, Cluster, Program
+from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hubring.ps.checkpoint.manifest import read
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 

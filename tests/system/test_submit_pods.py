@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ps.submit.test_submit_containers import expanded, inside, jobs
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
-from tests.support.cluster import SMALL, TRAIN, Cluster, Program
+from tests.support.processes.cluster import SMALL, TRAIN, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import SMALL, Cluster
+from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.support.cluster import SCRIPTS, SMALL, Cluster, Program
+from tests.support.processes.cluster import SCRIPTS, SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from hubring.ps.core.work import Work
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import ASP, BSP, Consistency
 from hubring.ps.transport.base import Connection, Message
-from tests.support.inproc import InprocTransport
+from tests.support.transports.inproc import InprocTransport
 
 T = TypeVar("T")
 

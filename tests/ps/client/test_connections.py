@@ -12,7 +12,7 @@ from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded, HubringErro
 from hubring.ps.core.work import Work
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
-from tests.support.desk import SOON, Desk, opened
+from tests.support.fakes.desk import SOON, Desk, opened
 
 desk = pytest.fixture(opened, name="desk")
 

@@ -13,7 +13,7 @@ import pytest
 from hubring.ps.client.connections import Connections
 from hubring.ps.core.errors import HubringError
 from hubring.ps.transport.spin_wait import SpinWait
-from tests.support.desk import SOON, Desk, Told, opened
+from tests.support.fakes.desk import SOON, Desk, Told, opened
 
 desk = pytest.fixture(opened, name="desk")
 

@@ -9,7 +9,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.shard import gpu
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 
 
 def has(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -12,7 +12,7 @@ from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.checkpoint_writer import Held
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import ConfigError
-from tests.support.fake_time import FakeTime
+from tests.support.fakes.clock import FakeTime
 
 
 class NeverReached:

@@ -12,8 +12,8 @@ from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.collectives import barrier
 from hubring.workers.communicators.base import CollectiveWork, Then
 from hubring.workers.optimizer.exchange import Exchange
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.fake_time import FakeTime
+from tests.support.fakes.clock import FakeTime
+from tests.support.fakes.hub import FakeHub, FakeRank
 
 
 def test_a_long_wait_is_told_every_ten_seconds() -> None:

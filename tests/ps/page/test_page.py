@@ -23,8 +23,8 @@ from hubring.ps.page.section import Section, changes
 from hubring.ps.page.sections.course import curve
 from hubring.ps.page.sections.picture import SIGNS
 from hubring.ps.page.sections.summary import alarms, headline
-from tests.support.outline import Node, outline
-from tests.support.paged import moment, report, shard, worker
+from tests.support.pages.outline import Node, outline
+from tests.support.pages.paged import moment, report, shard, worker
 
 LOG = (LogEntry(1, 1.7e9, "info", "rank 0 joined"), LogEntry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {

@@ -19,10 +19,10 @@ from hubring.ps.page.history import History
 from hubring.ps.page.painter import Painter
 from hubring.ps.page.reader import Reader
 from hubring.ps.page.routes import HEADERS, app
-from tests.support.asgi import Answer, ask
-from tests.support.fake_time import FakeTime
-from tests.support.outline import outline
-from tests.support.paged import TOKEN, PagedHub
+from tests.support.fakes.clock import FakeTime
+from tests.support.pages.asgi import Answer, ask
+from tests.support.pages.outline import outline
+from tests.support.pages.paged import TOKEN, PagedHub
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 ACTIONS = ("/checkpoint", "/drain", "/end")

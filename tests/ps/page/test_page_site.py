@@ -13,7 +13,7 @@ import pytest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.page import listener, routes
 from hubring.ps.page.site import Site
-from tests.support.paged import TOKEN, PagedHub
+from tests.support.pages.paged import TOKEN, PagedHub
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from hubring.ps.page.history import History
 from hubring.ps.page.painter import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
 from hubring.ps.page.reader import Reader
 from hubring.ps.page.routes import app
-from tests.support.asgi import ask, watching
-from tests.support.fake_time import FakeTime
-from tests.support.paged import TOKEN, PagedHub, journal
+from tests.support.fakes.clock import FakeTime
+from tests.support.pages.asgi import ask, watching
+from tests.support.pages.paged import TOKEN, PagedHub, journal
 
 
 class Stage:

@@ -17,7 +17,7 @@ from hubring.ps.job.plans import bucket_to_proto, slice_to_proto
 from hubring.ps.shard.control import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
-from tests.support.inproc import InprocTransport
+from tests.support.transports.inproc import InprocTransport
 
 SOON = 10.0
 BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))

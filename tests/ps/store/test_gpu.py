@@ -25,7 +25,7 @@ from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.pinning import pinned
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.ranks import LIMIT, HubRanks
+from tests.support.training.ranks import LIMIT, HubRanks
 
 pytestmark = [
     pytest.mark.gpu,

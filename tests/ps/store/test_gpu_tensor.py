@@ -14,7 +14,7 @@ from hubring.ps.store.gpu_tensor import GpuTensor
 from hubring.ps.transport import wire
 from hubring.ps.transport.base import Message
 from hubring.ps.transport.bundle import bytes_of
-from tests.support.fake_gpu import GPU, FakeMemory
+from tests.support.fakes.gpu import GPU, FakeMemory
 
 PLACE = GpuTensor(b"h" * 66, 4096, 512, b"/torch_1_2_3", 7, b"e" * 64, True, 16, b"r" * 64)
 

@@ -16,7 +16,7 @@ from hubring.ps.store.entry import Entry
 from hubring.ps.store.gpu_tensor import Reached
 from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
-from tests.support.fake_gpu import FakeMemory
+from tests.support.fakes.gpu import FakeMemory
 
 SGD: Hyper = {"lr": 0.5, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from hubring.ps.transport.registry import (
     open_doors,
     transport,
 )
-from tests.support.conformance import PATIENCE, Serving, ask, content, noise, request
+from tests.support.transports.conformance import PATIENCE, Serving, ask, content, noise, request
 
 
 @pytest.fixture

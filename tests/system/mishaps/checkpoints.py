@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage, like_anybody, mounted
 
 AFRESH = "Mend the file or who may read it, or start with another --checkpoint-dir to begin afresh"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 MEND = "Lower the learning rate, clip gradients, .*take a torch.amp.GradScaler"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 RANK_1 = r"rank 1 \(.* pid \d+\)"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.cluster import Program
+from tests.support.processes.cluster import Program
 from tests.system.mishaps.mishap import Mishap, Stage, mounted
 
 TINY = mounted("mount -t tmpfs -o size=256k small /dev/shm")

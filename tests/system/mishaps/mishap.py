@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from tests.support.cluster import SMALL, Cluster, Program
-from tests.support.stopwatch import Stopwatch
+from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.stopwatch import Stopwatch
 
 LOOK_SECONDS = 0.1
 SOON = 15.0

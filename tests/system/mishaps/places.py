@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hubring.ps.core.types import PROTOCOL
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 OLDER = f"import hubring.ps.core.types\nhubring.ps.core.types.PROTOCOL = {PROTOCOL - 1}\n"

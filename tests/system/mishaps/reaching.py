@@ -13,7 +13,7 @@ from contextlib import suppress
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
 
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 ANY = r"127\.0\.0\.1:\d+"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from tests.support.cluster import SMALL, Program
+from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage
 
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

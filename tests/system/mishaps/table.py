@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 from tests.system.mishaps.checkpoints import CHECKPOINTS
 from tests.system.mishaps.gradients import GRADIENTS
 from tests.system.mishaps.losses import LOSSES

@@ -21,8 +21,8 @@ from hubring.workers.bench.rows.row import ROWS, select
 from hubring.workers.bench.team import Turn
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.cluster import Cluster
-from tests.support.fake_hub import FakeHub, FakeRank
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.processes.cluster import Cluster
 
 # What is asked for.
 

@@ -16,7 +16,7 @@ from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.pinning import lies_in_pages_of_its_own
 from hubring.workers.buckets.staging import OnHost, Staging, ThroughHost
-from tests.support.lazy_device import LazyDevice
+from tests.support.fakes.lazy_device import LazyDevice
 
 SOON = 10.0
 

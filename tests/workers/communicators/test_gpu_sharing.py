@@ -15,8 +15,8 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import OnHost, ThroughHost
 from hubring.workers.communicators import gpu_sharing
-from tests.support.fake_gpu import GPU, FakeMemory
-from tests.support.lazy_device import LazyDevice
+from tests.support.fakes.gpu import GPU, FakeMemory
+from tests.support.fakes.lazy_device import LazyDevice
 
 NOBODY = cast(DeviceWaiter, None)  # nothing is carried in these tests
 TOKEN = torch.arange(16, dtype=torch.uint8)

@@ -21,7 +21,7 @@ from hubring.workers.communicators.slicing import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.keystone import train_two_groups
 from tests.contract.models import attached, linear
-from tests.support.ranks import LIMIT, HubRanks, Seat
+from tests.support.training.ranks import LIMIT, HubRanks, Seat
 
 SIZES = (128, 64, 256, 1 << 20)
 """Whole cache lines: cuts between them change no bit."""

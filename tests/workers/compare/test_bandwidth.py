@@ -13,7 +13,7 @@ from hubring.workers.compare.experiment.experiment import FaultTable
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.result.nccl_tests import algbw, busbw
 from hubring.workers.compare.run.outcome import Outcome
-from tests.support.replayed import Replayed, compared
+from tests.support.compare.replayed import Replayed, compared
 
 EXCHANGE = {"exposed_seconds": 0.5, "hidden_seconds": 0.3}
 """Of 100 steps, so 5 ms and 3 ms in each."""

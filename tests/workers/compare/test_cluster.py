@@ -31,7 +31,7 @@ from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Sample, of_machine
 from hubring.workers.compare.run.runner import clean_environment
 from hubring.workers.launchers.placement import FAMILIES, detect
-from tests.support.replayed import experiment
+from tests.support.compare.replayed import experiment
 
 SRUN = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}

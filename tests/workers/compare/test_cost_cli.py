@@ -18,7 +18,7 @@ from hubring.workers.compare.cost import question
 from hubring.workers.compare.cost.calibrate import calibration
 from hubring.workers.compare.cost.model.constants import WIRES, read
 from hubring.workers.compare.experiment.setting import Link
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 from tests.workers.compare.test_cost_prediction import CONSTANTS
 
 

@@ -19,7 +19,7 @@ from hubring.workers.compare.run.outcome import Line, Outcome, divergence
 from hubring.workers.compare.run.process import Process, ProcessFailed, Start
 from hubring.workers.compare.run.runner import Runner
 from hubring.workers.compare.run.site import ThisMachine
-from tests.support.replayed import Replayed, carried_out, experiment, record, row
+from tests.support.compare.replayed import Replayed, carried_out, experiment, record, row
 
 ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"
 LAST = {"steps": 41, "exit_code": 1, "error": ERROR}

@@ -14,7 +14,7 @@ from hubring.workers.compare.experiment.experiment_file import load, shipped
 from hubring.workers.compare.experiment.row import ROWS
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.slowdown.straggler import Straggler
-from tests.support.replayed import experiment
+from tests.support.compare.replayed import experiment
 
 HARD = """
 job = "char-lm"

@@ -15,7 +15,7 @@ from hubring.workers.compare.experiment.experiment import FaultTable
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.gate import Parameters, bits_difference, bits_wrong, difference, wrong
 from hubring.workers.compare.run.outcome import EARLY, Outcome
-from tests.support.replayed import Replayed, carried_out, compared, row
+from tests.support.compare.replayed import Replayed, carried_out, compared, row
 
 
 def parameters(factor: float = 1.0, name: str = "weight") -> dict[str, torch.Tensor]:

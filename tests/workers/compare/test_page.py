@@ -12,8 +12,8 @@ from msgspec import convert
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.page import page
-from tests.support.compared import EMULATED, full, minimal, summary
-from tests.support.outline import Node, outline
+from tests.support.compare.compared import EMULATED, full, minimal, summary
+from tests.support.pages.outline import Node, outline
 
 SENTINEL = 77777.0
 """Stands where a speed must not be shown; written as 77,800, 77,777 or 77777."""

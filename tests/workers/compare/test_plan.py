@@ -9,7 +9,7 @@ from hubring.workers.compare.experiment.plan import AGAIN, again, runs
 from hubring.workers.compare.experiment.row import ROWS
 from hubring.workers.compare.experiment.setting import Fault, Link, Setting
 from hubring.workers.slowdown.straggler import Straggler
-from tests.support.replayed import experiment
+from tests.support.compare.replayed import experiment
 
 
 def test_every_row_runs_once_with_each_seed_and_the_hub_once_more() -> None:

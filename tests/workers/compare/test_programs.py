@@ -11,7 +11,7 @@ from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.experiment.row import select
 from hubring.workers.compare.hardship.hosts import Hosts
 from hubring.workers.compare.run.programs import Programs
-from tests.support.replayed import experiment
+from tests.support.compare.replayed import experiment
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hubring.ps.core.errors import DeadlineExceeded
 from hubring.workers.compare.page import page
 from hubring.workers.compare.run.outcome import latest, read_record
 from hubring.workers.compare.run.process import Processes, ProcessFailed
-from tests.support.outline import outline
-from tests.support.replayed import Replayed, carried_out, compared
+from tests.support.compare.replayed import Replayed, carried_out, compared
+from tests.support.pages.outline import outline
 
 LOUD = "import sys; print('the cause', file=sys.stderr); sys.exit(3)"
 STUBBORN = """

@@ -31,7 +31,7 @@ from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
 from hubring.workers.compare.run.runner import Runner
-from tests.support.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
+from tests.support.compare.replayed import MACHINE, Heard, Replayed, carried_out, experiment, record
 
 LABELS = [run.label for run in runs(experiment())]
 

@@ -20,7 +20,7 @@ from hubring.workers.compare.judge.verdict import verdict as in_words
 from hubring.workers.compare.result.ratio import Ratio, ratio
 from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.outcome import Line
-from tests.support.replayed import Replayed, compared, findings, record
+from tests.support.compare.replayed import Replayed, compared, findings, record
 
 SEEDS = (0, 1, 2)
 CALM = (1.0, 1.02, 0.98)

@@ -18,7 +18,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
 from hubring.workers.examples.images import images, read_idx
 from hubring.workers.runtime import context
-from tests.support.pictures import idx, write_pictures
+from tests.support.training.pictures import idx, write_pictures
 
 
 @pytest.fixture

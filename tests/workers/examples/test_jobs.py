@@ -16,7 +16,7 @@ import torch
 import hubring
 from hubring.workers.examples import char_lm, digits
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.cluster import Cluster
+from tests.support.processes.cluster import Cluster
 
 EXAMPLES = Path(str(files("hubring.workers.examples")))
 SCRIPTS = ["digits.py", "char_lm.py", "train.py"]

@@ -10,7 +10,7 @@ import pytest
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.horovod.world import lifecycle
 from hubring.workers.launchers.placement import Placement
-from tests.support.ranks import HubRanks, Ranks, RingRanks
+from tests.support.training.ranks import HubRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 

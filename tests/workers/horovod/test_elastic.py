@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import hubring.workers.horovod as hvd
-from tests.support.cluster import Cluster, Program
+from tests.support.processes.cluster import Cluster, Program
 from tests.workers.horovod.conftest import Everybody
 
 SCRIPT = str(Path(__file__).with_name("elastic_script.py"))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, Program
+from tests.support.processes.cluster import Cluster, Program
 
 PUBLISHED = str(Path(__file__).with_name("published.py"))
 

@@ -14,7 +14,7 @@ from hubring.ps.core.errors import ConfigError, NonFinite
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
-from tests.support.ranks import RingRanks
+from tests.support.training.ranks import RingRanks
 
 
 class Trained:

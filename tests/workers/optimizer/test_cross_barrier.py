@@ -16,9 +16,9 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.local import LocalCommunicator
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.held_rank import SOON, HeldRank, Side, Step, bucket_of, crossing, waits
-from tests.support.training_scripts import (
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.held_rank import SOON, HeldRank, Side, Step, bucket_of, crossing, waits
+from tests.support.training.training_scripts import (
     assert_same,
     batches,
     build,

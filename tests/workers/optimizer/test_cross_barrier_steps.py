@@ -21,9 +21,9 @@ from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.runtime import context
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.held_rank import SOON, HeldRank, Side, bucket_of, crossing, waits
-from tests.support.training_scripts import (
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.held_rank import SOON, HeldRank, Side, bucket_of, crossing, waits
+from tests.support.training.training_scripts import (
     assert_same,
     batches,
     build,

@@ -17,8 +17,8 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Start
 from hubring.workers.communicators.local import LocalCommunicator
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.training_scripts import batches, build, loss_of, plain_step, single_server, wrap
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.training_scripts import batches, build, loss_of, plain_step, single_server, wrap
 
 
 def test_buffers_and_frozen_parameters_come_from_rank_0() -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer import setup
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.training_scripts import (
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.training_scripts import (
     SMALL,
     Step,
     assert_close,

@@ -12,8 +12,8 @@ from torch import nn
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.local import LocalCommunicator
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.training_scripts import (
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.training_scripts import (
     STEPS,
     Step,
     assert_close,

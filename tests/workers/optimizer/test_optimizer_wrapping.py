@@ -12,7 +12,7 @@ from torch import nn
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.training_scripts import (
+from tests.support.training.training_scripts import (
     assert_same,
     batches,
     build,

@@ -11,8 +11,8 @@ from hubring.workers.optimizer import setup, tuning
 from hubring.workers.optimizer.bucket_group import bucket_groups
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from hubring.workers.optimizer.tuning import STEPS, TURNS, Tuning
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.training_scripts import (
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.training_scripts import (
     assert_same,
     batches,
     build,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.store.gpu_tensor import GpuTensor, Mark
-from tests.support.lazy_device import LazyDevice
+from tests.support.fakes.lazy_device import LazyDevice
 
 GPU = "GPU-fake"
 

@@ -21,7 +21,7 @@ from hubring.ps.coordinator.fleet import Fleet, Shard
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 from hubring.ps.store.consistency import by_name
-from tests.support.fake_time import FakeTime
+from tests.support.fakes.clock import FakeTime
 
 LIMIT = 20.0
 """Seconds after which a call that waits has found a bug."""

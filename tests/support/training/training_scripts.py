@@ -12,7 +12,7 @@ from torch import nn
 
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.fake_hub import FakeHub, FakeRank
+from tests.support.fakes.hub import FakeHub, FakeRank
 
 STEPS = 4
 SMALL = 64

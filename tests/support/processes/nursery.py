@@ -32,7 +32,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, NoReturn, Self
 
 from hubring.ps.config.environment import become, spare_forks
-from tests.support.orphans import take_in_orphans
+from tests.support.processes.orphans import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run")
 """torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""

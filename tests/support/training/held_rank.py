@@ -13,8 +13,8 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.support.fake_hub import FakeHub, FakeRank
-from tests.support.training_scripts import batches, build, plain_step, wrap
+from tests.support.fakes.hub import FakeHub, FakeRank
+from tests.support.training.training_scripts import batches, build, plain_step, wrap
 
 Side = Literal["server", "worker"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None]

@@ -1,6 +1,6 @@
 """What the status page costs a job of many simulated workers.
 
-    page_cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE [shared]
+    cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE [shared]
 
 The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
 lines to the shards; in lockstep all sleep for COMPUTE seconds, as long as an accelerator would compute, and

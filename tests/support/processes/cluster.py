@@ -18,12 +18,12 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from tests.conftest import command, entry
-from tests.support.nursery import Forked, Nursery
-from tests.support.stopwatch import Stopwatch
+from tests.support.processes.nursery import Forked, Nursery
+from tests.support.processes.stopwatch import Stopwatch
 
-SCRIPTS = Path(__file__).with_name("scripts")
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 SMALL = str(SCRIPTS / "small.py")
-TRAIN = str(Path(__file__).parents[2] / "workers" / "examples" / "train.py")
+TRAIN = str(Path(__file__).parents[3] / "workers" / "examples" / "train.py")
 MEASURED = str(SCRIPTS / "measured.py")
 PATIENCE = 90.0
 """Seconds, by a stopwatch, in which a program does whatever it was asked for."""

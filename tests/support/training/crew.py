@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from hubring.workers.communicators.base import Communicator
-from tests.support.ranks import LIMIT, HubRanks, Ranks, RingRanks
+from tests.support.training.ranks import LIMIT, HubRanks, Ranks, RingRanks
 
 T = TypeVar("T")
 

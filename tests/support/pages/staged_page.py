@@ -11,7 +11,7 @@ from typing import Any
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.page.site import Site
-from tests.support.paged import PagedHub, shard, worker
+from tests.support.pages.paged import PagedHub, shard, worker
 
 LIMIT = 60.0
 

@@ -31,9 +31,9 @@ from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
-from tests.support.fake_gpu import GPU, FakeMemory
-from tests.support.inproc import InprocTransport
-from tests.support.lazy_device import PromptDevice
+from tests.support.fakes.gpu import GPU, FakeMemory
+from tests.support.fakes.lazy_device import PromptDevice
+from tests.support.transports.inproc import InprocTransport
 
 T = TypeVar("T")
 LIMIT = 60.0

@@ -1,0 +1,1 @@
+"""Experiments that nobody ran, and their results."""

@@ -1,0 +1,1 @@
+"""Programs under test, and what is left of them."""
