@@ -16,7 +16,7 @@ from tests.support.processes.orphans import take_in_orphans
 
 if TYPE_CHECKING:
     from tests.support.processes.cluster import Cluster
-    from tests.support.processes.nursery import Nursery
+    from tests.support.processes.fork_server import ForkServer
 
 SYSTEM_SECONDS = 600.0
 """For a test of whole programs, so that on a busy machine its own deadlines come first and tell more."""
@@ -55,20 +55,22 @@ def orphans_come_to_us() -> None:
 
 
 @pytest.fixture(scope="session")
-def nursery(orphans_come_to_us: None) -> Iterator[Nursery]:
+def fork_server(orphans_come_to_us: None) -> Iterator[ForkServer]:
     """Forks the programs under test, from the first test on that starts one."""
-    from tests.support.processes.nursery import Nursery  # which imports ours: not for tests of a single rule
+    from tests.support.processes.fork_server import (
+        ForkServer,  # which imports ours: not for tests of a single rule
+    )
 
-    with Nursery() as nursery:
-        yield nursery
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, nursery: Nursery) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
     """Starts our programs, and ends all that the test left."""
     from tests.support.processes.cluster import Cluster  # which looks here for the processes below us
 
-    cluster = Cluster(tmp_path, nursery)
+    cluster = Cluster(tmp_path, fork_server)
     yield cluster
     cluster.end()
 

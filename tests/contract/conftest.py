@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.contract.numbers import SIZES
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 from tests.support.training.ranks import (
     AggregatingRanks,
     HubRanks,
@@ -50,15 +50,15 @@ hub = pytest.fixture(made, params=["hub"], name="hub")
 
 
 @pytest.fixture(scope="module")
-def crews() -> Iterator[Callable[[str, int], Crew]]:
-    made: dict[tuple[str, int], Crew] = {}
+def pools() -> Iterator[Callable[[str, int], RankPool]]:
+    made: dict[tuple[str, int], RankPool] = {}
 
-    def crew(topology: str, size: int) -> Crew:
+    def pool(topology: str, size: int) -> RankPool:
         if (topology, size) not in made:
-            made[topology, size] = Crew(topology, size)
+            made[topology, size] = RankPool(topology, size)
         return made[topology, size]
 
-    yield crew
+    yield pool
     for one in made.values():
         one.close()
 
@@ -66,10 +66,10 @@ def crews() -> Iterator[Callable[[str, int], Crew]]:
 @pytest.fixture(
     params=list(itertools.product(["hub", "ring"], SIZES)), ids=lambda which: f"{which[0]}{which[1]}"
 )
-def crew(request: pytest.FixtureRequest, crews: Callable[[str, int], Crew]) -> Crew:
-    return crews(*request.param)
+def pool(request: pytest.FixtureRequest, pools: Callable[[str, int], RankPool]) -> RankPool:
+    return pools(*request.param)
 
 
 @pytest.fixture(params=["hub3", "ring3"])
-def three(request: pytest.FixtureRequest, crews: Callable[[str, int], Crew]) -> Crew:
-    return crews(request.param[:-1], 3)
+def three(request: pytest.FixtureRequest, pools: Callable[[str, int], RankPool]) -> RankPool:
+    return pools(request.param[:-1], 3)

@@ -11,7 +11,7 @@ from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
 def odd(rank: int) -> dict[str, tuple[Callable[[Communicator], object], str, str]]:
@@ -86,7 +86,7 @@ def odd(rank: int) -> dict[str, tuple[Callable[[Communicator], object], str, str
 
 
 @pytest.mark.parametrize("what", list(odd(0)))
-def test_ranks_that_disagree_are_all_told_who_sent_what(three: Crew, what: str) -> None:
+def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: str) -> None:
     def action(communicator: Communicator) -> str:
         call, *_ = odd(communicator.rank)[what]
         with pytest.raises(ConfigError) as caught:
@@ -129,7 +129,7 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: Crew, what: str) 
     ],
 )
 def test_what_cannot_be_done_is_an_error_on_every_rank(
-    three: Crew, call: Callable[[Communicator], object], says: str
+    three: RankPool, call: Callable[[Communicator], object], says: str
 ) -> None:
     def action(communicator: Communicator) -> None:
         with pytest.raises(ConfigError, match=says):
@@ -140,20 +140,20 @@ def test_what_cannot_be_done_is_an_error_on_every_rank(
 
 
 @pytest.mark.parametrize("root", [-1, 7])
-def test_a_root_that_is_no_rank_is_refused(three: Crew, root: int) -> None:
+def test_a_root_that_is_no_rank_is_refused(three: RankPool, root: int) -> None:
     own = three.communicators[0]
     for call in (c.broadcast, c.reduce, c.gather):
         with pytest.raises(UsageError, match=f"root is {root}; ranks are 0 to 2"):
             call(torch.zeros(1), root, communicator=own)
 
 
-def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: Crew) -> None:
+def test_what_does_not_travel_is_refused_on_the_root_and_on_the_others(three: RankPool) -> None:
     for rank in range(3):
         with pytest.raises(UsageError, match="does not travel"):
             c.broadcast(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[rank])
 
 
-def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: Crew) -> None:
+def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: RankPool) -> None:
     def action(communicator: Communicator) -> float:
         own = [torch.tensor(communicator.rank * 10.0 + at) for at in range(3 + communicator.rank)]
         return c.scatter(own, communicator=communicator).item()
@@ -161,6 +161,6 @@ def test_what_others_than_the_root_give_to_scatter_counts_for_nothing(three: Cre
     assert three.run(action) == [0.0, 1.0, 2.0]
 
 
-def test_a_dtype_that_does_not_travel_is_refused(three: Crew) -> None:
+def test_a_dtype_that_does_not_travel_is_refused(three: RankPool) -> None:
     with pytest.raises(UsageError, match=r"torch\.complex64 does not travel; convert it to one of float64"):
         c.allreduce(torch.ones(1, dtype=torch.complex64), communicator=three.communicators[0])

@@ -10,10 +10,10 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import LARGE
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
-def test_a_group_does_everything_among_its_members_alone(three: Crew) -> None:
+def test_a_group_does_everything_among_its_members_alone(three: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         rank = communicator.rank
         group = c.new_group([2, 0], communicator=communicator)
@@ -50,7 +50,7 @@ def test_a_group_does_everything_among_its_members_alone(three: Crew) -> None:
     three.run(action)  # what was removed may be made again
 
 
-def test_groups_that_overlap_do_not_wait_for_each_other(three: Crew) -> None:
+def test_groups_that_overlap_do_not_wait_for_each_other(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         rank = communicator.rank
         groups = [c.new_group(pair, communicator=communicator) for pair in ([0, 1], [1, 2], [0, 2])]
@@ -71,7 +71,7 @@ def test_groups_that_overlap_do_not_wait_for_each_other(three: Crew) -> None:
     assert three.run(action) == [[1.0, 2.0], [1.0, 3.0], [2.0, 3.0]]
 
 
-def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: Crew) -> None:
+def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         groups = [c.new_group([0, 1], communicator=communicator) for _ in range(2)]
         c.remove_group(groups[0], communicator=communicator)
@@ -85,7 +85,7 @@ def test_a_group_made_twice_is_there_until_it_is_removed_twice(three: Crew) -> N
     assert three.run(action) == [[2.0], [2.0], []]
 
 
-def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: Crew) -> None:
+def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         group, works = c.new_group([0, 1], communicator=communicator), []
         if group.included():
@@ -101,7 +101,7 @@ def test_what_all_have_begun_in_a_group_is_done_before_it_is_removed(three: Crew
     assert three.run(action) == [whole, whole, []]
 
 
-def test_a_group_of_all_and_a_group_of_one_are_groups(three: Crew) -> None:
+def test_a_group_of_all_and_a_group_of_one_are_groups(three: RankPool) -> None:
     def action(communicator: Communicator) -> tuple[float, float]:
         everybody = c.new_group(range(3), communicator=communicator)
         alone = [c.new_group([rank], communicator=communicator) for rank in range(3)][communicator.rank]
@@ -113,7 +113,7 @@ def test_a_group_of_all_and_a_group_of_one_are_groups(three: Crew) -> None:
 
 
 @pytest.mark.parametrize("ranks", [[], [0, 0], [1, 3], [-1]])
-def test_a_group_that_cannot_be_is_refused(three: Crew, ranks: list[int]) -> None:
+def test_a_group_that_cannot_be_is_refused(three: RankPool, ranks: list[int]) -> None:
     with pytest.raises(UsageError, match="name one or more different ranks, each from 0 to 2"):
         c.new_group(ranks, communicator=three.communicators[0])
 
@@ -122,9 +122,9 @@ def test_a_group_that_cannot_be_is_refused(three: Crew, ranks: list[int]) -> Non
 
 
 @pytest.mark.slow
-def test_a_rank_without_data_joins_and_the_others_go_on(crew: Crew) -> None:
+def test_a_rank_without_data_joins_and_the_others_go_on(pool: RankPool) -> None:
     """Rank r has r + 1 batches."""
-    size = crew.size
+    size = pool.size
 
     def action(communicator: Communicator) -> tuple[list[float], list[int], int]:
         rank, totals, rows = communicator.rank, [], []
@@ -137,13 +137,13 @@ def test_a_rank_without_data_joins_and_the_others_go_on(crew: Crew) -> None:
         return totals, rows, c.join(communicator=communicator)
 
     for _ in range(2):
-        for rank, (totals, rows, last) in enumerate(crew.run(action)):
+        for rank, (totals, rows, last) in enumerate(pool.run(action)):
             assert totals == [pytest.approx(6.0 * (size - step) / size) for step in range(rank + 1)]
             assert rows == [2 * (size - step) for step in range(rank + 1)]
             assert last == size - 1
 
 
-def test_a_root_that_has_joined_has_nothing_to_give(three: Crew) -> None:
+def test_a_root_that_has_joined_has_nothing_to_give(three: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         if communicator.rank != 1:
             with pytest.raises(ConfigError, match="root 1 gave no tensor"):
@@ -153,7 +153,7 @@ def test_a_root_that_has_joined_has_nothing_to_give(three: Crew) -> None:
     three.run(action)
 
 
-def test_a_group_goes_on_without_a_member_that_has_joined(three: Crew) -> None:
+def test_a_group_goes_on_without_a_member_that_has_joined(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         group = c.new_group([0, 1], communicator=communicator)
         c.barrier(communicator=communicator)

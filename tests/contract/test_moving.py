@@ -12,12 +12,12 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, given_by
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_moved_arrives_as_it_was_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
-    size = crew.size
+def test_what_is_moved_arrives_as_it_was_in_every_dtype(pool: RankPool, dtype: torch.dtype) -> None:
+    size = pool.size
 
     def rows(rank: int, count: int) -> Tensor:
         return given_by(rank, dtype, count, 3)
@@ -47,12 +47,12 @@ def test_what_is_moved_arrives_as_it_was_in_every_dtype(crew: Crew, dtype: torch
         ]
         assert torch.equal(output, torch.cat(pieces))
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_what_has_no_dimensions_or_no_elements_is_moved_too(crew: Crew) -> None:
+def test_what_has_no_dimensions_or_no_elements_is_moved_too(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
-        rank, size = communicator.rank, crew.size
+        rank, size = communicator.rank, pool.size
         scalars = c.allgather(torch.tensor(rank + 0.5), communicator=communicator)
         assert scalars.tolist() == [one + 0.5 for one in range(size)]
         gathered = c.gather(torch.tensor(rank), size - 1, communicator=communicator)
@@ -71,10 +71,10 @@ def test_what_has_no_dimensions_or_no_elements_is_moved_too(crew: Crew) -> None:
             gathered = c.gather(empty, communicator=communicator)
             assert gathered is None or [tensor.shape for tensor in gathered] == [shape] * size
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_many_tensors_are_gathered_as_one_by_one(crew: Crew) -> None:
+def test_many_tensors_are_gathered_as_one_by_one(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         rank = communicator.rank
         tensors = [torch.full((rank, 2), rank), torch.tensor(rank * 0.5), torch.ones(3, dtype=torch.bool)]
@@ -82,22 +82,22 @@ def test_many_tensors_are_gathered_as_one_by_one(crew: Crew) -> None:
         for one, other in zip(together, tensors, strict=True):
             assert torch.equal(one, c.allgather(other, communicator=communicator))
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_the_root_of_a_scatter_may_give_each_another_shape_and_dtype(crew: Crew) -> None:
+def test_the_root_of_a_scatter_may_give_each_another_shape_and_dtype(pool: RankPool) -> None:
     def action(communicator: Communicator) -> Tensor:
-        given = [torch.zeros([2] * rank, dtype=DTYPES[rank]) for rank in range(crew.size)]
+        given = [torch.zeros([2] * rank, dtype=DTYPES[rank]) for rank in range(pool.size)]
         return c.scatter(given if communicator.rank == 0 else None, communicator=communicator)
 
-    results = crew.run(action)
+    results = pool.run(action)
     assert [(len(result.shape), result.dtype) for result in results] == [
-        (rank, DTYPES[rank]) for rank in range(crew.size)
+        (rank, DTYPES[rank]) for rank in range(pool.size)
     ]
 
 
 @pytest.mark.slow
-def test_sums_of_all_splits_are_what_alltoall_moves(three: Crew) -> None:
+def test_sums_of_all_splits_are_what_alltoall_moves(three: RankPool) -> None:
     table = st.lists(st.lists(st.integers(0, 4), min_size=3, max_size=3), min_size=3, max_size=3)
 
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -120,7 +120,7 @@ def test_sums_of_all_splits_are_what_alltoall_moves(three: Crew) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: Crew, dtype: torch.dtype) -> None:
+def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: RankPool, dtype: torch.dtype) -> None:
     def action(communicator: Communicator) -> None:
         rank = communicator.rank
         for shape in [(), (0,), (2, 3), (LARGE,)]:
@@ -132,7 +132,7 @@ def test_a_tensor_goes_from_rank_to_rank_as_it_is(three: Crew, dtype: torch.dtyp
     three.run(action)
 
 
-def test_all_may_send_and_receive_at_once_under_one_name(three: Crew) -> None:
+def test_all_may_send_and_receive_at_once_under_one_name(three: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         rank = communicator.rank
         others = [other for other in range(3) if other != rank]
@@ -151,7 +151,7 @@ def test_all_may_send_and_receive_at_once_under_one_name(three: Crew) -> None:
     three.run(action)
 
 
-def test_transfers_are_matched_by_name_in_any_order(three: Crew) -> None:
+def test_transfers_are_matched_by_name_in_any_order(three: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         if communicator.rank == 0:
             works = [
@@ -168,7 +168,7 @@ def test_transfers_are_matched_by_name_in_any_order(three: Crew) -> None:
 
 
 @pytest.mark.parametrize("other", [-1, 0, 3])
-def test_who_sends_to_itself_or_to_nobody_is_told(three: Crew, other: int) -> None:
+def test_who_sends_to_itself_or_to_nobody_is_told(three: RankPool, other: int) -> None:
     communicator = three.communicators[0]
     with pytest.raises(UsageError, match=f"between rank 0 and rank {other}; allowed is any from 0 to 2"):
         c.send(torch.ones(1), other, communicator=communicator)

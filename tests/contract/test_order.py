@@ -13,10 +13,10 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import LIMIT
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
-def test_named_operations_may_come_in_any_order_on_every_rank(crew: Crew) -> None:
+def test_named_operations_may_come_in_any_order_on_every_rank(pool: RankPool) -> None:
     names = list("abcdef")
 
     def action(communicator: Communicator) -> dict[str, float]:
@@ -29,18 +29,18 @@ def test_named_operations_may_come_in_any_order_on_every_rank(crew: Crew) -> Non
         }
         return {name: works[name].get().item() for name in sorted(turned, reverse=True)}
 
-    assert crew.run(action) == [{name: float(at) for at, name in enumerate(names)}] * crew.size
+    assert pool.run(action) == [{name: float(at) for at, name in enumerate(names)}] * pool.size
 
 
-def test_calls_under_one_name_may_be_under_way_together(crew: Crew) -> None:
+def test_calls_under_one_name_may_be_under_way_together(pool: RankPool) -> None:
     def action(communicator: Communicator) -> list[float]:
         works = [c.allreduce_async(torch.tensor(turn + 0.5), communicator=communicator) for turn in range(20)]
         return [work.get().item() for work in reversed(works)]
 
-    assert crew.run(action) == [[turn + 0.5 for turn in reversed(range(20))]] * crew.size
+    assert pool.run(action) == [[turn + 0.5 for turn in reversed(range(20))]] * pool.size
 
 
-def test_threads_of_a_rank_may_each_wait_for_their_own(three: Crew) -> None:
+def test_threads_of_a_rank_may_each_wait_for_their_own(three: RankPool) -> None:
     def action(communicator: Communicator) -> dict[str, float]:
         results: dict[str, float] = {}
 
@@ -59,7 +59,7 @@ def test_threads_of_a_rank_may_each_wait_for_their_own(three: Crew) -> None:
     assert three.run(action) == [{name: ord(name) + 2.0 for name in "xyz"}] * 3
 
 
-def test_nobody_passes_a_barrier_before_all_have_come(crew: Crew) -> None:
+def test_nobody_passes_a_barrier_before_all_have_come(pool: RankPool) -> None:
     arrived: SimpleQueue[int] = SimpleQueue()
 
     def action(communicator: Communicator) -> int:
@@ -67,10 +67,10 @@ def test_nobody_passes_a_barrier_before_all_have_come(crew: Crew) -> None:
         c.barrier_async(communicator=communicator).wait()
         return arrived.qsize()
 
-    assert crew.run(action) == [crew.size] * crew.size
+    assert pool.run(action) == [pool.size] * pool.size
 
 
-def test_who_waits_too_long_is_told_for_what_and_the_operation_goes_on(three: Crew) -> None:
+def test_who_waits_too_long_is_told_for_what_and_the_operation_goes_on(three: RankPool) -> None:
     late = threading.Event()
 
     def action(communicator: Communicator) -> float:

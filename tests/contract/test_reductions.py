@@ -14,26 +14,26 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import DTYPES, LARGE, SIZES, expected, given_by, ops
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_allreduce_does_every_op_in_every_dtype_whatever_the_size(crew: Crew, dtype: torch.dtype) -> None:
+def test_allreduce_does_every_op_in_every_dtype_whatever_the_size(pool: RankPool, dtype: torch.dtype) -> None:
     def action(communicator: Communicator) -> None:
         for op, shape in itertools.product(ops(dtype), [(), (0,), (2, 3), (LARGE,)]):
-            parts = [given_by(rank, dtype, *shape) for rank in range(crew.size)]
+            parts = [given_by(rank, dtype, *shape) for rank in range(pool.size)]
             mine = parts[communicator.rank].clone()
             result = c.allreduce(mine, op, communicator=communicator)
             torch.testing.assert_close(result, expected(parts, op))
             assert torch.equal(mine, parts[communicator.rank])
 
-    crew.run(action)
+    pool.run(action)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int16, torch.bool], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_hub_and_ring_reduce_to_the_same(
-    crews: Callable[[str, int], Crew], dtype: torch.dtype, size: int
+    pools: Callable[[str, int], RankPool], dtype: torch.dtype, size: int
 ) -> None:
     def part(rank: int, numel: int) -> Tensor:
         return torch.randn(numel, generator=torch.Generator().manual_seed(rank)).mul(9).to(dtype)
@@ -44,7 +44,7 @@ def test_hub_and_ring_reduce_to_the_same(
             for numel, op in itertools.product([100, LARGE], ops(dtype))
         ]
 
-    hub, ring = crews("hub", size).run(action), crews("ring", size).run(action)
+    hub, ring = pools("hub", size).run(action), pools("ring", size).run(action)
     small = len(ops(dtype))
     for on_hub, on_ring in zip(hub, ring, strict=True):
         for place, (one, other) in enumerate(zip(on_hub, on_ring, strict=True)):
@@ -58,7 +58,7 @@ def test_hub_and_ring_reduce_to_the_same(
 
 
 @pytest.mark.parametrize("numel", [4, LARGE])
-def test_a_nan_of_one_rank_is_everybodys(three: Crew, numel: int) -> None:
+def test_a_nan_of_one_rank_is_everybodys(three: RankPool, numel: int) -> None:
     def action(communicator: Communicator) -> None:
         own = torch.ones(numel)
         own[communicator.rank] = float("nan")
@@ -70,29 +70,29 @@ def test_a_nan_of_one_rank_is_everybodys(three: Crew, numel: int) -> None:
 
 
 @pytest.mark.parametrize("numel", [5, LARGE])
-def test_half_precision_sums_are_rounded_once(crew: Crew, numel: int) -> None:
+def test_half_precision_sums_are_rounded_once(pool: RankPool, numel: int) -> None:
     # In bfloat16 256 + 1 is 256: rounded at every addition, the ones would be lost.
     def action(communicator: Communicator) -> list[float]:
         own = torch.full((numel,), 256.0 if communicator.rank == 0 else 1.0, dtype=torch.bfloat16)
         return c.allreduce(own, ReduceOp.SUM, communicator=communicator).tolist()
 
-    total = torch.tensor(256.0 + crew.size - 1).bfloat16().item()
-    assert crew.run(action) == [[total] * numel] * crew.size
+    total = torch.tensor(256.0 + pool.size - 1).bfloat16().item()
+    assert pool.run(action) == [[total] * numel] * pool.size
 
 
-def test_integers_are_summed_exactly_and_wrap_as_torchs_do(crew: Crew) -> None:
+def test_integers_are_summed_exactly_and_wrap_as_torchs_do(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         for numel in (1, LARGE):
             big = torch.full((numel,), 2**60 + 1)
-            assert c.allreduce(big, ReduceOp.SUM, communicator=communicator)[-1] == crew.size * (2**60 + 1)
+            assert c.allreduce(big, ReduceOp.SUM, communicator=communicator)[-1] == pool.size * (2**60 + 1)
             short = torch.full((numel,), 100, dtype=torch.int8)
-            total = torch.tensor(100 * crew.size).to(torch.int8)
+            total = torch.tensor(100 * pool.size).to(torch.int8)
             assert c.allreduce(short, ReduceOp.SUM, communicator=communicator)[-1] == total
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_an_average_of_integers_is_refused(crew: Crew) -> None:
+def test_an_average_of_integers_is_refused(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         for op in (ReduceOp.AVERAGE, ReduceOp.ADASUM):
             with pytest.raises(
@@ -100,35 +100,35 @@ def test_an_average_of_integers_is_refused(crew: Crew) -> None:
             ):
                 c.allreduce(torch.tensor([1]), op, communicator=communicator)
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_the_forms_that_end_in_an_underscore_write_where_they_read(crew: Crew) -> None:
+def test_the_forms_that_end_in_an_underscore_write_where_they_read(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         whole = torch.full((2, 4), float(communicator.rank), requires_grad=True)
         column = whole.detach()[:, 1]
         assert c.allreduce_(column, ReduceOp.SUM, communicator=communicator) is column
-        total = float(sum(range(crew.size)))
+        total = float(sum(range(pool.size)))
         assert whole[:, 1].tolist() == [total] * 2
         assert whole[:, 0].tolist() == [communicator.rank] * 2
-        assert c.broadcast_(whole, crew.size - 1, communicator=communicator) is whole
-        assert whole[:, 0].tolist() == [crew.size - 1] * 2
+        assert c.broadcast_(whole, pool.size - 1, communicator=communicator) is whole
+        assert whole[:, 0].tolist() == [pool.size - 1] * 2
         several = [torch.tensor(1.0), torch.ones(2, dtype=torch.int64)]
         works = [c.grouped_allreduce_async_(several, ReduceOp.SUM, communicator=communicator)]
         assert works[0].get() == several
-        assert several[1].tolist() == [crew.size] * 2
+        assert several[1].tolist() == [pool.size] * 2
 
-    crew.run(action)
+    pool.run(action)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numel", [3, LARGE])
 @pytest.mark.parametrize("op", list(ReduceOp))
-def test_a_group_of_tensors_is_reduced_as_one_by_one(crew: Crew, op: ReduceOp, numel: int) -> None:
+def test_a_group_of_tensors_is_reduced_as_one_by_one(pool: RankPool, op: ReduceOp, numel: int) -> None:
     dtypes = [dtype for dtype in DTYPES if op in ops(dtype)]
 
     parts = [
-        [given_by(rank, dtype, *shape) for rank in range(crew.size)]
+        [given_by(rank, dtype, *shape) for rank in range(pool.size)]
         for dtype in dtypes
         for shape in [(), (numel,), (0, 2), (2, 3)]
     ]
@@ -139,40 +139,40 @@ def test_a_group_of_tensors_is_reduced_as_one_by_one(crew: Crew, op: ReduceOp, n
         for one, tensors in zip(together, parts, strict=True):
             torch.testing.assert_close(one, expected(tensors, op))
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_a_group_of_no_tensors_is_no_error(crew: Crew) -> None:
-    assert crew.run(lambda own: c.grouped_allreduce([], communicator=own)) == [[]] * crew.size
+def test_a_group_of_no_tensors_is_no_error(pool: RankPool) -> None:
+    assert pool.run(lambda own: c.grouped_allreduce([], communicator=own)) == [[]] * pool.size
 
 
 @pytest.mark.parametrize("numel", [4, LARGE])
-def test_reduce_gives_the_root_alone(crew: Crew, numel: int) -> None:
-    parts = [given_by(rank, torch.float32, numel) for rank in range(crew.size)]
-    last = crew.size - 1
+def test_reduce_gives_the_root_alone(pool: RankPool, numel: int) -> None:
+    parts = [given_by(rank, torch.float32, numel) for rank in range(pool.size)]
+    last = pool.size - 1
     asked = [(last, op) for op in ReduceOp] + [(root, ReduceOp.SUM) for root in range(last)]
 
     def action(own: Communicator) -> list[Tensor | None]:
         return [c.reduce(parts[own.rank], root, op, communicator=own) for root, op in asked]
 
-    for (root, op), results in zip(asked, zip(*crew.run(action), strict=True), strict=True):
+    for (root, op), results in zip(asked, zip(*pool.run(action), strict=True), strict=True):
         assert [rank for rank, result in enumerate(results) if result is not None] == [root]
         torch.testing.assert_close(results[root], expected(parts, op))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 8, LARGE])
-def test_reduce_scatter_deals_out_the_rows_of_an_allreduce(crew: Crew, rows: int) -> None:
+def test_reduce_scatter_deals_out_the_rows_of_an_allreduce(pool: RankPool, rows: int) -> None:
     def action(communicator: Communicator) -> Tensor:
         own = given_by(communicator.rank, torch.float64, rows, 2)
         mine = c.reduce_scatter(own, communicator=communicator)
         both = c.grouped_reduce_scatter([own, own.long()], ReduceOp.SUM, communicator=communicator)
-        torch.testing.assert_close(both[0], mine * crew.size)
+        torch.testing.assert_close(both[0], mine * pool.size)
         assert torch.equal(both[0].long(), both[1])
         return mine
 
-    parts = crew.run(action)
-    whole = expected([given_by(rank, torch.float64, rows, 2) for rank in range(crew.size)], ReduceOp.AVERAGE)
+    parts = pool.run(action)
+    whole = expected([given_by(rank, torch.float64, rows, 2) for rank in range(pool.size)], ReduceOp.AVERAGE)
     torch.testing.assert_close(torch.cat(parts), whole)
     assert [len(part) for part in parts] == [
-        rows // crew.size + (rank < rows % crew.size) for rank in range(crew.size)
+        rows // pool.size + (rank < rows % pool.size) for rank in range(pool.size)
     ]

@@ -11,11 +11,11 @@ from hubring.ps.core.messages import ReduceOp
 from hubring.workers import collectives as c
 from hubring.workers.communicators.base import Communicator
 from tests.contract.numbers import FLOATS, ops
-from tests.support.training.crew import Crew
+from tests.support.training.rank_pool import RankPool
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.AVERAGE])
-def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> None:
+def test_sparse_tensors_are_summed_as_dense_ones(pool: RankPool, op: ReduceOp) -> None:
     def dense(rank: int) -> Tensor:
         whole = torch.zeros(10, 3)
         whole[rank], whole[5] = rank + 1.0, 1.0
@@ -30,11 +30,11 @@ def test_sparse_tensors_are_summed_as_dense_ones(crew: Crew, op: ReduceOp) -> No
         empty = c.allreduce(torch.zeros(4).to_sparse(), op, communicator=communicator)
         assert empty.to_dense().tolist() == [0.0] * 4
 
-    crew.run(action)
+    pool.run(action)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, torch.int16, torch.int64, torch.uint8, torch.bool], ids=str)
-def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(crew: Crew, dtype: torch.dtype) -> None:
+def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(pool: RankPool, dtype: torch.dtype) -> None:
     """In bfloat16 256 + 1 is 256: rounded at every addition, the ones would be lost."""
 
     def action(communicator: Communicator) -> None:
@@ -50,21 +50,23 @@ def test_sparse_sums_are_those_of_dense_tensors_in_every_dtype(crew: Crew, dtype
             expected = c.allreduce(dense, op, communicator=communicator).to(dtype)
             assert torch.equal(result.to_dense(), expected)
 
-    crew.run(action)
+    pool.run(action)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool], ids=str)
-def test_an_average_of_sparse_integers_is_refused_as_of_dense_ones(crew: Crew, dtype: torch.dtype) -> None:
+def test_an_average_of_sparse_integers_is_refused_as_of_dense_ones(
+    pool: RankPool, dtype: torch.dtype
+) -> None:
     own = torch.eye(3).to(dtype).to_sparse()
 
     def action(communicator: Communicator) -> None:
         with pytest.raises(ConfigError, match=f"no average of {dtype}; sum it, or convert"):
             c.allreduce(own, communicator=communicator)
 
-    crew.run(action)
+    pool.run(action)
 
 
-def test_what_cannot_be_done_with_sparse_tensors_is_refused(three: Crew) -> None:
+def test_what_cannot_be_done_with_sparse_tensors_is_refused(three: RankPool) -> None:
     sparse = torch.eye(3).to_sparse()
     own = three.communicators[0]
     with pytest.raises(UsageError, match="no max of sparse tensors: sum or average"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes.cluster import Cluster
-from tests.support.training.pictures import write_pictures
+from tests.support.training.mnist_files import write_mnist
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
     _, address = cluster.server("--workers", "2")
     monkeypatch.setenv("PS_SERVER", address)
     monkeypatch.setenv("PS_TOPOLOGY", topology)
-    write_pictures(tmp_path, 256)
+    write_mnist(tmp_path, 256)
 
     def run(epochs: int, file: str) -> bytes:
         arguments = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]

@@ -14,8 +14,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.support.needs import needs
-from tests.support.pages.paged import worker
-from tests.support.pages.staged_page import EVERY_STATE, staged
+from tests.support.pages.served_page import EVERY_STATE, served_page
+from tests.support.pages.status_hub import worker
 from tests.support.processes.cluster import SMALL, Cluster, Program
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -100,13 +100,13 @@ def served(cluster: Cluster, *flags: str) -> tuple[Program, str, str]:
 def test_the_page_fits_is_accessible_and_asks_nobody_else(
     visit: Callable[..., Visit], width: int, scheme: str, view: str
 ) -> None:
-    with staged(**EVERY_STATE) as stage:
-        seen = visit(f"{stage.address}/{view}", width, color_scheme=scheme)
+    with served_page(**EVERY_STATE) as opened:
+        seen = visit(f"{opened.address}/{view}", width, color_scheme=scheme)
         expect(seen.page.locator("#live")).to_have_text("Live")
         seen.shoot(f"every-state-{width}-{scheme}{'-tables' if view else ''}")
         assert seen.page.evaluate("() => document.documentElement.scrollWidth") == width
         assert seen.violations() == []
-        assert all(url.startswith(f"{stage.address}/") for url in seen.asked), seen.asked
+        assert all(url.startswith(f"{opened.address}/") for url in seen.asked), seen.asked
         assert seen.complaints == []
 
 
@@ -114,8 +114,8 @@ def test_the_page_fits_is_accessible_and_asks_nobody_else(
 @pytest.mark.parametrize("workers", [1, 4, 64])
 def test_few_and_many_fit_into_the_picture(visit: Callable[..., Visit], workers: int, topology: str) -> None:
     shards = 0 if topology == "ring" else {1: 1, 4: 2, 64: 12}[workers]
-    with staged(workers, shards, topology=topology) as stage:
-        seen = visit(stage.address, PHONE if workers == 4 else DESK)
+    with served_page(workers, shards, topology=topology) as opened:
+        seen = visit(opened.address, PHONE if workers == 4 else DESK)
         expect(seen.page.locator("#live")).to_have_text("Live")
         seen.shoot(f"{topology}-{workers}")
         drawing = seen.page.locator("svg.topology").bounding_box()
@@ -212,62 +212,62 @@ def test_buttons_work_with_the_token_and_not_without(
 
 
 def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> None:
-    with staged() as stage:
-        page = visit(stage.link).page
+    with served_page() as opened:
+        page = visit(opened.link).page
         page.on("dialog", lambda dialog: dialog.dismiss())
         for name in ("Drain", "End the job"):
             page.get_by_role("button", name=name).click()
         page.get_by_role("button", name="Write a checkpoint").click()
         expect(page.locator("#answer")).to_contain_text("Step 40 is saved")
-        assert stage.hub.done == ["save"]
+        assert opened.hub.done == ["save"]
 
 
 def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
-    with staged(**EVERY_STATE) as stage:
-        seen = visit(stage.address, java_script_enabled=False)
+    with served_page(**EVERY_STATE) as opened:
+        seen = visit(opened.address, java_script_enabled=False)
         page = seen.page
         expect(page.locator("#worker-2 .state")).to_have_text("silent for 3 s")
         assert not page.get_by_label("Token").is_visible()
-        stage.hub.told["step"] = 500
+        opened.hub.told["step"] = 500
         expect(page.locator("#summary dl")).to_contain_text("500")  # it loads itself again
         page.get_by_role("link", name="Hold this page still").click()
         seen.shoot("no-script")
-        token = stage.link.partition("#token=")[2]
+        token = opened.link.partition("#token=")[2]
         page.get_by_label("Token").fill("a token that is not the one")
         page.get_by_role("button", name="Drain").click()
         expect(page.locator("main")).to_contain_text("This is not the token")
-        assert stage.hub.done == []
+        assert opened.hub.done == []
         page.go_back()
         page.get_by_label("Token").fill(token)
         page.get_by_role("button", name="Drain").click()
         expect(page.locator("h1")).to_have_text("Done")
         seen.shoot("no-script-answer")
-        assert stage.hub.done == ["drain"]
+        assert opened.hub.done == ["drain"]
         page.get_by_role("link", name="Back to the hub").click()
         expect(page.locator("h1")).to_contain_text("train.py")
 
 
 def test_what_somebody_does_outlasts_what_changes(visit: Callable[..., Visit]) -> None:
-    with staged(**EVERY_STATE) as stage:
-        page = visit(stage.address).page
+    with served_page(**EVERY_STATE) as opened:
+        page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
         page.get_by_label("Token").type("half a tok")
         box = page.locator("#workers-table")
         box.focus()
-        stage.hub.told["workers"] = [worker(rank, step=77) for rank in range(9)]
+        opened.hub.told["workers"] = [worker(rank, step=77) for rank in range(9)]
         expect(page.locator("#worker-5")).to_contain_text("77")  # the section was replaced as a whole
         assert page.evaluate("() => document.activeElement.id") == "workers-table"
         page.get_by_label("Token").focus()
         page.keyboard.type("en")
-        stage.hub.told["workers"][5]["step"] = 78
+        opened.hub.told["workers"][5]["step"] = 78
         expect(page.locator("#worker-5")).to_contain_text("78")  # the row alone
         assert page.get_by_label("Token").input_value() == "half a token"
         assert page.evaluate("() => document.activeElement.id") == "token"
 
 
 def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., Visit]) -> None:
-    with staged(**EVERY_STATE) as stage:
-        page = visit(stage.address).page
+    with served_page(**EVERY_STATE) as opened:
+        page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
         count, met = page.evaluate(FOCUSABLE), set()
         assert count > 8
@@ -281,22 +281,22 @@ def test_tab_reaches_everything_and_shows_where_it_is(visit: Callable[..., Visit
 
 
 def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Callable[..., Visit]) -> None:
-    with staged() as stage:
-        page = visit(stage.address).page
+    with served_page() as opened:
+        page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
         expect(page.locator("svg.topology")).to_be_visible()
         expect(page.locator("#course-table")).to_be_hidden()
         page.get_by_role("link", name="Tables instead of drawings").click()
         expect(page.locator("svg.topology")).to_be_hidden()
         expect(page.locator("#course-table")).to_be_visible()
-        stage.hub.told["step"] = 90
+        opened.hub.told["step"] = 90
         expect(page.locator("#summary dl")).to_contain_text("90")  # live as well
         expect(page.locator("#course-table")).to_be_visible()
 
 
 def test_a_server_that_went_away_is_told(visit: Callable[..., Visit]) -> None:
-    with staged() as stage:
-        page = visit(stage.address).page
+    with served_page() as opened:
+        page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
-        stage.close()
+        opened.close()
         expect(page.locator("#live")).to_contain_text("the server has ended")

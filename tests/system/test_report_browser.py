@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from hubring.workers.compare.page import page as made_page
-from tests.support.compare.compared import full, minimal
+from tests.support.compare.results import full, minimal
 from tests.support.needs import needs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -96,7 +96,7 @@ def afresh(tmp_path: Path) -> Iterator[Cluster]:
     ids=["shm", "zmq", "grpc", "ring"],
 )
 def test_programs_that_take_their_modules_down_end_well_too(afresh: Cluster, flags: list[str]) -> None:
-    """What the nursery forks ends before that."""
+    """What the fork server forks ends before that."""
     server, address = afresh.server("--workers", "2", "--once")
     pair = [afresh.worker(address, *flags, SMALL, "5") for _ in range(2)]
     assert [worker.done()["steps"] for worker in pair] == [5, 5]

@@ -13,9 +13,9 @@ import pytest
 from hubring.ps.client.connections import Connections
 from hubring.ps.core.errors import HubringError
 from hubring.ps.transport.spin_wait import SpinWait
-from tests.support.fakes.desk import SOON, Desk, Told, opened
+from tests.support.fakes.scripted_shards import SOON, AnnouncedWait, ScriptedShards, opened
 
-desk = pytest.fixture(opened, name="desk")
+shards = pytest.fixture(opened, name="shards")
 
 
 class Alarm(Exception):
@@ -60,17 +60,21 @@ class InterruptedBatches(set[Any]):
         raise Alarm
 
 
-def test_a_signal_that_comes_when_a_cork_is_in_takes_it_out_before_anybody_hears_of_it(desk: Desk) -> None:
-    desk.connections._batches = InterruptedBatches()
+def test_a_signal_that_comes_inside_a_batch_ends_it_before_anybody_hears_of_it(
+    shards: ScriptedShards,
+) -> None:
+    shards.connections._batches = InterruptedBatches()
     try:
-        with desk.connections.batched():
+        with shards.connections.batched():
             raise AssertionError
     except Alarm:
-        assert not desk.connections._batching, "what is asked for here leaves"
+        assert not shards.connections._batching, "what is asked for here leaves"
 
 
-def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms: list[int]) -> None:
-    lines = desk.connections
+def test_signals_that_raise_at_any_moment_leave_nothing_taken(
+    shards: ScriptedShards, alarms: list[int]
+) -> None:
+    lines = shards.connections
     for turn in range(2000):
         with pytest.raises(Alarm):
             batch_until_the_alarm(lines, 20 + turn % 50, alarms)
@@ -79,35 +83,35 @@ def test_signals_that_raise_at_any_moment_leave_nothing_taken(desk: Desk, alarms
         lines._hands.release()
 
 
-def test_what_breaks_off_a_wait_ends_the_lines(desk: Desk) -> None:
+def test_what_breaks_off_a_wait_ends_the_lines(shards: ScriptedShards) -> None:
     """A signal's exception may have cost a reply: who asks again is told so, and does not wait for it."""
 
     def interrupt() -> None:
         if threading.current_thread() is threading.main_thread():
             raise KeyboardInterrupt
 
-    desk.wire.before_receive = interrupt
-    work = desk.ask(1)
-    timer = threading.Timer(0.1, desk.wire.answer, (1,))
+    shards.wire.before_receive = interrupt
+    work = shards.ask(1)
+    timer = threading.Timer(0.1, shards.wire.answer, (1,))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         work.wait(SOON)
     with pytest.raises(HubringError, match="KeyboardInterrupt came while"):
-        desk.ask(2).wait(SOON)
+        shards.ask(2).wait(SOON)
     timer.join()
 
 
 def test_a_signal_s_exception_in_a_wait_is_its_own_and_costs_nothing(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    shards: ScriptedShards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = desk.ask(1)
+    work = shards.ask(1)
 
     def alarm(self: SpinWait, timeout: float | None = None) -> dict[int, int]:
         raise TimeoutError("the script's own alarm")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Told, "wait", alarm)
+        patch.setattr(AnnouncedWait, "wait", alarm)
         with pytest.raises(TimeoutError, match="alarm"):
             work.wait(SOON)
-    desk.wire.answer(1)
+    shards.wire.answer(1)
     work.wait(SOON)

@@ -13,7 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import manifest
 from hubring.ps.checkpoint.manifest import Manifest
 from hubring.ps.core.types import BucketSpec, Slice
-from tests.support.fakes.coordinated import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
+from tests.support.fakes.coordinator import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
 
 
 def test_whoever_waits_hears_at_once_that_the_last_worker_came(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.core.types import BucketSpec, TensorSpec
-from tests.support.fakes.coordinated import LIMIT, Hub, Refused, run
+from tests.support.fakes.coordinator import LIMIT, Hub, Refused, run
 
 
 def test_slices_are_the_workers_to_try_and_all_get_those_that_were_chosen(

@@ -8,7 +8,7 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed, NonFinite
 from hubring.ps.job.job import Outcome
 from hubring.ps.server import Server
-from tests.support.fakes.coordinated import Hub, run
+from tests.support.fakes.coordinator import Hub, run
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.coordinator.shard_sources import OwnShards, WorkersShards
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.job.job import Job, Joiner
-from tests.support.fakes.coordinated import CONTEXT, LIMIT, Hub, run
+from tests.support.fakes.coordinator import CONTEXT, LIMIT, Hub, run
 
 
 def job(workers: int = 2) -> Job:

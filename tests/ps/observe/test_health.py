@@ -20,7 +20,7 @@ from hubring.ps.shard.control import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from hubring.ps.transport.grpc.channel import open_async_channel, open_channel
-from tests.support.fakes.coordinated import Hub, run
+from tests.support.fakes.coordinator import Hub, run
 
 SOON = 10.0
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hubring.protos import control_pb2 as pb
 from hubring.ps.observe import metrics
 from hubring.ps.observe.metrics import METRICS, STALENESS_BUCKETS
-from tests.support.fakes.coordinated import Hub, run
+from tests.support.fakes.coordinator import Hub, run
 
 PAGE = Path(__file__).parents[3] / "deploy" / "METRICS.md"
 

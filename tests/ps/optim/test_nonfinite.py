@@ -16,7 +16,7 @@ from hubring.ps.optim.finite import all_finite
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.store.store import KVStore
 from hubring.workers.runtime import finite
-from tests.support.stored import answered, coded_push, hub, parameters, push, sender, values_of
+from tests.support.store import answered, coded_push, hub, parameters, push, sender, values_of
 
 NAN = torch.tensor([1.0, math.nan, 1.0, math.nan])
 LARGEST = torch.finfo(torch.float32).max

@@ -23,8 +23,8 @@ from hubring.ps.page.section import Section, changes
 from hubring.ps.page.sections.course import curve
 from hubring.ps.page.sections.picture import SIGNS
 from hubring.ps.page.sections.summary import alarms, headline
-from tests.support.pages.outline import Node, outline
-from tests.support.pages.paged import moment, report, shard, worker
+from tests.support.pages.html_tree import Node, html_tree
+from tests.support.pages.status_hub import moment, report, shard, worker
 
 LOG = (LogEntry(1, 1.7e9, "info", "rank 0 joined"), LogEntry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {
@@ -44,7 +44,7 @@ def sections(seen: Moment) -> dict[str, Section]:
 
 
 def tree(seen: Moment, **view: bool) -> Node:
-    return outline(page(Painting(seen, sections(seen)), **view))
+    return html_tree(page(Painting(seen, sections(seen)), **view))
 
 
 def by_id(node: Node, name: str) -> Node:
@@ -127,7 +127,7 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
     made = page(Painting(seen, sections(seen)), **view)
     assert "<img" not in made
     assert "<!-- rows" not in made
-    assert not list(outline(made).all("img"))
+    assert not list(html_tree(made).all("img"))
     assert "<img" not in answer("Not done", evil)
 
 

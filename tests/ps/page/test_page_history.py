@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hubring.ps.page.history import MOST, History, Sample
-from tests.support.pages.paged import report, worker
+from tests.support.pages.status_hub import report, worker
 
 
 def test_a_sample_is_the_mean_loss_and_the_sum_of_rates() -> None:

@@ -21,15 +21,15 @@ from hubring.ps.page.reader import Reader
 from hubring.ps.page.routes import HEADERS, app
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import Answer, ask
-from tests.support.pages.outline import outline
-from tests.support.pages.paged import TOKEN, PagedHub
+from tests.support.pages.html_tree import html_tree
+from tests.support.pages.status_hub import TOKEN, StatusHub
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 ACTIONS = ("/checkpoint", "/drain", "/end")
 LOOKS = ("/", "/?view=tables", "/?still=1", "/status.json", "/metrics", "/page.css", "/page.js", "/icon.svg")
 
 
-def serve(hub: PagedHub) -> ASGIApp:
+def serve(hub: StatusHub) -> ASGIApp:
     reader = Reader(hub)
     painter = Painter(reader, History(), Journal(), FakeTime())
     return app(hub, reader, painter, Broadcast(painter), TOKEN)
@@ -46,7 +46,7 @@ def bearer(token: str) -> str:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("token", ["", "another token that is long enough", TOKEN[:-1], TOKEN + "x", "ö"])
 def test_without_the_token_nothing_happens_and_a_sentence_says_why(action: str, token: str) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     for refused in (
         run(ask(serve(hub), action, "POST", authorization=bearer(token))),
         run(ask(serve(hub), action, "POST", urlencode({"token": token}).encode(), **FORM)),
@@ -60,7 +60,7 @@ def test_without_the_token_nothing_happens_and_a_sentence_says_why(action: str, 
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("body", [b"", b"token", b"\xff\xfe=\xff", b"token=" + b"x" * 100_000])
 def test_a_form_that_is_none_is_refused(action: str, body: bytes) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     assert run(ask(serve(hub), action, "POST", body, **FORM)).status == 403
     assert hub.done == []
 
@@ -68,13 +68,13 @@ def test_a_form_that_is_none_is_refused(action: str, body: bytes) -> None:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS"])
 def test_only_post_acts(action: str, method: str) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     assert run(ask(serve(hub), action, method, authorization=bearer(TOKEN))).status == 405
     assert hub.done == []
 
 
 def test_looking_changes_nothing() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     for address in LOOKS:
         assert run(ask(serve(hub), address)).status == 200
     assert hub.done == []
@@ -89,7 +89,7 @@ def test_looking_changes_nothing() -> None:
     ],
 )
 def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str, words: str) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     told = run(ask(serve(hub), action, "POST", authorization=bearer(TOKEN)))
     assert (told.status, hub.done) == (200, [done])
     assert words in told.text
@@ -97,10 +97,10 @@ def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str
 
 
 def test_a_form_gets_a_page_for_its_answer() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     told = run(ask(serve(hub), "/checkpoint", "POST", urlencode({"token": f" {TOKEN} "}).encode(), **FORM))
     assert (told.status, hub.done) == (200, ["save"])
-    page = outline(told.text)
+    page = html_tree(told.text)
     assert page.one("h1").text == "Done"
     assert "Step 40 is saved" in page.one("main").text
 
@@ -113,14 +113,14 @@ def test_a_form_gets_a_page_for_its_answer() -> None:
     ],
 )
 def test_what_cannot_be_done_is_told_with_the_reason(refusal: ConfigError | JobFailed, status: int) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     hub.refusal = refusal
     told = run(ask(serve(hub), "/checkpoint", "POST", authorization=bearer(TOKEN)))
     assert (told.status, told.text) == (status, f"Not done: {refusal}.")
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     for address in (*LOOKS, "/nowhere", "/end"):
         answer = run(ask(serve(hub), address))
         assert HEADERS.items() <= answer.headers.items(), address
@@ -130,13 +130,13 @@ def test_every_answer_forbids_what_the_page_does_not_need() -> None:
 
 
 def test_the_status_is_the_hubs_own() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     told = json.loads(run(ask(serve(hub), "/status.json")).text)
     assert told == hub.report(hub.rows)
 
 
 def test_the_metrics_are_made_of_the_same_report() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     answer = run(ask(serve(hub), "/metrics"))
     assert answer.headers["content-type"] == metrics.CONTENT_TYPE
     assert answer.body == metrics.exposition(hub.report(hub.rows))
@@ -144,7 +144,7 @@ def test_the_metrics_are_made_of_the_same_report() -> None:
 
 @pytest.mark.parametrize("name", ["/page.css", "/page.js", "/icon.svg"])
 def test_what_the_page_needs_comes_with_the_package(name: str) -> None:
-    answer = run(ask(serve(PagedHub()), name))
+    answer = run(ask(serve(StatusHub()), name))
     kind = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}[name.rpartition(".")[2]]
     assert answer.headers["content-type"].startswith(kind)
     assert len(answer.body) > 100
@@ -152,12 +152,12 @@ def test_what_the_page_needs_comes_with_the_package(name: str) -> None:
 
 
 def test_a_view_of_tables_is_the_same_page() -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     drawn, tables = (run(ask(serve(hub), address)).text for address in ("/", "/?view=tables"))
-    assert outline(tables).one("body").attributes["class"] == "tables"
-    assert "class" not in outline(drawn).one("body").attributes
-    assert outline(tables).one("main").text.replace("Drawings", "Tables instead of drawings") == (
-        outline(drawn).one("main").text
+    assert html_tree(tables).one("body").attributes["class"] == "tables"
+    assert "class" not in html_tree(drawn).one("body").attributes
+    assert html_tree(tables).one("main").text.replace("Drawings", "Tables instead of drawings") == (
+        html_tree(drawn).one("main").text
     )
 
 
@@ -165,7 +165,7 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
     monkeypatch.setattr("hubring.ps.page.reader.SHARD_SECONDS", 0.01)
 
     async def story() -> None:
-        hub = PagedHub()
+        hub = StatusHub()
         reader = Reader(hub)
         first = await reader.read()
         hub.may_answer.clear()
@@ -186,7 +186,7 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
     [("localhost:5556", 200), ("[::1]:5556", 200), ("[::1]", 200), ("rebound.example:5556", 421), ("", 421)],
 )
 def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status: int) -> None:
-    hub = PagedHub()
+    hub = StatusHub()
     reader = Reader(hub)
     painter = Painter(reader, History(), Journal(), FakeTime())
     shut = app(hub, reader, painter, Broadcast(painter), TOKEN, {"localhost", "[::1]"})
@@ -195,7 +195,7 @@ def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status:
 
 def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
     async def story() -> list[dict[str, Any]]:
-        hub = PagedHub()
+        hub = StatusHub()
         told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
         reader = Reader(hub)
         first = await reader.read()

@@ -10,7 +10,7 @@ from hubring.ps.job.job import Joiner
 from hubring.ps.page.moment import LATE_SECONDS, Moment
 from hubring.ps.page.painter import TICK_SECONDS
 from hubring.ps.page.rates import Rates
-from tests.support.fakes.coordinated import Hub, run
+from tests.support.fakes.coordinator import Hub, run
 
 
 def states(hub: Hub) -> list[str]:

@@ -13,16 +13,16 @@ import pytest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.page import listener, routes
 from hubring.ps.page.site import Site
-from tests.support.pages.paged import TOKEN, PagedHub
+from tests.support.pages.status_hub import TOKEN, StatusHub
 
 pytestmark = pytest.mark.slow
 
 
-def visit(story: Callable[[Site, PagedHub], Awaitable[None]], **settings: object) -> None:
+def visit(story: Callable[[Site, StatusHub], Awaitable[None]], **settings: object) -> None:
     """Serves a page for as long as the story takes."""
 
     async def whole() -> None:
-        site, hub = Site(ServerConfig(port=0, **settings)), PagedHub()  # type: ignore[arg-type]
+        site, hub = Site(ServerConfig(port=0, **settings)), StatusHub()  # type: ignore[arg-type]
         try:
             await site.serve(hub)
             await story(site, hub)
@@ -47,7 +47,7 @@ async def ask(site: Site, request: str) -> bytes:
 
 
 def test_it_answers_over_http() -> None:
-    async def story(site: Site, hub: PagedHub) -> None:
+    async def story(site: Site, hub: StatusHub) -> None:
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"4 workers train through the hub" in answer
@@ -64,7 +64,7 @@ def test_it_answers_over_http() -> None:
 def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -> None:
     async def whole() -> bytes:
         site = Site(ServerConfig(port=0))
-        await site.serve(PagedHub())
+        await site.serve(StatusHub())
         reader, writer = await dial(site)
         writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await reader.readuntil(b"\n\n")
@@ -82,7 +82,7 @@ def test_an_open_stream_ends_with_the_server(caplog: pytest.LogCaptureFixture) -
 
 
 def test_the_log_of_its_server_is_on_the_page_until_it_closes() -> None:
-    async def story(site: Site, hub: PagedHub) -> None:
+    async def story(site: Site, hub: StatusHub) -> None:
         logging.getLogger("hubring.ps.job.job").warning("rank 3 is <gone>")
         answer = await ask(site, "GET / HTTP/1.1\nHost: localhost\nConnection: close\n\n")
         assert b"rank 3 is &lt;gone&gt;" in answer
@@ -96,7 +96,7 @@ def test_its_port_is_free_again_once_it_is_closed() -> None:
     async def whole() -> None:
         site = Site(ServerConfig(port=0))
         port = int(site.address.rpartition(":")[2])
-        await site.serve(PagedHub())
+        await site.serve(StatusHub())
         await site.close()
         again = Site(ServerConfig(port=0, page_port=port))
         await again.close()
@@ -105,7 +105,7 @@ def test_its_port_is_free_again_once_it_is_closed() -> None:
 
 
 def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
-    async def story(site: Site, hub: PagedHub) -> None:
+    async def story(site: Site, hub: StatusHub) -> None:
         page, metrics = site.banner()
         assert f"page      {site.address}/#token=" in page
         assert metrics.split() == ["metrics", f"{site.address}/metrics"]
@@ -114,7 +114,7 @@ def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(TOKEN)
 
-    async def hidden(site: Site, hub: PagedHub) -> None:
+    async def hidden(site: Site, hub: StatusHub) -> None:
         assert TOKEN not in "".join(site.banner())
         assert str(file) in site.banner()[0]
 
@@ -128,7 +128,7 @@ def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
     monkeypatch.setattr(listener, "MOST_LINES", 2)
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
 
-    async def story(site: Site, hub: PagedHub) -> None:
+    async def story(site: Site, hub: StatusHub) -> None:
         lines = [await dial(site) for _ in range(3)]
         for _, writer in lines:
             writer.write(said)
@@ -147,7 +147,7 @@ def test_half_a_form_is_refused_and_let_go(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
     monkeypatch.setattr(routes, "FORM_SECONDS", 0.2)
 
-    async def story(site: Site, hub: PagedHub) -> None:
+    async def story(site: Site, hub: StatusHub) -> None:
         answer = await ask(site, f"POST /end HTTP/1.1\nHost: localhost\nContent-Length: 99\n\ntoken={TOKEN}")
         assert answer.startswith(b"HTTP/1.1 403")
         assert hub.done == []

@@ -19,14 +19,14 @@ from hubring.ps.page.reader import Reader
 from hubring.ps.page.routes import app
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import ask, watching
-from tests.support.pages.paged import TOKEN, PagedHub, journal
+from tests.support.pages.status_hub import TOKEN, StatusHub, journal
 
 
 class Stage:
     """A page whose ticks come when the clock is turned."""
 
     def __init__(self, workers: int = 4, log: Journal | None = None) -> None:
-        self.hub = PagedHub(workers)
+        self.hub = StatusHub(workers)
         self.time = FakeTime()
         self.journal = log or journal()
         reader = Reader(self.hub)

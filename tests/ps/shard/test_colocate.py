@@ -13,7 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.types import PROTOCOL
-from tests.support.fakes.coordinated import CONTEXT, Hub, checkpointed, run
+from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run
 
 T = TypeVar("T")
 
@@ -326,7 +326,7 @@ class Mute(ShardControlServicer):
 def test_nobody_waits_for_a_shard_whose_host_has_vanished(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mode: Literal["bsp", "asp"]
 ) -> None:
-    monkeypatch.setattr("tests.support.fakes.coordinated.FakeFleet", Fleet)
+    monkeypatch.setattr("tests.support.fakes.coordinator.FakeFleet", Fleet)
     monkeypatch.setattr(
         "hubring.ps.coordinator.fleet.CALL_SECONDS", 0.05
     )  # how long the others may wait until they are told

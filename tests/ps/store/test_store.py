@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hubring.ps.core.messages import Code, Init, Pull
 from hubring.ps.store.consistency import ASP, BSP, SSP
-from tests.support.stored import (
+from tests.support.store import (
     ADD,
     MOMENTUM,
     answered,

@@ -10,7 +10,7 @@ from hubring.ps.core.messages import Code, Coded, Pull, Push
 from hubring.ps.core.types import Slice
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.entry import Contribution, Entry
-from tests.support.stored import (
+from tests.support.store import (
     ADD,
     bucket,
     coded,

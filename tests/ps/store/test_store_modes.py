@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hubring.ps.core.messages import Pull
 from hubring.ps.store.consistency import ASP, SSP, BackupWorkers
-from tests.support.stored import answered, hub, parameters, push, sender, values_of
+from tests.support.store import answered, hub, parameters, push, sender, values_of
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -10,7 +10,7 @@ from hubring.ps.core.messages import Code, Init, Pull, Refusal
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
 from hubring.ps.store.consistency import ASP, BSP
 from hubring.ps.store.store import KVStore
-from tests.support.stored import bucket, hub, parameters, push, sender, train, values_of, view
+from tests.support.store import bucket, hub, parameters, push, sender, train, values_of, view
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -23,7 +23,7 @@ from hubring.ps.core.messages import (
 from hubring.ps.core.types import Layout, Sender, Slice
 from hubring.ps.store.consistency import ASP, BSP, SSP
 from hubring.ps.store.store import KVStore
-from tests.support.stored import (
+from tests.support.store import (
     ADD,
     answered,
     bucket,

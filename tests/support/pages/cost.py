@@ -170,15 +170,17 @@ def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], st
                 server.terminate()
 
 
-def steps_for(crew: Sequence[SimulatedWorker], done: int, seconds: float, compute: float) -> list[float]:
+def steps_for(
+    all_workers: Sequence[SimulatedWorker], done: int, seconds: float, compute: float
+) -> list[float]:
     """Steps in lockstep, for so long; how long each took."""
     took: list[float] = []
     until = time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
         time.sleep(compute)
-        for work in [each.push() for each in crew]:
+        for work in [each.push() for each in all_workers]:
             work.wait(LIMIT)
-        for each in crew:
+        for each in all_workers:
             each.stepped(done + len(took) + 1)
         took.append(time.perf_counter() - began)
     return took
@@ -192,17 +194,17 @@ def measure(
     with hub(workers, shards) as (server, address, page), ThreadPoolExecutor(workers) as pool:
         if apart:
             part(server.pid)
-        crew = list(pool.map(lambda _: SimulatedWorker(address, workers), range(workers)))
+        all_workers = list(pool.map(lambda _: SimulatedWorker(address, workers), range(workers)))
         for call in (lambda each: each.agree(shards), SimulatedWorker.init, SimulatedWorker.pull):
-            list(pool.map(call, crew))
-        done = len(steps_for(crew, 0, 1.0, compute))
+            list(pool.map(call, all_workers))
+        done = len(steps_for(all_workers, 0, 1.0, compute))
         for turn in range(len(KINDS) * blocks):
             # There and back again, so that no drift favours any.
             kind = (*KINDS, *reversed(KINDS))[turn % (2 * len(KINDS))]
             watched = None if kind == "nobody" else Watched(page, metrics=kind == "page and metrics")
             with watched or contextlib.nullcontext():
                 before, began = processor_seconds(server.pid), time.perf_counter()
-                took = steps_for(crew, done, seconds, compute)
+                took = steps_for(all_workers, done, seconds, compute)
                 used = (processor_seconds(server.pid) - before) / (time.perf_counter() - began)
             done += len(took)
             turns.append(
@@ -215,7 +217,7 @@ def measure(
                     "scrapes": watched.scrapes if watched else 0,
                 }
             )
-        list(pool.map(SimulatedWorker.leave, crew))
+        list(pool.map(SimulatedWorker.leave, all_workers))
         server.wait(LIMIT)
     found = {"workers": workers, "shards": shards, "hub_apart": apart, "cores": cores, "steps": done}
     return {**found, "turns": turns, **summary(turns, cores)}

@@ -18,7 +18,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
 from tests.conftest import command, entry
-from tests.support.processes.nursery import Forked, Nursery
+from tests.support.processes.fork_server import Forked, ForkServer
 from tests.support.processes.stopwatch import Stopwatch
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
@@ -96,12 +96,12 @@ class Program:
 class Cluster:
     """Starts programs in a folder, and ends what is left of them.
 
-    With a nursery, our own programs on this host are forks of it; see there.
+    With a fork server, our own programs on this host are forks of it; see there.
     """
 
-    def __init__(self, folder: Path, nursery: Nursery | None = None) -> None:
+    def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
         self.folder = folder
-        self._nursery = nursery
+        self._fork_server = fork_server
         self.programs: list[Program] = []
 
     def run(
@@ -116,13 +116,13 @@ class Cluster:
 
         It is started afresh there, but for `ip netns exec NAME`, where a fork can go by itself.
         """
-        nursery, network, variables = self._nursery, _network(within), variables or {}
+        fork_server, network, variables = self._fork_server, _network(within), variables or {}
         of_python = any(variable.startswith("PYTHON") for variable in variables)  # is read as one starts
-        if nursery is None or network is None or of_python:
+        if fork_server is None or network is None or of_python:
             return self._start(name, [*within, sys.executable, "-m", module, *arguments], variables)
         environment = {**self._environment(), **variables}
         return self._add(
-            name, lambda out, err: nursery.start(module, arguments, environment, out, err, network)
+            name, lambda out, err: fork_server.start(module, arguments, environment, out, err, network)
         )
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:

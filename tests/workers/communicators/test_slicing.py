@@ -19,8 +19,8 @@ from hubring.workers.communicators import slicing
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.slicing import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
-from tests.contract.keystone import train_two_groups
 from tests.contract.models import attached, linear
+from tests.contract.two_groups import train_two_groups
 from tests.support.training.ranks import LIMIT, HubRanks, Seat
 
 SIZES = (128, 64, 256, 1 << 20)

@@ -24,7 +24,7 @@ from hubring.workers.compare.result.findings import Curve, Point, Scaling
 from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.result.setting_text import without_servers, words
 from hubring.workers.slowdown.straggler import Straggler
-from tests.support.compare.compared import full
+from tests.support.compare.results import full
 
 FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
 

@@ -12,8 +12,8 @@ from msgspec import convert
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.page import page
-from tests.support.compare.compared import EMULATED, full, minimal, summary
-from tests.support.pages.outline import Node, outline
+from tests.support.compare.results import EMULATED, full, minimal, summary
+from tests.support.pages.html_tree import Node, html_tree
 
 SENTINEL = 77777.0
 """Stands where a speed must not be shown; written as 77,800, 77,777 or 77777."""
@@ -26,7 +26,7 @@ def html() -> str:
 
 @pytest.fixture(scope="module")
 def tree(html: str) -> Node:
-    return outline(html)
+    return html_tree(html)
 
 
 def small() -> dict[str, Any]:
@@ -52,7 +52,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(html: str, tree: Node) -> Non
 
 @pytest.mark.parametrize("size", ["full", "minimal"])
 def test_every_id_stands_once_and_every_reference_leads_somewhere(size: str, tree: Node) -> None:
-    nodes = list((tree if size == "full" else outline(page(minimal()))).all("*"))
+    nodes = list((tree if size == "full" else html_tree(page(minimal()))).all("*"))
     ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
     assert len(set(ids)) == len(ids)
     for node in nodes:
@@ -122,7 +122,7 @@ def test_text_of_the_results_never_becomes_markup() -> None:
     results["gate"]["pairs"][0] |= {"tensor": evil, "second": evil}
     made = page(results)
     assert "<img" not in made
-    assert not list(outline(made).all("img"))
+    assert not list(html_tree(made).all("img"))
     assert made.count("</style>") == 1
 
 
@@ -166,7 +166,7 @@ def test_no_speed_of_a_withheld_row_gets_onto_the_page() -> None:
 
 
 def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
-    tree = outline(page(small()))
+    tree = html_tree(page(small()))
     for part in ("throughput", "breakdown"):
         (section,) = [each for each in tree.all("section") if each.attributes["id"] == part]
         names = [each.text for each in section.all("span") if each.attributes.get("class") == "who"]
@@ -177,7 +177,7 @@ def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
 
 
 def test_a_page_of_little_says_what_is_missing() -> None:
-    tree = outline(page(minimal()))
+    tree = html_tree(page(minimal()))
     assert [each.text for each in tree.all("h1")] == ["This experiment came to no verdict."]
     assert [each.attributes["id"] for each in tree.all("section")] == [
         "gate",
@@ -195,7 +195,7 @@ def test_a_page_of_little_says_what_is_missing() -> None:
 def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
     results = minimal()
     results["rows"][0]["numbers"] |= {"samples_per_second": None, "final_loss": summary([0.5])}
-    tree = outline(page(results))
+    tree = html_tree(page(results))
     (section,) = [each for each in tree.all("section") if each.attributes["id"] == "throughput"]
     assert "not measured" in section.text
     assert [each.text for each in section.all("td")] == ["–", "–", "–", "–", "–", "–", "0.500", "1"]
@@ -206,7 +206,7 @@ def test_seeds_that_missed_the_target_are_counted() -> None:
     results["rows"] = results["rows"][:2]
     results["rows"][0]["numbers"]["seconds_to_target"] = summary([2.0, None, 2.0])
     results["rows"][1]["numbers"]["seconds_to_target"] = None
-    text = outline(page(results)).text
+    text = html_tree(page(results)).text
     assert "0.93 reached after 2.00\u00a0s, but not in 1 of 3 seeds" in text
     assert "0.93 not reached" in text
 
@@ -222,7 +222,7 @@ def test_predictions_that_were_measured_nowhere_are_listed_and_not_drawn() -> No
     alone = {"setting": "n64 k1", "row": "ring", "measured_ms": None, "predicted_ms": 9.0, "error": None}
     results["predictions"] = [alone | {"calibrated": False, "by": "simulation"}]
     (section,) = [
-        each for each in outline(page(results)).all("section") if each.attributes["id"] == "predictions"
+        each for each in html_tree(page(results)).all("section") if each.attributes["id"] == "predictions"
     ]
     assert [each.text for each in section.all("td")] == ["n64 k1", "–", "9.00", "–", "simulation", "no"]
     assert not list(section.all("svg"))
@@ -251,9 +251,9 @@ def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
     assert (
         "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 1 server on;"
         " by bytes alone (f) nowhere."
-    ) in outline(page(calibrated)).text
+    ) in html_tree(page(calibrated)).text
     uncalibrated = minimal() | {"crossover": [known | {"predicted": None, "calibrated": False}]}
-    assert "measured nowhere; by bytes alone (f) nowhere." in outline(page(uncalibrated)).text
+    assert "measured nowhere; by bytes alone (f) nowhere." in html_tree(page(uncalibrated)).text
 
 
 def test_results_of_another_version_are_refused() -> None:

@@ -13,7 +13,7 @@ from hubring.workers.compare.output.screen import show
 from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.page import page as render
 from hubring.workers.compare.result.reading import read
-from tests.support.compare.compared import EMULATED, GIGABIT, full, minimal, summary
+from tests.support.compare.results import EMULATED, GIGABIT, full, minimal, summary
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key
 

@@ -25,8 +25,8 @@ from hubring.workers.compare.result.numbers import NAMES
 from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import NOT_FINITE, Line, Outcome, read_record
-from tests.support.compare.compared import minimal
 from tests.support.compare.replayed import Replayed, compared, record, row
+from tests.support.compare.results import minimal
 
 DIGITS = JOBS["digits"]
 EXCHANGE = {

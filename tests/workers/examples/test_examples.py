@@ -18,7 +18,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
 from hubring.workers.examples.images import images, read_idx
 from hubring.workers.runtime import context
-from tests.support.training.pictures import idx, write_pictures
+from tests.support.training.mnist_files import idx, write_mnist
 
 
 @pytest.fixture
@@ -224,7 +224,7 @@ def test_a_file_that_is_replaced_leaves_nothing_else(alone: None, tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", list(ddp_amp.DTYPES))
 def test_mixed_precision_goes_on_in_the_same_bits(alone: None, tmp_path: Path, precision: str) -> None:
-    write_pictures(tmp_path, 128)
+    write_mnist(tmp_path, 128)
 
     def run(epochs: int, file: str) -> bytes:
         flags = ["--epochs", str(epochs), "--precision", precision, "--data-dir", str(tmp_path)]

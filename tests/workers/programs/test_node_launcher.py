@@ -11,13 +11,13 @@ from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.programs.node_launcher import _again, places
 
 
-def crew(outer: Placement | None = None, **flags: Any) -> list[Placement]:
+def placements(outer: Placement | None = None, **flags: Any) -> list[Placement]:
     config = load_worker({"server": "hub:1", **flags}, environment={})
     return [detect(place) for place in places(config, outer or Placement())]
 
 
 def test_ranks_are_those_of_pytorchs_tutorials() -> None:
-    found = crew(nodes=2, gpus=4, nr=1)
+    found = placements(nodes=2, gpus=4, nr=1)
     assert [(one.rank, one.size, one.local_rank, one.local_size) for one in found] == [
         (4 + local, 8, local, 4) for local in range(4)
     ]
@@ -25,12 +25,12 @@ def test_ranks_are_those_of_pytorchs_tutorials() -> None:
 
 
 def test_one_host_is_the_default() -> None:
-    assert [(one.rank, one.size) for one in crew(gpus=2)] == [(0, 2), (1, 2)]
+    assert [(one.rank, one.size) for one in placements(gpus=2)] == [(0, 2), (1, 2)]
 
 
 def test_a_launcher_that_starts_one_a_host_says_which() -> None:
     outer = Placement(rank=1, size=2, launcher="slurm")
-    assert [(one.rank, one.size) for one in crew(outer, gpus=2)] == [(2, 4), (3, 4)]
+    assert [(one.rank, one.size) for one in placements(outer, gpus=2)] == [(2, 4), (3, 4)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_contradicts_the_launcher_is_refused(
     outer: Placement, flags: dict[str, int], words: str
 ) -> None:
     with pytest.raises(ConfigError, match=words):
-        crew(outer, gpus=2, **flags)
+        placements(outer, gpus=2, **flags)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_contradicts_the_launcher_is_refused(
 )
 def test_flags_that_do_not_go_together_are_refused(flags: dict[str, int], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        crew(None, **flags)
+        placements(None, **flags)
 
 
 def test_workers_without_a_server_are_refused() -> None:
@@ -67,6 +67,6 @@ def test_workers_without_a_server_are_refused() -> None:
         load_worker({"gpus": 2}, environment={})
 
 
-def test_workers_get_the_command_line_less_what_is_the_crews() -> None:
+def test_workers_get_the_command_line_less_what_is_the_launchers() -> None:
     flags = {"server": "hub:1", "aggregate": True, "nodes": 2, "gpus": 4, "nr": 0, "compress": None}
     assert _again(flags, Path("a.toml")) == ["--config", "a.toml", "--server", "hub:1", "--aggregate"]

@@ -97,7 +97,7 @@ def moment(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: A
     return Moment.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
 
 
-class PagedHub:
+class StatusHub:
     """The hub; `done` says what it was asked to do."""
 
     def __init__(self, workers: int = 4, shards: int = 2) -> None:

@@ -54,7 +54,7 @@ class _Reader(HTMLParser):
         self.open[-1].children.append(data)
 
 
-def outline(html: str) -> Node:
+def html_tree(html: str) -> Node:
     """The whole page; what is not closed, or in the wrong order, fails."""
     reader = _Reader()
     reader.feed(html)

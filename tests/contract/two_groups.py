@@ -13,9 +13,9 @@ from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import AggregatingRanks, HubRanks, RingRanks
 
 RTOL, ATOL = 1e-5, 1e-6
-"""Between one sum over the doubled batch and the mean of two means, after KEYSTONE_STEPS steps in float32."""
+"""Between one sum over the doubled batch and the mean of two means, after STEPS steps in float32."""
 
-KEYSTONE_STEPS = 8
+STEPS = 8
 
 
 class TwoOnAHub(HubRanks):
@@ -53,7 +53,7 @@ def train_two_groups(
     ]
     optimizer = DistributedOptimizer(make(groups), model, communicator=communicator, bucket_bytes=64)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
-    data = torch.randn(KEYSTONE_STEPS, 2, 4, 3, generator=torch.Generator().manual_seed(1))
+    data = torch.randn(STEPS, 2, 4, 3, generator=torch.Generator().manual_seed(1))
     for both in data:
         share = both[communicator.rank] if communicator.size == 2 else both.flatten(0, 1)
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ from typing import Any
 
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.page.site import Site
-from tests.support.pages.paged import PagedHub, shard, worker
+from tests.support.pages.status_hub import StatusHub, shard, worker
 
 LIMIT = 60.0
 
@@ -36,10 +36,10 @@ EVERY_STATE: dict[str, Any] = {
 }
 
 
-class StagedPage:
+class ServedPage:
     """The page and its hub; both live in a thread of this process."""
 
-    def __init__(self, hub: PagedHub) -> None:
+    def __init__(self, hub: StatusHub) -> None:
         self.hub = hub
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -67,24 +67,24 @@ class StagedPage:
 
 
 @contextmanager
-def staged(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[StagedPage]:
+def served_page(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[ServedPage]:
     """A page that is open for as long as the test looks."""
-    hub = PagedHub(count, shards)
+    hub = StatusHub(count, shards)
     hub.told |= {"shards_wanted": shards, **changes}
     hub.rows = [
         shard(index, bytes_in=48_300_000 + 9_000_000 * index, held_seconds=held(len(hub.told["workers"])))
         for index in range(shards)
     ]
-    stage = StagedPage(hub)
+    page = ServedPage(hub)
     log = logging.getLogger("hubring.ps.job.job")
     log.setLevel(logging.INFO)
     log.info("rank 0 (node1 pid 1000) joined")
     log.warning("rank 6 (node1 pid 1006) sent no heartbeat for 5.3 s: it was killed, stopped or cut off")
     log.error("no checkpoint: the disk of node0 is full")
     try:
-        yield stage
+        yield page
     finally:
-        stage.close()
+        page.close()
         log.setLevel(logging.NOTSET)
 
 

@@ -1,12 +1,12 @@
-"""Where programs under test are born: forks of one process that has imported torch already.
+"""Starts programs under test as forks of one process that has imported torch already.
 
 A fresh Python takes more than two seconds of processor time until it has torch, and as long again
 for its first optimizer; the tests start some two thousand. A fork is a process like any other: it
 has its own id, files, signals and end, and is the child of whoever asked for it.
 
-The nursery forks the tests' programs. Each program has a seed, a fork from before it began, which
-does the same for it: what the program starts as `python [-P] -m MODULE` is forked from its seed, and all
-else is started as ever.
+The fork server forks the tests' programs. Each program has a fork server of its own, forked from before it
+began: what the program starts as `python [-P] -m MODULE` is forked from that, and all else is started as
+ever.
 
 A fork ends without taking its modules down: that would copy two hundred megabytes which it shares with
 all others. tests/system/test_topologies.py starts programs afresh, and sees them end to the last.
@@ -43,7 +43,7 @@ _CLONE_NEWNET = 0x40000000
 
 
 class Forked:
-    """A program that the nursery started; stands for a `subprocess.Popen`."""
+    """A program that the fork server started; stands for a `subprocess.Popen`."""
 
     def __init__(self, pid: int, command: Sequence[str]) -> None:
         self.pid = pid
@@ -82,7 +82,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Nursery:
+class ForkServer:
     """Starts modules as `python -m MODULE ARGUMENTS` would, only sooner."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Nursery:
         err: BinaryIO,
         network: str = "",
     ) -> Forked:
-        """Its variables are given whole; what Python or torch read of them as they start is the nursery's.
+        """The variables are given whole; what Python or torch read as they start is the fork server's own.
 
         `network` is the name of its network namespace, as `ip netns` knows it.
         """
@@ -161,7 +161,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
-    """Asks a nursery or a seed for a process with these standard files; returns its id."""
+    """Asks a fork server for a process with these standard files; returns its id."""
     socket.send_fds(by, [json.dumps({"folder": os.getcwd(), **asked}).encode()], files)
     pid = int.from_bytes(by.recv(8))
     if not pid:
@@ -214,7 +214,7 @@ def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
 
 
 def _run(
-    seed: socket.socket, module: str, arguments: list[str], environment: dict[str, str], folder: str
+    fork_server: socket.socket, module: str, arguments: list[str], environment: dict[str, str], folder: str
 ) -> None:
     """Makes this process what a fresh one would be, but for its children, and runs the module."""
     import torch
@@ -226,7 +226,7 @@ def _run(
     torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     os.chdir(folder)
     sys.argv = [module, *arguments]
-    _fork_modules(seed)
+    _fork_modules(fork_server)
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
@@ -238,8 +238,8 @@ def _module(command: list[str]) -> list[str]:
     return []
 
 
-def _fork_modules(seed: socket.socket) -> None:
-    """From here on, `subprocess` has this process's seed fork what runs a module of Python's.
+def _fork_modules(fork_server: socket.socket) -> None:
+    """From here on, `subprocess` has this process's fork server fork what runs a module of Python's.
 
     `_execute_child` is nobody's interface, but whatever starts a program comes through it, asyncio too, with
     its pipes made; and what follows, waiting and signals, is `Popen`'s own as ever.
@@ -263,7 +263,7 @@ def _fork_modules(seed: socket.socket) -> None:
             "stand": {"session": session, "group": group},
         }
         with one_by_one:
-            process.pid = _ask(seed, files, **told)
+            process.pid = _ask(fork_server, files, **told)
         process._child_created = True
         process._close_pipe_fds(*pipes)
         return None

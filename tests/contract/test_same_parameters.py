@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.contract.keystone import (
+from tests.contract.two_groups import (
     ATOL,
     RTOL,
     TwoAggregating,

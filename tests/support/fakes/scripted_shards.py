@@ -26,8 +26,8 @@ class Wire:
     """A connection without a shard: the test answers, and sees in which threads it was used."""
 
     def __init__(self) -> None:
-        self.ear, self.mouth = socket.socketpair()
-        self.ear.setblocking(False)
+        self.near_end, self.far_end = socket.socketpair()
+        self.near_end.setblocking(False)
         self.sent: list[Message] = []
         self.let_out: list[int] = []
         """How much had been sent at each flush."""
@@ -41,12 +41,12 @@ class Wire:
 
     @property
     def waitable(self) -> int:
-        return self.ear.fileno()
+        return self.near_end.fileno()
 
     def answer(self, *numbers: int) -> None:
         for number in numbers:
             self.replies.put(wire.encode_reply(Values(0, torch.ones(1), 0, 0, 0), number))
-            self.mouth.send(b"!")
+            self.far_end.send(b"!")
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         self.threads["send"] = threading.current_thread()
@@ -61,18 +61,18 @@ class Wire:
         self.threads["receive"] = threading.current_thread()
         self.before_receive()
         try:
-            came = len(self.ear.recv(4096))
+            came = len(self.near_end.recv(4096))
         except BlockingIOError:
             return []
         self.in_hand()
         return [self.replies.get(timeout=SOON) for _ in range(came)]
 
     def close(self) -> None:
-        self.ear.close()
-        self.mouth.close()
+        self.near_end.close()
+        self.far_end.close()
 
 
-class Told(SpinWait):
+class AnnouncedWait(SpinWait):
     """Says that somebody has begun to wait."""
 
     began = threading.Event()
@@ -82,14 +82,14 @@ class Told(SpinWait):
         return super().wait(timeout)
 
 
-class Desk:
-    """Connections over wires that the test answers."""
+class ScriptedShards:
+    """As many shards as asked, over wires that the test answers."""
 
-    def __init__(self, shards: int = 1) -> None:
+    def __init__(self, count: int = 1) -> None:
         self.wires: list[Wire] = []
-        self.attended = Told.began
+        self.attended = AnnouncedWait.began
         self.attended.clear()
-        self.connections = Connections(shards, self._dial, Traffic())
+        self.connections = Connections(count, self._dial, Traffic())
         self.connections.connected.wait(SOON)
 
     @property
@@ -113,8 +113,8 @@ class Desk:
         return work
 
 
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
-    monkeypatch.setattr("hubring.ps.client.connections.SpinWait", Told)
-    desk = Desk()
-    yield desk
-    desk.connections.close()
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedShards]:
+    monkeypatch.setattr("hubring.ps.client.connections.SpinWait", AnnouncedWait)
+    shards = ScriptedShards()
+    yield shards
+    shards.connections.close()

@@ -13,7 +13,7 @@ def idx(values: torch.Tensor) -> bytes:
     return header + bytes(values.flatten().tolist())
 
 
-def write_pictures(folder: Path, count: int) -> None:
+def write_mnist(folder: Path, count: int) -> None:
     """Writes MNIST's four files: so many random pictures of 8 x 8, in either part."""
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randint(256, (count, 8, 8), dtype=torch.uint8, generator=generator)

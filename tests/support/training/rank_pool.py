@@ -12,7 +12,7 @@ from tests.support.training.ranks import LIMIT, HubRanks, Ranks, RingRanks
 T = TypeVar("T")
 
 
-class Crew:
+class RankPool:
     """All ranks of one kind of communicator, until `close`."""
 
     def __init__(self, topology: str, size: int) -> None:
