@@ -22,16 +22,8 @@ from hubring.ps.transport.grpc import transport as grpc_client
 from hubring.ps.transport.grpc.frame import CHUNK_BYTES, Assembly, MalformedFrame, to_frames
 from hubring.ps.transport.grpc.listener import GREETING
 from hubring.ps.transport.grpc.transport import GrpcTransport
-from tests.support.transports.conformance import (
-    PATIENCE,
-    Serving,
-    ask,
-    content,
-    noise,
-    number_of,
-    replies,
-    request,
-)
+from tests.support.transports.messages import PATIENCE, ask, content, noise, number_of, replies, request
+from tests.support.transports.serving import Serving
 
 
 def test_grpc_serves_a_client_generated_from_the_proto() -> None:

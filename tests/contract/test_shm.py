@@ -13,7 +13,8 @@ import pytest
 from hubring.ps.transport.shm.packet import VERSION
 from hubring.ps.transport.shm.segment import enclose
 from hubring.ps.transport.shm.transport import ShmTransport
-from tests.support.transports.conformance import PATIENCE, Serving, ask, content, noise, request
+from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.serving import Serving
 
 LAYOUT = struct.Struct("<IBB6xQQQQQQQ")
 LENGTH = LAYOUT.size - 4

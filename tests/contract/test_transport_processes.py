@@ -13,11 +13,11 @@ import pytest
 
 from hubring.ps.transport import registry
 from hubring.ps.transport.shm.transport import ShmTransport
-from tests.support.transports.conformance import PATIENCE, ask, await_loss, content, noise, request
+from tests.support.transports.messages import PATIENCE, ask, await_loss, content, noise, request
 
 SERVE = """
 import sys
-from tests.support.transports.conformance import Serving
+from tests.support.transports.serving import Serving
 from hubring.ps.transport.registry import transport
 
 with Serving(transport(sys.argv[1])) as server:

@@ -12,16 +12,15 @@ from hubring.ps.transport.base import Message, Transport
 from hubring.ps.transport.grpc.transport import GrpcTransport
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from tests.support.transports.conformance import (
-    CHECKS,
-    PATIENCE,
-    MakeTransport,
-    Serving,
+from tests.support.transports.conformance import CHECKS
+from tests.support.transports.connection_checks import (
     answers_many_requests_in_any_order,
-    keeps_what_waits_where_it_is,
     overtakes_only_by_priority,
 )
 from tests.support.transports.inproc import InprocTransport
+from tests.support.transports.messages import PATIENCE
+from tests.support.transports.payload_checks import keeps_what_waits_where_it_is
+from tests.support.transports.serving import MakeTransport, Serving
 
 Check = Callable[[MakeTransport], None]
 

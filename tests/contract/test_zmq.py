@@ -15,17 +15,8 @@ from hubring.ps.transport.base import Envelope, Listener
 from hubring.ps.transport.zmq import socket as zmq_socket
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.transport import ZmqTransport
-from tests.support.transports.conformance import (
-    PATIENCE,
-    Answer,
-    Serving,
-    await_loss,
-    echo,
-    noise,
-    number_of,
-    replies,
-    request,
-)
+from tests.support.transports.messages import PATIENCE, await_loss, noise, number_of, replies, request
+from tests.support.transports.serving import Answer, Serving, echo
 
 
 def is_for_replies(name: bytes) -> bool:

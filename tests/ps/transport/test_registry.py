@@ -17,7 +17,8 @@ from hubring.ps.transport.registry import (
     open_doors,
     transport,
 )
-from tests.support.transports.conformance import PATIENCE, Serving, ask, content, noise, request
+from tests.support.transports.messages import PATIENCE, ask, content, noise, request
+from tests.support.transports.serving import Serving
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from hubring.workers.compare.cost import question
 from hubring.workers.compare.cost.calibrate import calibration
 from hubring.workers.compare.cost.model.constants import WIRES, read
 from hubring.workers.compare.experiment.setting import Link
+from tests.support.compare.calibration import CONSTANTS
 from tests.support.processes.cluster import Cluster
-from tests.workers.compare.test_cost_prediction import CONSTANTS
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:

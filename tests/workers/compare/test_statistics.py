@@ -107,3 +107,32 @@ def test_it_is_said_how_little_few_seeds_tell() -> None:
     assert interval_words(6) == "is the interval that holds the median in at least 95% of cases"
     assert by_chance(3).endswith("in the same order every time in 25% of cases.")
     assert by_chance(6) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "decided"),
+    [
+        ([2.0, 2.1, 2.2], [1.0, 1.1, 1.2], True),
+        ([2.0, 0.9, 2.2], [1.0, 1.0, 1.0], False),
+        ([1.01, 1.02, 1.02], [1.0, 1.0, 1.0], False),
+        ([1.04], [1.0], False),
+        ([1.06], [1.0], True),
+    ],
+)
+def test_a_ratio_is_decided_where_its_interval_and_its_size_say_so(
+    first: list[float], second: list[float], decided: bool
+) -> None:
+    found = ratio(first, second)
+    assert found is not None
+    assert found.decided is decided
+
+
+def test_seeds_that_lack_a_number_are_left_out_of_the_ratio() -> None:
+    assert ratio([None, 2.0], [1.0, 1.0]) == Ratio(2.0)
+    assert ratio([None], [1.0]) is None
+
+
+@pytest.mark.parametrize("wrong", [None, 0.0, -1.0, float("nan")])
+def test_what_is_not_above_zero_has_no_ratio(wrong: float | None) -> None:
+    assert ratio([wrong], [2.0]) is None
+    assert ratio([2.0], [wrong]) is None

@@ -1,0 +1,71 @@
+"""A server that answers on a thread, as a check asks it to."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+
+from hubring.ps.transport.base import Envelope, Listener, Transport
+from hubring.ps.transport.bell import Bell
+from tests.support.transports.messages import PATIENCE
+
+MakeTransport = Callable[[], Transport]
+Answer = Callable[[Listener, Envelope], None]
+
+
+def echo(listener: Listener, envelope: Envelope) -> None:
+    """Answers with what came."""
+    listener.send(envelope.reply_to, envelope.message, stable=True)
+
+
+class Serving:
+    """A thread that opens a listener, polls it as a shard does, and hands each request to `answer`."""
+
+    def __init__(self, transport: Transport, answer: Answer = echo) -> None:
+        self._transport = transport
+        self._answer = answer
+        self._bell = Bell()
+        self._opened: Future[str] = Future()
+        self._ended: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="serving")
+
+    def __enter__(self) -> Serving:
+        self._thread.start()
+        self.address = self._opened.result(PATIENCE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Closes the listener; raises what went wrong in the thread."""
+        self._bell.ring()
+        self._thread.join(PATIENCE)
+        self._ended.result(0)
+        self._bell.close()
+
+    def _run(self) -> None:
+        try:
+            listener = self._transport.listen("127.0.0.1")
+            self._opened.set_result(listener.address)
+            with contextlib.closing(listener):
+                self._serve(listener)
+            self._ended.set_result(None)
+        except BaseException as error:
+            self._ended.set_exception(error)
+
+    def _serve(self, listener: Listener) -> None:
+        poller = select.poll()
+        poller.register(self._bell.waitable, select.POLLIN)
+        poller.register(listener.waitable, select.POLLIN)
+        while self._bell.waitable not in (ready := dict(poller.poll())):
+            assert listener.waitable in ready
+            for envelope in listener.receive():
+                self._answer(listener, envelope)
+            listener.flush()

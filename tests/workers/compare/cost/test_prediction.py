@@ -1,0 +1,96 @@
+"""Predictions of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from hubring.ps.core.errors import UsageError
+from hubring.workers.compare.cost.prediction import predict
+from hubring.workers.compare.cost.reading import read as reading_of
+from hubring.workers.compare.experiment.row import ROWS, Row
+from hubring.workers.compare.experiment.setting import Fault, Setting
+from hubring.workers.slowdown.straggler import Straggler
+from tests.support.compare.calibration import CONSTANTS, JOB, LINKED
+
+
+@pytest.mark.parametrize("row", [*ROWS, "hub-zmq", "hub-grpc", "ddp", "mpi", "rpc"])
+def test_every_row_has_a_model(row: str) -> None:
+    predicted = predict(CONSTANTS, row, LINKED, JOB)
+    assert predicted.step_seconds >= JOB.compute
+    assert predicted.by == "formula"
+
+
+def test_a_row_without_a_model_is_refused_with_those_that_have_one() -> None:
+    with pytest.raises(UsageError, match="no model of a row 'gossip'; there is one of local, ring"):
+        predict(CONSTANTS, "gossip", LINKED, JOB)
+
+
+def test_a_row_is_read_from_what_its_programs_are_told() -> None:
+    ssp = reading_of("hub-ssp")
+    assert (ssp.rule, ssp.staleness, ssp.steps) == ("ssp", 2, True)
+    assert not reading_of("hub-aggregate").steps
+    near = Row("near", "", ("--mode", "bsp", "--colocate"))
+    assert predict(CONSTANTS, near, LINKED, JOB).bound == "link"
+    spare = Row("mine", "", ("--mode", "backup", "--backup", "3"), ("--transport", "grpc"))
+    assert (reading_of(spare).rule, reading_of(spare).backup, reading_of(spare).wire) == ("backup", 3, "grpc")
+
+
+@pytest.mark.parametrize(
+    "more", [{"straggler": Straggler(kind="pareto", seconds=0.02)}, {"fault": Fault(rank=1, step=10)}]
+)
+def test_what_is_not_alike_is_simulated(more: dict[str, Any]) -> None:
+    setting = replace(LINKED, **more)
+    assert predict(CONSTANTS, "hub-asp", setting, JOB).by == "simulation"
+
+
+def test_stragglers_cost_lockstep_more_than_others() -> None:
+    slow = replace(LINKED, servers=4, straggler=Straggler(kind="pareto", seconds=0.2))
+
+    def speed(row: str) -> float:
+        found = predict(CONSTANTS, row, slow, JOB).samples_per_second
+        assert found is not None
+        return found
+
+    assert speed("hub-bsp") < speed("hub-ssp") < speed("hub-asp")
+
+
+def test_a_process_alone_computes_for_all() -> None:
+    calm, computing = (
+        predict(CONSTANTS, "local", Setting(workers=4, compute=compute), JOB).step_seconds
+        for compute in (None, 0.01)
+    )
+    assert computing - calm == pytest.approx(0.04)
+
+
+def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> None:
+    lossy = replace(LINKED, fault=Fault(rank=1, step=10))
+    assert not predict(CONSTANTS, "ring", lossy, JOB).finished
+    assert predict(CONSTANTS, "hub-bsp", lossy, JOB).finished
+    assert predict(CONSTANTS, "local", lossy, JOB) == predict(CONSTANTS, "local", LINKED, JOB)
+    with pytest.raises(UsageError, match="nobody is left"):
+        predict(CONSTANTS, "hub-bsp", Setting(workers=1, fault=Fault(rank=0, step=1)), JOB)
+
+
+def test_an_exchange_hides_behind_backward_but_for_its_last_slice() -> None:
+    shown = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20))
+    hidden = predict(CONSTANTS, "hub-bsp", LINKED, replace(JOB, slice_bytes=1 << 20, overlap=0.5))
+    assert shown.step_seconds - hidden.step_seconds == pytest.approx(0.05)
+
+
+def test_the_links_part_is_of_the_exchange_whatever_overlaps_it() -> None:
+    predicted = predict(CONSTANTS, "hub-bsp", LINKED, JOB)
+    parts = predicted.parts | {"link": 0.3, "server": 0.3, "cores": 0.3}
+    assert replace(predicted, parts=parts, exchange=0.4).links == pytest.approx(0.75)
+    assert replace(predicted, parts=parts, exchange=0.2).links == 1
+    assert predict(CONSTANTS, "local", LINKED, JOB).links == 0
+    assert predicted.exchange == pytest.approx(predicted.step_seconds - JOB.compute)
+
+
+def test_efficiency_is_the_part_that_computes() -> None:
+    predicted = predict(CONSTANTS, "ring", LINKED, JOB)
+    assert predicted.efficiency == pytest.approx(0.1 / predicted.step_seconds)
+    assert predicted.samples_per_second == pytest.approx(4 * 32 / predicted.step_seconds)
+    assert predicted.bound == "link"

@@ -1,0 +1,104 @@
+"""What is predicted beside what was measured, as far as it was calibrated."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from hubring.workers.compare.cost.prediction import Job, predict
+from hubring.workers.compare.experiment.setting import Link, Setting
+from hubring.workers.compare.judge.predictions import predicted as predicted_of
+from hubring.workers.compare.result.findings import Accuracy
+from hubring.workers.slowdown.straggler import Straggler
+from tests.support.compare.calibration import CONSTANTS, WIRE
+from tests.support.compare.modelled import (
+    FINE,
+    THEIRS,
+    entry,
+    experiment,
+    findings,
+    listed,
+    rounded,
+    with_pauses,
+)
+
+
+@pytest.mark.parametrize(("job", "measured", "predicted"), [(FINE, 4, 3), (THEIRS, None, 5)])
+def test_a_crossover_is_measured_and_predicted_side_by_side(
+    job: Job, measured: int | None, predicted: int
+) -> None:
+    found = predicted_of(listed(experiment(job)), CONSTANTS).crossover
+    assert [each.setting for each in found] == ["n4 1000mbit", "n4 200mbit"]
+    for each in found:
+        assert each.tried == [1, 2, 4]
+        assert (each.measured, each.predicted, each.by_bytes) == (measured, predicted, 3)
+        assert each.calibrated
+
+
+def test_without_a_calibration_a_crossover_is_measured_only() -> None:
+    first = predicted_of(listed(experiment(FINE)), None).crossover[0]
+    assert (first.measured, first.predicted, first.calibrated) == (4, None, False)
+
+
+def test_what_was_measured_by_workers_is_there_though_nothing_calibrated_the_rows() -> None:
+    found = predicted_of(with_pauses(), CONSTANTS)
+    assert [(each.row, each.workers) for each in found.scaling] == [
+        ("ring", [2, 4, 8]),
+        ("hub-bsp", [2, 4, 8]),
+    ]
+    assert all(None not in each.measured for each in found.scaling)
+    assert found.scaling == predicted_of(with_pauses(), None).scaling
+
+
+def test_a_row_that_nothing_calibrated_is_neither_predicted_nor_scored() -> None:
+    found = predicted_of(with_pauses(), CONSTANTS)
+    assert (found.predictions, found.score) == ([], None)
+    calm = Setting(workers=4)
+    slow = with_pauses()
+    ring = entry("ring", calm, predict(CONSTANTS, "ring", calm, THEIRS).step_seconds)
+    both = replace(slow, settings=[*slow.settings, calm], rows=[*slow.rows, ring])
+    found = predicted_of(both, CONSTANTS)
+    assert {each.row for each in found.predictions} == {"ring"}
+    assert found.score is not None
+    assert found.score.settings == 3
+    assert {each.row for each in found.scaling} == {"ring", "hub-bsp"}
+
+
+def test_a_crossover_is_not_predicted_for_rows_that_nothing_calibrated() -> None:
+    found, idle = listed(experiment(FINE)), Straggler(kind="constant", seconds=0.0)
+    keys = {each.key: replace(each, straggler=idle) for each in found.settings}
+    rows = [replace(each, setting=keys[each.setting].key) for each in found.rows]
+    slowed = predicted_of(replace(found, settings=list(keys.values()), rows=rows), CONSTANTS)
+    assert slowed.crossover
+    for each in slowed.crossover:
+        assert (each.predicted, each.calibrated) == (None, False)
+
+
+@pytest.mark.parametrize("wire", ["zmq", "grpc"])
+@pytest.mark.parametrize("link", [None, Link(rate=1e9)])
+def test_a_prediction_is_for_the_wire_that_the_experiment_took(wire: str, link: Link | None) -> None:
+    dear = replace(WIRE, beta=4e-8)
+    constants = replace(CONSTANTS, wires={**CONSTANTS.wires, wire: dear})
+    job = replace(THEIRS, wire=wire)
+    settings = [Setting(workers=4, servers=count, link=link) for count in (1, 4)]
+    rows = [
+        entry("hub-bsp", setting, predict(constants, "hub-bsp", setting, job).step_seconds)
+        for setting in settings
+    ]
+    found = predicted_of(findings(settings, rows, transport=wire), constants)
+    assert rounded(found.score) == Accuracy(0.0, 1)
+
+
+def test_a_shipped_job_is_predicted_with_the_optimizer_that_it_steps_with() -> None:
+    slow = replace(CONSTANTS, apply={"sgd": 2e-10, "adam": 4e-8})
+    settings = [Setting(workers=4, servers=count) for count in (1, 4)]
+    job = replace(THEIRS, optimizer="adam")
+    rows = [
+        entry("hub-bsp", setting, predict(slow, "hub-bsp", setting, job).step_seconds) for setting in settings
+    ]
+    scores = {
+        name: predicted_of(findings(settings, rows, job=name), slow).score for name in ("char-lm", "digits")
+    }
+    errors = {name: each.mean_error for name, each in scores.items() if each is not None}
+    assert errors["char-lm"] == pytest.approx(0.0, abs=1e-9)
+    assert errors["digits"] > 0.1

@@ -1,0 +1,88 @@
+"""From how many servers on the hub wins, and how speed goes with workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hubring.workers.compare.experiment.experiment import (
+    LinkTable,
+)
+from hubring.workers.compare.experiment.plan import Run
+from hubring.workers.compare.judge.verdict import verdict as in_words
+from hubring.workers.compare.result.reading import read
+from hubring.workers.compare.run.outcome import Line
+from tests.support.compare.replayed import Replayed, compared, record
+
+
+def by_servers(folder: Path, steps: dict[int, float], **changes: Any) -> dict[str, Any]:
+    """Four workers behind slow links; a step of the ring takes 30 ms."""
+
+    def records(run: Run) -> list[Line]:
+        return record(0.03 if run.row.name == "ring" else steps[run.setting.servers], pause=0.0)
+
+    asked = {"rows": ("ring", "hub-bsp"), "link": LinkTable(rate=(2e8,))} | changes
+    return compared(folder, Replayed(records=records), workers=(4,), servers=tuple(steps), **asked)
+
+
+def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 2: 0.04, 4: 0.02})
+    assert results["crossover"] == [
+        {
+            "setting": "n4 200mbit",
+            "tried": [1, 2, 4],
+            "measured": 4,
+            "predicted": None,
+            "calibrated": False,
+            "by_bytes": 3,
+            "formula": "k > n^2/(2(n-1))",
+        }
+    ]
+    assert (
+        "n4 200mbit, 1, 2, 4 servers tried: the hub steps faster than the ring from 4 servers on;"
+        " nothing was predicted; by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+    ) in results["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [
+        ({1: 0.02, 2: 0.04, 4: 0.02}, 4),  # one that won by chance is not where it begins
+        ({1: 0.08, 2: 0.0299, 4: 0.0295}, None),  # even
+        ({1: 0.02, 2: 0.01}, 1),
+    ],
+)
+def test_a_crossover_is_where_all_that_follow_win(
+    tmp_path: Path, steps: dict[int, float], measured: int | None
+) -> None:
+    (crossover,) = by_servers(tmp_path, steps)["crossover"]
+    assert crossover["measured"] == measured
+
+
+def test_where_the_ring_did_not_run_nothing_is_said_of_a_crossover(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 2: 0.04}, rows=("hub-bsp",))
+    assert results["crossover"] == []
+
+
+def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> None:
+    results = by_servers(tmp_path, {1: 0.08, 4: 0.04})
+    results["crossover"][0] |= {"predicted": 5, "calibrated": True}
+    found = read(results)
+    assert (
+        "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
+        " predicted was from 5 servers on, and by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+    ) in in_words(found)
+
+
+def test_speed_by_workers_is_listed(tmp_path: Path) -> None:
+    results = compared(tmp_path, rows=("ring",), workers=(2, 4))
+    assert results["scaling"] == [
+        {
+            "row": "ring",
+            "workers": [2, 4],
+            "measured": [pytest.approx(6400), pytest.approx(12800)],
+            "predicted": [None, None],
+        }
+    ]
