@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -180,6 +181,12 @@ def test_no_folder_and_no_file_grows_too_large() -> None:
     sources = [*files, *(ROOT / "tests").rglob("*.py")]
     long = {path: lines for path in sources if (lines := len(path.read_text().splitlines())) > MOST_LINES}
     assert (crowded, long) == ({}, {})
+
+
+def test_no_test_imports_what_stands_in_another_test() -> None:
+    shared = re.compile(r"(?:from|import) tests[\w.]*\.test_\w+")
+    files = (ROOT / "tests").rglob("*.py")
+    assert {path: found for path in files if (found := shared.findall(path.read_text()))} == {}
 
 
 def test_client_and_server_never_reach_each_other() -> None:

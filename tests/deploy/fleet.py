@@ -77,3 +77,8 @@ class Fleet:
     def down(self) -> None:
         """Removes its containers, networks and volumes."""
         self.run("--profile", "*", "down", "--volumes", "--timeout", "1")
+
+
+def results(output: str) -> list[dict[str, Any]]:
+    """The results among what containers printed, behind their names."""
+    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"exit_code"' in line]

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from tests.deploy.conftest import Yard
-from tests.deploy.fleet import Container, Fleet
+from tests.deploy.fleet import Container, Fleet, results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
-
 Fleets = Callable[..., Fleet]
-
 STEPS = 22
 """Of an epoch: 1437 images in batches of 64."""
 FOUR = [0, 1, 2, 3]
-
-
-def results(output: str) -> list[dict[str, Any]]:
-    """The results among what containers printed, behind their names."""
-    return [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"exit_code"' in line]
 
 
 def code(container: Container) -> int:

@@ -7,17 +7,14 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from hubring.ps.observe.metrics import METRICS, Metric
+from hubring.ps.observe.metrics import METRICS
+from tests.deploy.monitoring import DASHBOARD, MONITORING, exported, panels, series_of
 from tests.deploy.recipe import services
-
-MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
-DASHBOARD = MONITORING / "grafana" / "dashboards" / "hubring.json"
 
 PROMETHEUS_OWN = {"up", "ALERTS"}
 TARGET_LABELS = {"job", "instance"}
@@ -32,10 +29,6 @@ def read(name: str) -> Any:
 
 def rules() -> list[dict[str, Any]]:
     return [rule for group in read("rules.yml")["groups"] for rule in group["rules"]]
-
-
-def panels() -> list[dict[str, Any]]:
-    return json.loads(DASHBOARD.read_text())["panels"]
 
 
 def targets() -> list[dict[str, Any]]:
@@ -56,17 +49,6 @@ def label_names(query: str) -> set[str]:
     grouped = re.findall(r"\b(?:by|without|on|ignoring|group_left|group_right)\s*\(([^)]*)\)", query)
     matched = re.findall(r"([a-zA-Z_]\w*)\s*(?:=~|!~|!=|=)\s*\"", query)
     return {name.strip() for group in grouped for name in group.split(",") if name.strip()} | set(matched)
-
-
-def series_of(metric: Metric) -> set[str]:
-    """The names that a metric's series have."""
-    suffixes = ("_bucket", "_sum", "_count") if metric.type == "histogram" else ("",)
-    return {metric.name + suffix for suffix in suffixes}
-
-
-def exported() -> set[str]:
-    """Every name that a hub's series have."""
-    return set().union(*map(series_of, METRICS))
 
 
 def known() -> set[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.deploy.conftest import Yard
+from tests.deploy.fleet import results
 from tests.deploy.image import IMAGE
-from tests.deploy.test_compose import results
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.launchers.commands import torchrun
 from tests.launchers.slurm import Slurm
-from tests.launchers.test_launchers import torchrun
 from tests.support.processes.cluster import Cluster, Program, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

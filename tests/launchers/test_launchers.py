@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.launchers.commands import told, torchrun, worker
 from tests.support.needs import needs
 from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
-
 MPIRUN = ["mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none", "--mca", "plm", "isolated"]
 mpirun = needs(shutil.which("mpirun"), "mpirun", "apt-get install openmpi-bin")
 mpiexec = needs(shutil.which("mpiexec.hydra"), "mpiexec.hydra", "apt-get install mpich")
 LAUNCHERS = ["torchrun", pytest.param("mpirun", marks=mpirun), pytest.param("mpiexec", marks=mpiexec)]
-
-
-def worker(*arguments: str) -> list[str]:
-    """The command that is the same under every launcher."""
-    return [sys.executable, "-m", "hubring.workers.programs.cli", *arguments]
-
-
-def told(output: str) -> list[dict[str, Any]]:
-    """The results among the lines, by rank."""
-    objects = [line[line.index('{"rank"') :] for line in output.splitlines() if '{"rank"' in line]
-    return sorted((json.loads(line) for line in objects), key=lambda one: one["rank"])
-
-
-def torchrun(count: int) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}", "--no-python"]
 
 
 def as_root() -> list[str]:

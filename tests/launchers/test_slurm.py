@@ -12,8 +12,8 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.launchers.commands import told, worker
 from tests.launchers.slurm import Slurm
-from tests.launchers.test_launchers import told, worker
 from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow

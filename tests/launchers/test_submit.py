@@ -15,8 +15,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import command, descendants, entry
+from tests.launchers.commands import told
 from tests.launchers.slurm import Slurm
-from tests.launchers.test_launchers import told
 from tests.support.processes.cluster import SMALL
 
 pytestmark = pytest.mark.slow

@@ -12,9 +12,8 @@ import pytest
 
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import assemble
-from tests.ps.submit.test_submit import IMAGE
-from tests.ps.submit.test_submit_containers import WORDS
 from tests.support.needs import needs
+from tests.support.submissions import IMAGE, WORDS
 
 
 def there_is_compose() -> bool:

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from tests.conftest import GRACE, ends_by
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.system.test_topologies import left_behind, shared_memory
+from tests.support.processes.shared_memory import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
 

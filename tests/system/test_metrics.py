@@ -7,18 +7,15 @@ import re
 import signal
 from pathlib import Path
 from typing import NamedTuple
-from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hubring.ps.observe.metrics import CONTENT_TYPE
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.http import OPENER
 
 pytestmark = pytest.mark.slow
-
-OPENER = build_opener(ProxyHandler({}))
-"""Everything here is on this machine, whatever the environment says of proxies."""
 PAGE = Path(__file__).parents[2] / "deploy" / "METRICS.md"
 HELD_AT = 20
 STEPS = 30

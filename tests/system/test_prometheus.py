@@ -15,10 +15,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from tests.deploy.test_monitoring import MONITORING, exported, panels
+from tests.deploy.monitoring import MONITORING, exported, panels
 from tests.support.needs import needs
 from tests.support.processes.cluster import SMALL, Cluster, Program
-from tests.system.test_metrics import OPENER
+from tests.support.processes.http import OPENER
 
 PROGRAMS = {name: shutil.which(name) for name in ("promtool", "prometheus")}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ps.submit.test_submit_containers import expanded, inside, jobs
 from tests.support.processes.cluster import SMALL, Cluster
+from tests.support.submissions import expanded, inside, jobs
 
 pytestmark = pytest.mark.slow
 

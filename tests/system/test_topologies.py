@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tests.support.processes.cluster import SMALL, TRAIN, Cluster, Program
+from tests.support.processes.shared_memory import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow
-
 HUBS = [
     pytest.param(["--mode", "bsp"], [], id="bsp"),
     pytest.param(["--mode", "asp"], [], id="asp"),
@@ -28,16 +27,6 @@ HUBS = [
     pytest.param([], ["--aggregate"], id="aggregate"),
     pytest.param([], ["--topology", "ring", "--backend", "gloo"], id="ring"),
 ]
-
-
-def shared_memory() -> set[str]:
-    """What is there, but for the semaphores that scikit-learn's joblib takes and gives back."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.loky-")}
-
-
-def left_behind(before: set[str]) -> set[str]:
-    """What has come there to stay: tests beside this one unlink what they make there at once."""
-    return set.intersection(*(shared_memory() - before for _ in range(3)))
 
 
 def falling(program: Program) -> bool:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.workers.compare.test_colours import TO_XYZ, linear, themed
+from tests.support.pages.colours import TO_XYZ, linear, themed
 
 WORDS = ("ink", "soft", "good", "held", "bad", "calm", "gone", "accent")
 

@@ -11,20 +11,11 @@ from typing import Any
 
 import pytest
 
-from hubring.ps import cli
-from hubring.ps.config import terminal
 from hubring.ps.core.errors import ConfigError, EngineMissing
 from hubring.ps.submit.engine import hand_over
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import Submission, assemble
-
-IMAGE = "registry.example/hubring:1"
-
-
-def job(
-    *script: str, file: Path | None = None, variables: dict[str, str] | None = None, **flags: Any
-) -> Submission:
-    return assemble({"engine": "slurm", **flags}, script, file, variables or {})
+from tests.support.submissions import IMAGE, job, program
 
 
 def refusal(**flags: Any) -> str:
@@ -222,13 +213,6 @@ def test_a_missing_program_is_named_with_its_mend(name: str, monkeypatch: pytest
         hand_over(ENGINES[name], "")
     assert ENGINES[name].mend in str(caught.value)
     assert caught.value.exit_code == 69
-
-
-def program(*words: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        terminal.run(cli.app, "ps-server", ["submit", *words])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def test_a_dry_run_prints_what_the_engine_reads_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,56 +15,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.observe import health
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import assemble
-from tests.ps.submit.test_submit import IMAGE
-from tests.ps.submit.test_submit_slurm import NASTY
-
-WORDS = [
-    *NASTY,
-    "$$",
-    "$$(HOME)",
-    "$(HOME)",
-    "${HOME}",
-    "y",
-    "on",
-    "1e3",
-    "0o17",
-    "1:30",
-    "null",
-    "~",
-    "#",
-    "- a",
-    "\x07",
-]
-
-
-def documents(engine: str, *script: str, **flags: Any) -> list[dict[str, Any]]:
-    given = {"engine": engine, "image": IMAGE, "workers": 4, **flags}
-    text = ENGINES[engine].render(assemble(given, script, None, {}))
-    return list(yaml.safe_load_all(text))
-
-
-def kinds(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
-    return {one["kind"]: one for one in documents("kubernetes", *script, **flags)}
-
-
-def jobs(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
-    """The Jobs of the JobSet, by name."""
-    found = kinds(*script, **flags)
-    spec = (
-        found["JobSet"]["spec"] if "JobSet" in found else found["TrainingRuntime"]["spec"]["template"]["spec"]
-    )
-    return {one["name"]: one["template"]["spec"] for one in spec["replicatedJobs"]}
-
-
-def inside(job: dict[str, Any]) -> dict[str, Any]:
-    (container,) = job["template"]["spec"]["containers"]
-    assert isinstance(container, dict)
-    return container
-
-
-def expanded(word: str) -> str:
-    """As the kubelet does with a word of a command, where no variable of any name is set."""
-    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else found[0], word)
+from tests.support.submissions import IMAGE, WORDS, documents, expanded, inside, jobs, kinds
 
 
 def interpolated(word: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ps.submit.test_submit import program
+from tests.support.submissions import program
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 COMMANDS = {

@@ -13,7 +13,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from tests.ps.submit.test_submit_containers import documents
+from tests.support.submissions import documents
 
 Manifest = dict[str, Any]
 

@@ -13,30 +13,7 @@ from typing import Any
 import pytest
 
 from hubring.ps.submit.slurm import Slurm
-from tests.ps.submit.test_submit import job
-
-NASTY = [
-    "",
-    " ",
-    "two words",
-    "it's",
-    '"quoted"',
-    "$HOME",
-    "$(touch injected)",
-    "`touch injected`",
-    "; touch injected",
-    "a\nb\n#SBATCH --nodes=9\n",
-    "\\",
-    "\\'; touch injected; '",
-    "*",
-    "~",
-    "!!",
-    "--",
-    "-x",
-    "ü",
-    "{server}",
-    "EOF",
-]
+from tests.support.submissions import NASTY, job
 
 SRUN = """#!/bin/bash
 compgen -e PS_ >> inherited

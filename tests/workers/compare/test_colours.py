@@ -7,11 +7,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from hubring.ps.page.kit.style import style
-
-Vector = NDArray[np.float64]
+from tests.support.pages.colours import TO_XYZ, Vector, linear, themed
 
 EYES = {
     "all cones": np.eye(3),
@@ -32,28 +29,15 @@ EYES = {
     ],
 }
 """From linear RGB to what such an eye sees of it: Machado, Oliveira and Fernandes 2009, severity 1."""
-
-TO_XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 WHITE = np.array([0.9505, 1.0, 1.089])
 APART = 20.0
 """In CIELAB; 2.3 is what can just be noticed side by side, and lines are thin."""
-
-
-def linear(colour: str) -> Vector:
-    parts = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
 
 
 def lab(light: Vector) -> Vector:
     ratio = TO_XYZ @ np.clip(light, 0, 1) / WHITE
     x, y, z = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def themed(package: str, theme: str) -> str:
-    """What a page's style sheet says for one theme."""
-    css, night = style(package), r"@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n"
-    return re.sub(night, "", css, flags=re.S) if theme == "light" else "".join(re.findall(night, css, re.S))
 
 
 def colours(theme: str) -> dict[str, str]:

@@ -14,15 +14,10 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.slowdown.delays import Delays, Slowness
 from hubring.workers.slowdown.straggler import Kind, Straggler
+from tests.support.training.delays import delays
 
 STEPS = 20_000
 KINDS: list[Kind] = ["constant", "pareto", "host"]
-
-
-def delays(kind: Kind, rank: int = 0, seed: int = 0, steps: int = 200, **how: object) -> list[float]:
-    straggler = Straggler(kind=kind, seconds=0.02, **how)  # type: ignore[arg-type]
-    made = Delays(straggler, None, seed, rank)
-    return [made.lateness(step) for step in range(steps)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,7 +65,7 @@ def test_what_is_computed_elsewhere_takes_its_time_on_every_rank_beside_who_is_l
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_process_draws_the_same(kind: Kind) -> None:
     program = f"""
-from tests.workers.slowdown.test_delays import delays
+from tests.support.training.delays import delays
 print(*map(float.hex, delays({kind!r}, rank=1, seed=7)))
 """
     said = subprocess.check_output([sys.executable, "-c", program], text=True)

@@ -1,0 +1,12 @@
+"""How late a straggler is."""
+
+from __future__ import annotations
+
+from hubring.workers.slowdown.delays import Delays
+from hubring.workers.slowdown.straggler import Kind, Straggler
+
+
+def delays(kind: Kind, rank: int = 0, seed: int = 0, steps: int = 200, **how: object) -> list[float]:
+    straggler = Straggler(kind=kind, seconds=0.02, **how)  # type: ignore[arg-type]
+    made = Delays(straggler, None, seed, rank)
+    return [made.lateness(step) for step in range(steps)]
