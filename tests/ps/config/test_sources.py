@@ -1,10 +1,11 @@
+"""Settings from flags, environment and file: which one counts, and what is refused."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
 
-from hubring.ps.config.address import address
 from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.sources import load_server, load_worker
@@ -193,36 +194,3 @@ def test_worker_takes_what_goes_together() -> None:
     flags = {"server": "hub:1", "topology": "ring", "backend": "nccl", "rank": 1, "world_size": 2}
     config = load_worker(flags, environment={})
     assert {name: getattr(config, name) for name in flags} == flags
-
-
-@pytest.mark.parametrize(
-    ("text", "pair"),
-    [
-        ("127.0.0.1:5555", ("127.0.0.1", 5555)),
-        ("hub-0.hub:1", ("hub-0.hub", 1)),
-        ("[::1]:65535", ("::1", 65535)),
-    ],
-)
-def test_address_is_split(text: str, pair: tuple[str, int]) -> None:
-    assert address(text) == pair
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "hub",
-        "hub:",
-        ":5555",
-        "hub:http",
-        "hub:0",
-        "hub:65536",
-        "::1:5555",
-        "[::1]",
-        "http://hub:80",
-        "a b:1",
-    ],
-)
-def test_address_that_is_none_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"expected HOST:PORT .* as in 127\.0\.0\.1:5555 or \[::1\]:5555"):
-        address(text)

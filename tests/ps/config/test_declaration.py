@@ -16,7 +16,7 @@ from hubring.ps.config.options import Command, ConfigFile, options, takes
 from hubring.ps.config.settings import settle
 from hubring.ps.config.sources import TABLES
 
-PAGE = Path(__file__).parent.parent / "deploy" / "SETTINGS.md"
+PAGE = Path(__file__).parents[3] / "deploy" / "SETTINGS.md"
 
 
 class Oven(Struct, frozen=True, kw_only=True):
