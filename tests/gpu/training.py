@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from tests.gpu.row import Row
 from tests.support.processes.cluster import Cluster
 
-SCRIPT = str(Path(__file__).parents[1] / "system" / "on_gpu.py")
+SCRIPT = str(Path(__file__).parents[1] / "support" / "scripts" / "on_gpu.py")
 STEPS = 100
 RANKS = 2
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
