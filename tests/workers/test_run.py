@@ -254,7 +254,7 @@ def test_a_script_that_never_asks_for_its_place_is_warned(
 
 PLAIN = """
 import hubring
-from hubring import context
+from hubring.workers.runtime import context
 hubring.init()
 class Session:
     step = 0; mode = "bsp"; serves = False; stop_after = 0
