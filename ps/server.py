@@ -20,7 +20,7 @@ from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
 from hubring.ps.checkpoint import manifest as checkpoints
 from hubring.ps.checkpoint.lock import lock
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator.control import Control
+from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.fleet import Shard
 from hubring.ps.coordinator.status import ends

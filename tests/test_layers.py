@@ -53,22 +53,22 @@ workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
 workers/localrun: ps/config ps/core ps/process workers/launchers
 workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
-workers/run.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
+workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
 workers/examples: ps/process workers/horovod
 workers/peers: ps/config ps/core ps/optim ps/transport
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
-    workers/optimizer workers/peers workers/run.py workers/runtime workers/slowdown
+    workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
 workers/bench: ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
 workers/programs: ps/config ps/core ps/observe ps/process workers/bench workers/horovod workers/launchers
-    workers/localrun workers/run.py
+    workers/localrun workers/run_script.py
 """
 
 MOST_FILES = 20
 MOST_LINES = 400
 
-TOPOLOGIES = {f"hubring.workers.communicators.{name}" for name in ("hub", "allreduce", "local")}
+TOPOLOGIES = {f"hubring.workers.communicators.{name}" for name in ("hub", "ring", "local")}
 RULES = ("ps/compression", "ps/optim", "ps/store")
 ALIVE = {"asyncio", "concurrent", "grpc", "multiprocessing", "queue", "select", "selectors", "signal"}
 ALIVE |= {"socket", "socketserver", "subprocess", "threading", "time", "zmq"}
@@ -191,7 +191,7 @@ def test_no_test_imports_what_stands_in_another_test() -> None:
 
 def test_client_and_server_never_reach_each_other() -> None:
     client, coordinator = within("ps/client"), within("ps/coordinator", "ps/server.py")
-    server = coordinator | {f"hubring.ps.shard.{name}" for name in ("loop", "control", "process")}
+    server = coordinator | {f"hubring.ps.shard.{name}" for name in ("loop", "control_service", "process")}
     assert client
     assert not reached(*client) & server
     assert not reached(*server) & client

@@ -2,7 +2,7 @@
 
 A Compressor turns a flat tensor into bytes whose number depends on the number
 of elements alone, and bytes back into a tensor. It holds no state, so one serves
-all threads. What a biased one leaves out is made up for by `hubring.ps.compression.feedback`.
+all threads. What a biased one leaves out is made up for by `hubring.ps.compression.error_feedback`.
 
 PowerSGD is no Compressor: it needs a matrix, and two rounds of means. It lives
 with the workers (`hubring.workers.communicators.powersgd`); to a shard its factors are plain tensors.

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hubring.ps.checkpoint.manifest import Manifest
-from hubring.ps.coordinator.checkpoint_writer import Held
+from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
 from hubring.ps.job.job import Job

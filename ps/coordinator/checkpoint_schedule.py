@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hubring.ps.checkpoint import manifest as checkpoints
 from hubring.ps.checkpoint.manifest import Manifest
-from hubring.ps.coordinator.checkpoint_writer import CheckpointWriter, Held
+from hubring.ps.coordinator.checkpoint_publisher import CheckpointWriter, Held
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.timing import TimeSource

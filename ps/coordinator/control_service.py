@@ -15,7 +15,7 @@ import grpc
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlServicer
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.seating import Summons
+from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError
 from hubring.ps.core.types import PROTOCOL, Sender, Slicing
 from hubring.ps.job.job import Joiner, Reason

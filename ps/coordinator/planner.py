@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hubring.ps.coordinator.blueprint import Blueprint, Buckets
+from hubring.ps.coordinator.agreed_model import Blueprint, Buckets
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.core.errors import ConfigError, Fenced

@@ -15,7 +15,7 @@ from hubring.ps.core.errors import ConfigError, ServerUnreachable
 from hubring.ps.doctor.finding import Finding, failure, ok, warning
 from hubring.ps.doctor.subject import Subject
 from hubring.ps.transport.host import bracketed, numeric, refusal
-from hubring.ps.transport.interface import addresses
+from hubring.ps.transport.network_interfaces import addresses
 
 OWN_NAME, SERVER_NAME, INTERFACES, CONTROL_PORT = "own name", "server's name", "interfaces", "control port"
 GLOO = "GLOO_SOCKET_IFNAME"

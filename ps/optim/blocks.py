@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.types import Hyper
-from hubring.ps.optim.server_optimizer import SliceStep, optimizer_for
+from hubring.ps.optim.mean_and_step import SliceStep, optimizer_for
 from hubring.ps.optim.zeros import zeros_like
 
 BLOCK_BYTES = 2 << 20

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.optim.fused import KERNELS, Kernel, Options, State
-from hubring.ps.optim.loops import LANES, work
+from hubring.ps.optim.loops_available import LANES, work
 from hubring.ps.optim.sums import MOST, finite_sum, summed
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 from torch import Tensor
 
-from hubring.ps.optim.loops import LANES
+from hubring.ps.optim.loops_available import LANES
 
 Vector = Any
 """LANES elements of a tensor, or one number LANES times, in the loop that is being written."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import NonFinite
 from hubring.ps.optim.finite import all_finite
-from hubring.ps.optim.loops import LANES, work
+from hubring.ps.optim.loops_available import LANES, work
 
 if TYPE_CHECKING:
     from hubring.ps.optim.llvm_loops import Loop

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from hubring.ps.page.painter import TICK_SECONDS, Painter, Painting
+from hubring.ps.page.renderer import TICK_SECONDS, Painter, Painting
 from hubring.ps.page.section import changes
 
 log = logging.getLogger(__name__)

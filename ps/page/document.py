@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.ps.page.painter import Painting
+from hubring.ps.page.renderer import Painting
 from hubring.ps.page.section import TEMPLATES
 from hubring.ps.page.sections.summary import headline
 

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.history import History
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment, State, states
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.rates import Rates
-from hubring.ps.page.reader import Reader
 from hubring.ps.page.section import Section
 from hubring.ps.page.sections.course import course
 from hubring.ps.page.sections.log import log
@@ -22,6 +20,8 @@ from hubring.ps.page.sections.staleness import staleness
 from hubring.ps.page.sections.summary import summary
 from hubring.ps.page.sections.waits import waits
 from hubring.ps.page.sections.workers import workers
+from hubring.ps.page.snapshot import Moment, State, states
+from hubring.ps.page.status_reader import Reader
 
 TICK_SECONDS = 0.3
 """How often a hub is looked at while somebody watches: a change of somebody's state is painted at once."""

@@ -22,8 +22,8 @@ from hubring.ps.page import token as tokens
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.document import answer, page
 from hubring.ps.page.kit.style import style
-from hubring.ps.page.painter import Painter
-from hubring.ps.page.reader import Hub, Reader
+from hubring.ps.page.renderer import Painter
+from hubring.ps.page.status_reader import Hub, Reader
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from markupsafe import Markup
 
-from hubring.ps.page.kit.environment import Templates
+from hubring.ps.page.kit.templating import Templates
 
 TEMPLATES = Templates(__package__)
 """Of the page; every section has one, whose macros make the section and its rows."""

@@ -13,7 +13,7 @@ from hubring.ps.observe.journal import Journal
 from hubring.ps.page import port
 from hubring.ps.page import token as tokens
 from hubring.ps.page.history import EVERY_SECONDS, History
-from hubring.ps.page.reader import Hub, Reader
+from hubring.ps.page.status_reader import Hub, Reader
 from hubring.ps.transport.host import bracketed, reachable
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Site:
         await asyncio.to_thread(_load)
         from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
-        from hubring.ps.page.painter import Painter
+        from hubring.ps.page.renderer import Painter
         from hubring.ps.page.routes import app
 
         history = History()

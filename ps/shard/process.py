@@ -27,7 +27,7 @@ from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.observe import logs
 from hubring.ps.shard import gpu
-from hubring.ps.shard.control import ShardControl
+from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.shard.spawn import Settings
 from hubring.ps.store.consistency import by_name

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hubring.ps.core.messages import Call, Code, Collective, ReduceOp, Refusal
 from hubring.ps.core.types import Layout
-from hubring.ps.store.reduction import objection_to, reduced
+from hubring.ps.store.collective_reduction import objection_to, reduced
 
 Tensors = tuple[Tensor, ...]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hubring.ps.compression import compressor
 from hubring.ps.compression.compressor import Compressor, codec_for
-from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.messages import Coded, Push, Ticket
 from hubring.ps.core.types import BucketSpec, Sender, Slice, TensorSpec

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hubring.ps.core.types import DTYPE_BYTES, BucketSpec, Slice
 from hubring.ps.job.sharding import PAGE_BYTES
-from hubring.ps.store.entry import Entry
+from hubring.ps.store.key_state import Entry
 from hubring.ps.store.parameter_memory import ParameterMemory
 
 

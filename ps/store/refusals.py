@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hubring.ps.core.errors import ConfigError, NonFinite
 from hubring.ps.core.messages import Code, Coded, Init, Pull, Push, Refusal
 from hubring.ps.core.types import Sender
-from hubring.ps.store.entry import Contribution, Entry
 from hubring.ps.store.gpu_tensor import is_placed
+from hubring.ps.store.key_state import Contribution, Entry
 
 if TYPE_CHECKING:
     import torch

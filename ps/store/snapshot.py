@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hubring.ps.store.entry import Entry
-    from hubring.ps.store.ledger import Ledger
+    from hubring.ps.store.key_state import Entry
+    from hubring.ps.store.push_ledger import Ledger
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 Laws:
 - Every request is answered exactly once, now or later, every retry included.
-- A push counts once, whatever is retried, reordered or lost (`hubring.ps.store.ledger`).
+- A push counts once, whatever is retried, reordered or lost (`hubring.ps.store.push_ledger`).
 - The mean over the actual contributors is applied when the policy says so
   (`hubring.ps.store.consistency`), summed in rank order, so that reruns are bitwise equal.
 - Whoever pushed reads once its push is applied and the policy lets it.
@@ -37,14 +37,14 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.types import BucketSpec, Sender, Slice, View
 from hubring.ps.store import refusals
-from hubring.ps.store.attendance import Attendance
+from hubring.ps.store.collective_rounds import RoundBook
 from hubring.ps.store.consistency import Consistency
-from hubring.ps.store.entry import Contribution, Entry, Reader, Settled
 from hubring.ps.store.gpu_tensor import is_placed
+from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
-from hubring.ps.store.ledger import Ledger, Standing
+from hubring.ps.store.live_workers import Attendance
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
-from hubring.ps.store.rounds import RoundBook
+from hubring.ps.store.push_ledger import Ledger, Standing
 from hubring.ps.store.snapshot import Capture, Snapshot
 
 GIVER = 0

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from hubring.ps.core.messages import ReduceOp
 from hubring.ps.core.types import DTYPE_BYTES
-from hubring.ps.store.reduction import adasum
+from hubring.ps.store.collective_reduction import adasum
 
 LIMIT = 60.0
 DTYPES = [getattr(torch, name) for name in DTYPE_BYTES]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hubring.ps.core.errors import ConfigError
-from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.ring import AllreduceCommunicator
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.support.training.ranks import LIMIT, AggregatingRanks, HubRanks, Ranks, RingRanks
 

@@ -17,8 +17,8 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.collectives import barrier
-from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
+from hubring.workers.communicators.ring import AllreduceCommunicator
 from hubring.workers.optimizer import setup, tuning
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear, linear_of, parameters

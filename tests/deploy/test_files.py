@@ -12,7 +12,7 @@ import typer
 
 from hubring.ps import cli as server_cli
 from hubring.ps.config.sources import load_server, load_worker
-from hubring.workers.programs import cli as worker_cli
+from hubring.workers.programs import ps_worker as worker_cli
 from tests.deploy.recipe import DEPLOY, ROOT, instructions, recipe, services, variables
 
 SERVICES = services()

@@ -29,7 +29,7 @@ def run(folder: Path) -> list[Row]:
         return [Row("bench", "left out", "no row of the bench uses a GPU")]
     out = folder / "bench.json"
     words = ["--cases", CASES, "--rows", ",".join(names), "--out", str(out)]
-    command = [sys.executable, "-m", "hubring.workers.programs.cli", "bench", *words]
+    command = [sys.executable, "-m", "hubring.workers.programs.ps_worker", "bench", *words]
     ended = subprocess.run(command, stdout=sys.stderr, check=False)
     assert out.exists(), f"ps-worker bench exited with {ended.returncode}"
     return entries(json.loads(out.read_text()))

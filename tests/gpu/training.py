@@ -41,7 +41,7 @@ def train(
     pair = [
         cluster.run(
             f"{name}-{rank}",
-            "hubring.workers.programs.cli",
+            "hubring.workers.programs.ps_worker",
             *("--server", address, "--rank", str(rank), "--local-rank", str(rank)),
             *("--world-size", str(RANKS), *worker, *script),
             variables=told[rank],

@@ -9,7 +9,7 @@ from typing import Any
 
 def worker(*arguments: str) -> list[str]:
     """The command that is the same under every launcher."""
-    return [sys.executable, "-m", "hubring.workers.programs.cli", *arguments]
+    return [sys.executable, "-m", "hubring.workers.programs.ps_worker", *arguments]
 
 
 def told(output: str) -> list[dict[str, Any]]:

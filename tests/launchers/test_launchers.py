@@ -45,7 +45,7 @@ def test_nodes_by_gpus_gives_the_ranks(cluster: Cluster) -> None:
     server, address = cluster.server("--once")
     common = ["--server", address, "--nodes", "2", "--gpus", "2"]
     nodes = [
-        cluster.run(f"node{nr}", "hubring.workers.programs.cli", *common, "--nr", str(nr), SMALL, "10")
+        cluster.run(f"node{nr}", "hubring.workers.programs.ps_worker", *common, "--nr", str(nr), SMALL, "10")
         for nr in range(2)
     ]
     told = [one for node in nodes for one in node.done()["workers"]]

@@ -27,7 +27,7 @@ srun --overlap -N1 -n1 --output=server.out --error=server.err {python} -m hubrin
   --once --slice-bytes 128 --checkpoint-dir saved --address-file address &
 until [ -s address ]; do sleep 0.1; done
 srun --overlap --output=worker-%t.out --error=worker-%t.err \\
-  {python} -m hubring.workers.programs.cli --server "$(cat address)" {flags} --save-parameters
+  {python} -m hubring.workers.programs.ps_worker --server "$(cat address)" {flags} --save-parameters
   final.safetensors \\ {script} 60 16 {hold}
 code=$?; wait
 [ $code != 75 ] || scontrol requeue $SLURM_JOB_ID

@@ -11,7 +11,7 @@ import pytest
 @pytest.fixture(scope="module", params=["loops", "torch alone"])
 def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
     """Runs all tests of a module as with llvmlite, and then as where it is not installed."""
-    from hubring.ps.optim.loops import work
+    from hubring.ps.optim.loops_available import work
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch alone":

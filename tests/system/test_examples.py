@@ -57,7 +57,7 @@ def test_the_language_models_perplexity_is_that_of_one_process(
     cluster: Cluster, corpus: Path, topology: str, config: str, epochs: int
 ) -> None:
     flags = ["--config", config, "--data_path", str(corpus), "--epochs", str(epochs)]
-    alone = cluster.run("alone", "hubring.workers.programs.cli", str(EXAMPLES / "lm_ptb.py"), *flags)
+    alone = cluster.run("alone", "hubring.workers.programs.ps_worker", str(EXAMPLES / "lm_ptb.py"), *flags)
     expected = alone.done()["metrics"]
     first, second = pair(cluster, topology, "lm_ptb.py", *flags)
     assert first["metrics"] == second["metrics"]

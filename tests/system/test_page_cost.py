@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hubring.ps.page.painter import TICK_SECONDS
+from hubring.ps.page.renderer import TICK_SECONDS
 from tests.support.processes.cluster import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.full]

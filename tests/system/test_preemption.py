@@ -105,10 +105,10 @@ def test_a_repeated_notice_is_no_second_wish(cluster: Cluster, tmp_path: Path) -
 
 def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Path) -> None:
     saved = ["--checkpoint-dir", str(tmp_path / "saved")]
-    worker = cluster.run("first", "hubring.workers.programs.cli", *saved, SMALL, "5", "16")
+    worker = cluster.run("first", "hubring.workers.programs.ps_worker", *saved, SMALL, "5", "16")
     assert worker.done()["steps"] == 5
-    again = cluster.run("second", "hubring.workers.programs.cli", *saved, SMALL, "9", "16")
+    again = cluster.run("second", "hubring.workers.programs.ps_worker", *saved, SMALL, "9", "16")
     assert again.done()["steps"] == 9
     assert "going on from step 5" in again.said()
-    other = cluster.run("third", "hubring.workers.programs.cli", *saved, SMALL, "9", "12")
+    other = cluster.run("third", "hubring.workers.programs.ps_worker", *saved, SMALL, "9", "12")
     assert "is of another model: it has float32[8, 16] as '0.weight'" in other.done(78)["error"]

@@ -27,7 +27,7 @@ def test_pods_find_their_ranks(cluster: Cluster, topology: str, workers: int, no
         assert program == "ps-worker"
         words[words.index(SERVER)] = address
         told = {"JOB_COMPLETION_INDEX": str(index), "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
-        pods.append(cluster.run(f"pod{index}", "hubring.workers.programs.cli", *words, variables=told))
+        pods.append(cluster.run(f"pod{index}", "hubring.workers.programs.ps_worker", *words, variables=told))
     ended = [pod.done() for pod in pods]
     results = ended if nodes is None else [one for pod in ended for one in pod["workers"]]
     assert [(one["rank"], one["size"], one["steps"]) for one in results] == [

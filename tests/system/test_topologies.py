@@ -60,7 +60,7 @@ def test_the_readme_shows_the_script_that_these_tests_run() -> None:
 
 
 def test_a_worker_without_a_server_trains_alone(cluster: Cluster) -> None:
-    worker = cluster.run("alone", "hubring.workers.programs.cli", TRAIN)
+    worker = cluster.run("alone", "hubring.workers.programs.ps_worker", TRAIN)
     result = worker.done()
     assert (result["topology"], result["size"], result["steps"]) == ("local", 1, 560)
     assert falling(worker)

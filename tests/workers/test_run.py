@@ -17,7 +17,7 @@ from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.observe.logs import LogOrigin
 from hubring.ps.process.command import module_command
-from hubring.workers.run import Outcome, train
+from hubring.workers.run_script import Outcome, train
 from hubring.workers.runtime import context
 
 TRAIN = """
@@ -141,7 +141,7 @@ def test_a_script_that_we_start_finds_its_neighbours_unless_the_user_wants_none(
     script.write_text("import neighbour")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PS_")}
     environment |= {"PYTHONSAFEPATH": "1"} if safe else {}
-    command = module_command("hubring.workers.programs.cli", str(script))
+    command = module_command("hubring.workers.programs.ps_worker", str(script))
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert ended.stdout.startswith("found\n") != safe, ended.stderr
     assert ("No module named 'neighbour'" in ended.stderr) == safe

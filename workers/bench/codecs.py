@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.compression.compressor import by_name
-from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.codecs import parse
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.workers.communicators.powersgd import LowRankMean

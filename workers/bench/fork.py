@@ -23,7 +23,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     [
         "torch._dynamo",
-        "hubring.workers.run",
+        "hubring.workers.run_script",
         "hubring.workers.bench.rows.hubring",
         "hubring.workers.bench.member",
     ]

@@ -155,7 +155,7 @@ class Team:
         server = ["--server", await_address(self._processes, self._address)]
         place = ["--rank", str(rank), "--local-rank", str(rank), "--world-size", str(self._job.size)]
         script = str(Path(__file__).with_name("member.py"))
-        return ["hubring.workers.programs.cli", *server, *place, *self.row.worker, script]
+        return ["hubring.workers.programs.ps_worker", *server, *place, *self.row.worker, script]
 
 
 def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.work import Work
 from hubring.ps.store.gpu_tensor import Mark
-from hubring.workers.buckets.accelerator import CudaDevice, Device
+from hubring.workers.buckets.device_copies import CudaDevice, Device
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.pinning import Allocate, pinned
 

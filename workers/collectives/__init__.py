@@ -27,16 +27,16 @@ are the exchange's: do not change them.
 from __future__ import annotations
 
 from hubring.workers.collectives import (
+    barriers,
     broadcasts,
     gatherings,
-    meetings,
     partial_reductions,
     reductions,
     transfers,
 )
+from hubring.workers.collectives.barriers import *  # noqa: F403
 from hubring.workers.collectives.broadcasts import *  # noqa: F403
 from hubring.workers.collectives.gatherings import *  # noqa: F403
-from hubring.workers.collectives.meetings import *  # noqa: F403
 from hubring.workers.collectives.partial_reductions import *  # noqa: F403
 from hubring.workers.collectives.reductions import *  # noqa: F403
 from hubring.workers.collectives.transfers import *  # noqa: F403
@@ -44,7 +44,7 @@ from hubring.workers.collectives.transfers import *  # noqa: F403
 __all__: list[str] = []
 __all__ += broadcasts.__all__
 __all__ += gatherings.__all__
-__all__ += meetings.__all__
+__all__ += barriers.__all__
 __all__ += partial_reductions.__all__
 __all__ += reductions.__all__
 __all__ += transfers.__all__

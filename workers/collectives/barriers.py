@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call, Collective
-from hubring.workers.collectives.beginning import begin
 from hubring.workers.collectives.group import Group
+from hubring.workers.collectives.start import begin
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.runtime import context
 

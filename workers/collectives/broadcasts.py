@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.messages import Call, Collective
-from hubring.workers.collectives.beginning import begin, into, like, tensor_of
 from hubring.workers.collectives.group import Group
+from hubring.workers.collectives.start import begin, into, like, tensor_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 
 __all__ = [

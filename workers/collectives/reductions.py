@@ -8,8 +8,8 @@ from torch import Tensor
 
 from hubring.ps.core.messages import Collective, ReduceOp
 from hubring.workers.collectives import sparse
-from hubring.workers.collectives.beginning import begin, into, like, tensor_of, tensors_of
 from hubring.workers.collectives.group import Group
+from hubring.workers.collectives.start import begin, into, like, tensor_of, tensors_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.runtime import context
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.messages import ReduceOp
 from hubring.ps.store.collective import layout_of
-from hubring.ps.store.reduction import WIDER, objection_to
+from hubring.ps.store.collective_reduction import WIDER, objection_to
 
 
 def parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:

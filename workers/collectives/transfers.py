@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import UsageError
 from hubring.ps.core.messages import Call, Collective
-from hubring.workers.collectives.beginning import tensor_of
+from hubring.workers.collectives.start import tensor_of
 from hubring.workers.communicators.base import CollectiveWork, Communicator
 from hubring.workers.runtime import context
 

@@ -34,7 +34,7 @@ from hubring.workers.communicators.call_ids import CallIds
 from hubring.workers.communicators.gpu_sharing import PlacedBucket, shared_memory
 from hubring.workers.communicators.powersgd import LowRankMean
 from hubring.workers.communicators.slice_coder import SliceCoder
-from hubring.workers.communicators.slicing import SliceTrial
+from hubring.workers.communicators.slice_tuning import SliceTrial
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators import ring_collectives
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 from hubring.workers.communicators.powersgd import LowRankMean
-from hubring.workers.communicators.ring import Ring
 from hubring.workers.communicators.ring_group import own_address, ring_store
 from hubring.workers.communicators.ring_mean import RingMean, ring_mean
+from hubring.workers.communicators.ring_process_group import Ring
 from hubring.workers.communicators.ring_scheduler import RingScheduler
 from hubring.workers.communicators.transfers import Transfers
 

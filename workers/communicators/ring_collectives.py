@@ -20,8 +20,8 @@ from torch import Tensor
 from hubring.ps.core.messages import Call, Collective, ReduceOp
 from hubring.ps.core.types import Layout
 from hubring.ps.store.collective import dealt_rows, rows_for
-from hubring.ps.store.reduction import WIDER, averaged, reduced
-from hubring.workers.communicators.ring import Ring
+from hubring.ps.store.collective_reduction import WIDER, averaged, reduced
+from hubring.workers.communicators.ring_process_group import Ring
 
 REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.SUM: dist.ReduceOp.SUM,

@@ -26,11 +26,11 @@ from torch import Tensor
 
 from hubring.ps.compression import compressor
 from hubring.ps.compression.compressor import Compressor
-from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.compression.quantization import Half
 from hubring.ps.core.messages import Coded
 from hubring.ps.core.work import Work
-from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_process_group import Ring
 from hubring.workers.communicators.ring_work import RingWork
 
 PIECE = 1 << 20

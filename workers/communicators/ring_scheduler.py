@@ -24,8 +24,8 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.store.collective import objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.communicators.collective_order import Step, next_steps
-from hubring.workers.communicators.ring import Ring
 from hubring.workers.communicators.ring_collectives import Doing, perform
+from hubring.workers.communicators.ring_process_group import Ring
 
 log = logging.getLogger(__name__)
 

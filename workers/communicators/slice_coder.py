@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from hubring.ps.compression.compressor import Compressor
-from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.error_feedback import ErrorFeedback
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 

@@ -20,7 +20,7 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.core.messages import Call
 from hubring.ps.core.types import Layout
 from hubring.workers.communicators.base import CollectiveWork
-from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_process_group import Ring
 
 HEAD_BYTES = 2048
 """What goes before each tensor: its layout and its name, padded with spaces."""

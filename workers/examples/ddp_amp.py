@@ -81,7 +81,7 @@ def _launch(options: argparse.Namespace, arguments: list[str]) -> None:
     """Becomes the ps-worker that starts one process for each of this node's GPUs."""
     place = [f"--nodes={options.nodes}", f"--gpus={options.gpus}", f"--nr={options.nr}"]
     script = [__file__, *arguments, "--nodes=1", "--gpus=1", "--nr=0"]  # the last one counts
-    os.execv(sys.executable, module_command("hubring.workers.programs.cli", *place, *script))  # noqa: S606 - no shell is wanted
+    os.execv(sys.executable, module_command("hubring.workers.programs.ps_worker", *place, *script))  # noqa: S606 - no shell is wanted
 
 
 def _tell(epoch: int, epochs: int, loss: Tensor) -> None:

@@ -91,12 +91,12 @@ from hubring.workers.horovod.world.process_set import ProcessSet as ProcessSet
 from hubring.workers.horovod.world.process_set import add_process_set as add_process_set
 from hubring.workers.horovod.world.process_set import global_process_set as global_process_set
 from hubring.workers.horovod.world.process_set import remove_process_set as remove_process_set
-from hubring.workers.horovod.world.topology import cross_rank as cross_rank
-from hubring.workers.horovod.world.topology import cross_size as cross_size
-from hubring.workers.horovod.world.topology import is_homogeneous as is_homogeneous
-from hubring.workers.horovod.world.topology import local_rank as local_rank
-from hubring.workers.horovod.world.topology import local_size as local_size
-from hubring.workers.horovod.world.topology import rank as rank
-from hubring.workers.horovod.world.topology import size as size
+from hubring.workers.horovod.world.ranks import cross_rank as cross_rank
+from hubring.workers.horovod.world.ranks import cross_size as cross_size
+from hubring.workers.horovod.world.ranks import is_homogeneous as is_homogeneous
+from hubring.workers.horovod.world.ranks import local_rank as local_rank
+from hubring.workers.horovod.world.ranks import local_size as local_size
+from hubring.workers.horovod.world.ranks import rank as rank
+from hubring.workers.horovod.world.ranks import size as size
 
 __version__ = "0.28.1"

@@ -150,7 +150,7 @@ class LocalJob:
         return Patience(least, restarts, pause=1.5 * LEASE_SECONDS)
 
     def _command(self, server: str) -> list[str]:
-        command = module_command("hubring.workers.programs.cli", "--server", server, "--as-horovod")
+        command = module_command("hubring.workers.programs.ps_worker", "--server", server, "--as-horovod")
         command += ["--topology", self.topology]
         if self.backend:
             command += ["--backend", self.backend]

@@ -33,13 +33,13 @@ from hubring.workers.collectives.broadcasts import broadcast_into
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer import scaling
 from hubring.workers.optimizer.backward import BackwardPasses
+from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.forward import ForwardGuard
 from hubring.workers.optimizer.model_tensors import ModelTensors, check_model
 from hubring.workers.optimizer.overlap import Overlap
 from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, ignore
-from hubring.workers.optimizer.stepper import Stepper
 from hubring.workers.optimizer.tuning import Tuner
 from hubring.workers.optimizer.uneven import UnevenInputs
 from hubring.workers.optimizer.watch import ChangeWatch

@@ -23,7 +23,7 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.bucket_group import BucketGroup, bucket_groups
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 
 
 class Handed(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.runtime import context
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 from hubring.workers.runtime.trainer import Trainer
 from hubring.workers.runtime.worker import Worker, unwatched
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hubring.ps.config.environment import export
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.transport.interface import addresses
+from hubring.ps.transport.network_interfaces import addresses
 
 _ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
 """Where Gloo, NCCL, TensorPipe and Open MPI look for a name."""

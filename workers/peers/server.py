@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.types import Hyper
-from hubring.ps.optim.server_optimizer import Assign, SliceOptimizer, SliceStep
+from hubring.ps.optim.mean_and_step import Assign, SliceOptimizer, SliceStep
 
 Answer = Callable[[Any], object]
 """Gets a rank's answer, once."""

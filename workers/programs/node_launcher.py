@@ -96,7 +96,7 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
         log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
-    command = module_command("hubring.workers.programs.cli", *_again(flags, config_file), "--", *words)
+    command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), "--", *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
     given[PARENT] = str(os.getpid())

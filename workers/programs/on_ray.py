@@ -111,7 +111,7 @@ def work(words: Sequence[str]) -> dict[str, Any]:
     variables = {**environment(), PARENT: str(os.getpid())}
     with Children[Worker]() as started:
         worker = started.add(
-            Worker("the worker", module_command("hubring.workers.programs.cli", *words), variables)
+            Worker("the worker", module_command("hubring.workers.programs.ps_worker", *words), variables)
         )
         result, code = worker.result(), worker.exit_code()
     if worker.code != code:  # a signal ended it

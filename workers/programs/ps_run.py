@@ -16,7 +16,7 @@ import typer
 from hubring.ps.config import terminal
 from hubring.ps.config.options import Command, takes
 from hubring.ps.core.errors import HubringError, UsageError
-from hubring.workers.localrun import idle
+from hubring.workers.localrun import ignored_flags
 from hubring.workers.localrun.host import ELSEWHERE
 from hubring.workers.localrun.job import LocalJob
 
@@ -24,7 +24,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 
 @app.command(cls=Command, context_settings={"allow_interspersed_args": False})
-@takes(signature(LocalJob, eval_str=True).parameters.values(), idle.options())
+@takes(signature(LocalJob, eval_str=True).parameters.values(), ignored_flags.options())
 def run(
     command: Annotated[
         list[str] | None,
@@ -70,7 +70,7 @@ def _run(command: list[str], flags: dict[str, Any], *, jsrun: bool | None) -> in
         words = script(command)
         if jsrun:
             raise UsageError(f"--jsrun: {ELSEWHERE}")
-        for line in idle.told(name for name in idle.IDLE if flags.pop(name) is not None):
+        for line in ignored_flags.told(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
             print(f"ps-run: {line}", file=sys.stderr)
         return LocalJob(**flags).run(words)
     except HubringError as error:

@@ -80,7 +80,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
 
 def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
     from hubring.ps.core.errors import HubringError
-    from hubring.workers.run import Outcome, train
+    from hubring.workers.run_script import Outcome, train
 
     try:
         outcome = train(config, origin, JOBS[config.job], config.job, words)

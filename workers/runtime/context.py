@@ -25,7 +25,7 @@ from hubring.ps.job.job import Reason
 from hubring.ps.observe import logs
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.runtime import topology
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker, save_parameters
 from hubring.workers.slowdown import hardship

@@ -20,7 +20,7 @@ from hubring.ps.observe import logs
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import finite
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.trainer import Saves, Trainer
 from hubring.workers.slowdown.delays import Slowness

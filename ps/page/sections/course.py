@@ -11,9 +11,9 @@ from hubring.ps.page.history import Sample
 from hubring.ps.page.kit.chart import Axis, path
 from hubring.ps.page.kit.figures import loss, number
 from hubring.ps.page.kit.scale import Linear
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment
 
 MOST_ROWS = 24
 """Of the table: the last of the samples, and others evenly spread before it."""

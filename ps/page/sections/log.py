@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from hubring.ps.observe.journal import LogEntry
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment
 
 SHOWN = 60
 """The newest of what is kept."""

@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from hubring.ps.page import place
 from hubring.ps.page.kit.figures import size
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment, Shard, State
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.place import RIM, Box, Point, on_circle, shard_box, worker_radius
 from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.sections.workers import kind
+from hubring.ps.page.snapshot import Moment, Shard, State
 
 _MACROS = TEMPLATES.macros("picture.html")
 

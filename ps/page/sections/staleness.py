@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hubring.ps.page.kit.chart import bins
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment
 
 _MACROS = TEMPLATES.macros("staleness.html")
 

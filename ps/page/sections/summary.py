@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from hubring.ps.page.history import sample
 from hubring.ps.page.kit.figures import NOTHING, duration, loss, number
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment
 
 _MACROS = TEMPLATES.macros("summary.html")
 

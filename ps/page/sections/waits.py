@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment, Worker
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment, Worker
 
 _MACROS = TEMPLATES.macros("waits.html")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from hubring.ps.page.kit.figures import NOTHING, grouped, loss, number
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment, State, Worker
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.section import TEMPLATES, Section
+from hubring.ps.page.snapshot import Moment, State, Worker
 
 _MACROS = TEMPLATES.macros("workers.html")
 

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from hubring.ps.transport.memory import address
-from hubring.ps.transport.shm.pages import PAGE, show
+from hubring.ps.transport.shm.memory_map import PAGE, show
 
 _SCAN = 0xC0606610
 _PROTECT_FOUND, _ONLY_WATCHED = 1 << 0, 1 << 1

@@ -14,8 +14,8 @@ from hubring.ps.transport.base import Envelope, Message, ReturnPath
 from hubring.ps.transport.memory import land
 from hubring.ps.transport.shm.connection import SCHEME
 from hubring.ps.transport.shm.doorbell import Doorbell, Packet, peer_user
+from hubring.ps.transport.shm.memory_map import PAGE
 from hubring.ps.transport.shm.packet import Descriptor, Introductions, Kind, unpack
-from hubring.ps.transport.shm.pages import PAGE
 from hubring.ps.transport.shm.segment import Arena, Region, attach, enclose
 
 log = logging.getLogger(__name__)

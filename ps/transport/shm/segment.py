@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from hubring.ps.core import huge_pages
 from hubring.ps.transport.memory import address
-from hubring.ps.transport.shm.pages import rounded, show, write
+from hubring.ps.transport.shm.memory_map import rounded, show, write
 
 SEGMENT_BYTES = 256 << 20
 """Address space of one segment; its pages come into being when they are first touched."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from functools import cached_property
 
-from hubring.ps.transport.shm import pages
+from hubring.ps.transport.shm import memory_map
 from hubring.ps.transport.shm.copies import Copies, own_copies
 from hubring.ps.transport.shm.segment import Arena, Region
 
@@ -51,10 +51,10 @@ class Windows:
         segment = self._arena.segment(region.segment)
         if self._refused or self._copies is None or segment is None or segment.windows is None:
             return False
-        if region.offset % pages.PAGE:
+        if region.offset % memory_map.PAGE:
             return False
         end = region.offset + region.length
-        return end % pages.PAGE == 0 or end in segment.windows
+        return end % memory_map.PAGE == 0 or end in segment.windows
 
     def show(self, window: Region, owner: object, descriptor: int, region: Region) -> None:
         """Shows what lies at `region` of `owner`'s open file; what this process wrote there is lost.
@@ -67,27 +67,27 @@ class Windows:
         segment = self._arena.segment(window.segment)
         if self._copies is None or segment is None:
             raise ValueError(f"{window} is no window of ours")
-        start, nbytes = segment.start + window.offset, pages.rounded(region.length)
+        start, nbytes = segment.start + window.offset, memory_map.rounded(region.length)
         try:
             if self._shown.get(window) == (owner, region):
                 for first, end in self._copies.find(start, start + nbytes):
-                    pages.forget(first, end)
+                    memory_map.forget(first, end)
             else:
-                pages.show(start, nbytes, descriptor, region.offset, private=True)
+                memory_map.show(start, nbytes, descriptor, region.offset, private=True)
                 self._shown[window] = owner, region
                 self._copies.watch(start, start + nbytes)
         except OSError as error:
             log.warning("parameters are copied from now on: the kernel refused to show them here (%s)", error)
             self._refused = True
-            pages.read(descriptor, pages.memory(start, region.length), region.offset)
+            memory_map.read(descriptor, memory_map.memory(start, region.length), region.offset)
 
     def own(self, window: Region) -> None:
         """Makes a window show this process's own memory, which others may write into."""
         shown = self._shown.pop(window, None)
         segment = self._arena.segment(window.segment)
         if shown is not None and segment is not None:
-            nbytes = pages.rounded(shown[1].length)
-            pages.show(
+            nbytes = memory_map.rounded(shown[1].length)
+            memory_map.show(
                 segment.start + window.offset, nbytes, segment.descriptor, window.offset, private=False
             )
 
@@ -101,6 +101,6 @@ class Windows:
             if segment is None:
                 del self._shown[window]
             elif whose is owner:
-                seen = pages.memory(segment.start + window.offset, region.length)
-                pages.write(segment.descriptor, seen, window.offset)
+                seen = memory_map.memory(segment.start + window.offset, region.length)
+                memory_map.write(segment.descriptor, seen, window.offset)
                 self.own(window)

@@ -20,7 +20,7 @@ from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.base import Connection
-from hubring.ps.transport.shm import pages
+from hubring.ps.transport.shm import memory_map
 from hubring.ps.transport.shm.transport import ShmTransport
 
 PATIENCE = 10.0
@@ -168,7 +168,7 @@ def test_where_the_kernel_refuses_to_show_parameters_they_are_copied(
     with closing(Worker(shard, RANKS[0])) as worker, caplog.at_level(logging.WARNING):
         shard.seat(2, RANKS[0])
         worker.give(0.0)
-        monkeypatch.setattr(pages, "show", refuse)
+        monkeypatch.setattr(memory_map, "show", refuse)
         worker.pull()
         for step in range(3):
             assert worker.sees(-step)

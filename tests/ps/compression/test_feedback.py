@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hubring.ps.compression.compressor import Compressor, by_name
-from hubring.ps.compression.feedback import ErrorFeedback
+from hubring.ps.compression.error_feedback import ErrorFeedback
 
 untimed = settings(deadline=None)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.coordinator import checkpoint_schedule
+from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.checkpoint_writer import Held
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.core.errors import ConfigError
 from tests.support.fakes.clock import FakeTime

@@ -19,7 +19,7 @@ import torch
 from hubring.ps.core import huge_pages
 from hubring.ps.core.huge_pages import HUGE_BYTES, ROOM_BYTES
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
-from hubring.ps.optim.server_optimizer import FusedStep
+from hubring.ps.optim.mean_and_step import FusedStep
 from hubring.ps.optim.zeros import zeros, zeros_like
 from hubring.ps.transport.memory import address
 from hubring.ps.transport.shm.segment import Arena, attach

@@ -10,7 +10,7 @@ from hubring.ps.core import trace
 from hubring.ps.core.offset import Offset
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.work import Work
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 
 
 def spans(path: Path) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.checkpoint.manifest import Manifest
-from hubring.ps.coordinator.blueprint import Blueprint
+from hubring.ps.coordinator.agreed_model import Blueprint
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.ps.job.plans import bucket_from_proto, bucket_to_proto, difference

@@ -16,7 +16,7 @@ from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ConfigError, ServerUnreachable, UsageError
 from hubring.ps.observe.health import CONTROL, DATA, PROCESS, READY, SHARD_CONTROL, HubHealth
 from hubring.ps.observe.health_check import probe
-from hubring.ps.shard.control import ShardControl
+from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from hubring.ps.transport.grpc.channel import open_async_channel, open_channel

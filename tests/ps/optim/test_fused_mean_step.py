@@ -21,8 +21,8 @@ from hubring.ps.optim.fused import KERNELS, State
 from hubring.ps.optim.fused_mean_step import OnePass, one_pass
 from hubring.ps.optim.hyper import hyper_of, kwargs_of
 from hubring.ps.optim.llvm_loops import Loop
-from hubring.ps.optim.loops import LANES, work
-from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.optim.loops_available import LANES, work
+from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.optim.sums import MOST, WORTH, finite_sum, summed
 
 SGD: list[dict[str, Any]] = [
@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_found_in_the_pass_itself(
         looked.append(gradients[0].numel())
         return finite_sum(gradients, scratch)
 
-    monkeypatch.setattr("hubring.ps.optim.server_optimizer.finite_sum", note)
+    monkeypatch.setattr("hubring.ps.optim.mean_and_step.finite_sum", note)
     steps = BlockSteps("AdamW", values)
     given = gradients(count, numel)
     for _ in range(2):
@@ -204,9 +204,9 @@ import ctypes, torch
 PR_SET_MDWE = 65
 if ctypes.CDLL(None).prctl(PR_SET_MDWE, 1, 0, 0, 0):
     raise SystemExit(77)
-from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.optim.sums import WORTH
-from hubring.ps.optim.loops import work
+from hubring.ps.optim.loops_available import work
 optimizer = optimizer_for("SGD", torch.float32, finite=True)
 values, scratch = torch.ones(WORTH), torch.empty(WORTH)
 hyper = dict(lr=0.5, momentum=0.5, dampening=0.0, weight_decay=0.0, nesterov=0.0, maximize=0.0)

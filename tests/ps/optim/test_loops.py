@@ -11,7 +11,7 @@ import torch
 
 from hubring.ps.optim.fused_mean_step import one_pass
 from hubring.ps.optim.hyper import hyper_of, kwargs_of
-from hubring.ps.optim.loops import work
+from hubring.ps.optim.loops_available import work
 
 
 @pytest.fixture

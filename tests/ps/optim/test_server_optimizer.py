@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.optim.hyper import hyper_of, kwargs_of
-from hubring.ps.optim.server_optimizer import Assign, optimizer_for
+from hubring.ps.optim.mean_and_step import Assign, optimizer_for
 
 pytestmark = pytest.mark.usefixtures("kernels")
 

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
 from hubring.ps.page.history import History
-from hubring.ps.page.painter import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
-from hubring.ps.page.reader import Reader
+from hubring.ps.page.renderer import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
 from hubring.ps.page.routes import app
+from hubring.ps.page.status_reader import Reader
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import ask, watching
 from tests.support.pages.status_hub import TOKEN, StatusHub, journal

@@ -15,14 +15,14 @@ from hubring.ps.page.history import Sample
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import duration, loss, number, size
 from hubring.ps.page.kit.scale import Linear
-from hubring.ps.page.memo import Memo
-from hubring.ps.page.moment import Moment
-from hubring.ps.page.painter import SECTIONS, Painting
+from hubring.ps.page.markup_cache import Memo
 from hubring.ps.page.rates import Rates
+from hubring.ps.page.renderer import SECTIONS, Painting
 from hubring.ps.page.section import Section, changes
 from hubring.ps.page.sections.course import curve
 from hubring.ps.page.sections.picture import SIGNS
 from hubring.ps.page.sections.summary import alarms, headline
+from hubring.ps.page.snapshot import Moment
 from tests.support.pages.html_tree import Node, html_tree
 from tests.support.pages.status_hub import moment, report, shard, worker
 

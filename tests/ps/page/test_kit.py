@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from jinja2 import UndefinedError
 
-from hubring.ps.page.kit.environment import Templates
+from hubring.ps.page.kit.templating import Templates
 
 Package = Callable[[str], Templates]
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from hubring.ps.job.job import Joiner
-from hubring.ps.page.moment import LATE_SECONDS, Moment
-from hubring.ps.page.painter import TICK_SECONDS
 from hubring.ps.page.rates import Rates
+from hubring.ps.page.renderer import TICK_SECONDS
+from hubring.ps.page.snapshot import LATE_SECONDS, Moment
 from tests.support.fakes.coordinator import Hub, run
 
 

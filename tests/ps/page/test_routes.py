@@ -16,9 +16,9 @@ from hubring.ps.observe import metrics
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.history import History
-from hubring.ps.page.painter import Painter
-from hubring.ps.page.reader import Reader
+from hubring.ps.page.renderer import Painter
 from hubring.ps.page.routes import HEADERS, app
+from hubring.ps.page.status_reader import Reader
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import Answer, ask
 from tests.support.pages.html_tree import html_tree
@@ -162,7 +162,7 @@ def test_a_view_of_tables_is_the_same_page() -> None:
 
 
 def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hubring.ps.page.reader.SHARD_SECONDS", 0.01)
+    monkeypatch.setattr("hubring.ps.page.status_reader.SHARD_SECONDS", 0.01)
 
     async def story() -> None:
         hub = StatusHub()

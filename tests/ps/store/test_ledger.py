@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hubring.ps.core.types import Sender
-from hubring.ps.store.ledger import Ledger, Standing
+from hubring.ps.store.push_ledger import Ledger, Standing
 
 RANK0 = Sender(0, incarnation=1)
 REBORN = Sender(0, incarnation=2)

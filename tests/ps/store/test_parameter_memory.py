@@ -9,11 +9,11 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Code, Coded, Delivery, Init, Pull, Push, Refusal, Values
 from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.optim.server_optimizer import optimizer_for
+from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import ASP, BSP, Consistency
-from hubring.ps.store.entry import Entry
 from hubring.ps.store.gpu_tensor import Reached
+from hubring.ps.store.key_state import Entry
 from hubring.ps.store.parameter_memory import GpuMemory
 from hubring.ps.store.store import KVStore
 from tests.support.fakes.gpu import FakeMemory

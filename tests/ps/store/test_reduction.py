@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hubring.ps.core.messages import ReduceOp
-from hubring.ps.store.reduction import adasum, objection_to, reduced
+from hubring.ps.store.collective_reduction import adasum, objection_to, reduced
 
 VECTORS = st.lists(
     st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), min_size=1, max_size=5

@@ -22,7 +22,7 @@ from hubring.ps.core.messages import (
 )
 from hubring.ps.core.types import Sender
 from hubring.ps.store.collective import layout_of
-from hubring.ps.store.rounds import RoundBook
+from hubring.ps.store.collective_rounds import RoundBook
 
 LIVE = {0: 10, 1: 11, 2: 12}
 

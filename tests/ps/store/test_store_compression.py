@@ -9,7 +9,7 @@ from torch import Tensor
 from hubring.ps.core.messages import Code, Coded, Pull, Push
 from hubring.ps.core.types import Slice
 from hubring.ps.store.consistency import BSP
-from hubring.ps.store.entry import Contribution, Entry
+from hubring.ps.store.key_state import Contribution, Entry
 from tests.support.store import (
     ADD,
     bucket,

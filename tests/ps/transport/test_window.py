@@ -12,7 +12,7 @@ import pytest
 
 from hubring.ps.transport.memory import address
 from hubring.ps.transport.shm.copies import Copies, ReadCopies, ScannedCopies, WatchedCopies
-from hubring.ps.transport.shm.pages import PAGE, forget, rounded, show
+from hubring.ps.transport.shm.memory_map import PAGE, forget, rounded, show
 from hubring.ps.transport.shm.segment import SEGMENT_BYTES, Arena, Region
 from hubring.ps.transport.shm.window import Windows
 

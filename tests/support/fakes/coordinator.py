@@ -15,7 +15,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import manifest
 from hubring.ps.checkpoint.manifest import Manifest
 from hubring.ps.config.server import ServerConfig
-from hubring.ps.coordinator.control import Control
+from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
 from hubring.ps.coordinator.fleet import Fleet, Shard
 from hubring.ps.core.errors import HubringError, JobFailed

@@ -10,8 +10,8 @@ from typing import Any
 from hubring.ps.core.errors import HubringError
 from hubring.ps.observe.journal import Journal, LogEntry
 from hubring.ps.page.history import Sample
-from hubring.ps.page.moment import Moment
 from hubring.ps.page.rates import Rates
+from hubring.ps.page.snapshot import Moment
 
 TOKEN = "a token that is long enough"
 

@@ -168,7 +168,9 @@ class Cluster:
         self, server: str, *arguments: str, name: str | None = None, within: Sequence[str] = ()
     ) -> Program:
         name = name or f"worker{sum(program.name.startswith('worker') for program in self.programs)}"
-        return self.run(name, "hubring.workers.programs.cli", "--server", server, *arguments, within=within)
+        return self.run(
+            name, "hubring.workers.programs.ps_worker", "--server", server, *arguments, within=within
+        )
 
     def status(self, address: str) -> dict[str, Any]:
         """What `ps-server status` prints, asked for without a process of its own."""

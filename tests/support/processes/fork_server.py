@@ -34,7 +34,7 @@ from typing import Any, BinaryIO, NoReturn, Self
 from hubring.ps.config.environment import become, spare_forks
 from tests.support.processes.orphans import take_in_orphans
 
-_IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run")
+_IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run_script")
 """torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""
 _LONGEST = 1 << 17
 """Bytes of one request, which is mostly the environment."""

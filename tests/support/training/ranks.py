@@ -27,10 +27,10 @@ from hubring.ps.transport.registry import ShardAddress
 from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.staging import Stage, Staging, ThroughHost
 from hubring.workers.communicators import gpu_sharing
-from hubring.workers.communicators.allreduce import AllreduceCommunicator
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.communicators.hub import PSCommunicator
 from hubring.workers.communicators.local import LocalCommunicator
+from hubring.workers.communicators.ring import AllreduceCommunicator
 from tests.support.fakes.gpu import GPU, FakeMemory
 from tests.support.fakes.lazy_device import PromptDevice
 from tests.support.transports.inproc import InprocTransport

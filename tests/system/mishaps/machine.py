@@ -20,7 +20,7 @@ def a_loader_without_room(stage: Stage) -> Program:
     script = stage.folder / "loader.py"
     script.write_text(LOADER)
     stage.happens()
-    return stage.cluster.run("worker", "hubring.workers.programs.cli", str(script), within=TINY)
+    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", str(script), within=TINY)
 
 
 MACHINE = [

@@ -92,13 +92,13 @@ class Stage:
     def worker(self, *words: str) -> Program:
         """A worker that goes wrong from the start: the seconds count at once."""
         self.happens()
-        return self.cluster.run("worker", "hubring.workers.programs.cli", *words)
+        return self.cluster.run("worker", "hubring.workers.programs.ps_worker", *words)
 
     def seeker(self, address: str) -> Program:
         """A worker that looks for a server; the seconds count once it does, however long torch took."""
         record = self.folder / "record"
         words = ("--record", str(record), SMALL, "5")
-        seeker = self.cluster.run("worker", "hubring.workers.programs.cli", "--server", address, *words)
+        seeker = self.cluster.run("worker", "hubring.workers.programs.ps_worker", "--server", address, *words)
         seeker.until(record.exists, "record")  # the last thing that is made before
         self.happens()
         return seeker

@@ -15,7 +15,7 @@ def an_older_worker(stage: Stage) -> Program:
     _, address = stage.cluster.server()
     stage.happens()
     flags = ("--server", address, SMALL, "5")
-    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=older(stage))
+    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", *flags, variables=older(stage))
 
 
 def an_older_shard(stage: Stage) -> Program:

@@ -17,7 +17,7 @@ def a_misspelt_flag(stage: Stage) -> Program:
 def a_misspelt_variable(stage: Stage) -> Program:
     stage.happens()
     return stage.cluster.run(
-        "worker", "hubring.workers.programs.cli", SMALL, "5", variables={"PS_SERVR": "127.0.0.1:5555"}
+        "worker", "hubring.workers.programs.ps_worker", SMALL, "5", variables={"PS_SERVR": "127.0.0.1:5555"}
     )
 
 
@@ -45,13 +45,13 @@ def two_ranks(stage: Stage) -> Program:
     stage.happens()
     flags = ("--rank", "0", "--world-size", "2", "--server", "127.0.0.1:5555", SMALL, "5")
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=launched)
+    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", *flags, variables=launched)
 
 
 def launched_without_a_server(stage: Stage) -> Program:
     stage.happens()
     launched = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
-    return stage.cluster.run("worker", "hubring.workers.programs.cli", SMALL, "5", variables=launched)
+    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", SMALL, "5", variables=launched)
 
 
 def a_taken_page_port(stage: Stage) -> Program:
@@ -81,7 +81,7 @@ def no_gpu_for_the_server(stage: Stage) -> Program:
 def no_gpu_for_the_ring(stage: Stage) -> Program:
     stage.happens()
     flags = ("--server", "127.0.0.1:5555", "--topology", "ring", "--backend", "nccl", SMALL, "5")
-    return stage.cluster.run("worker", "hubring.workers.programs.cli", *flags, variables=NO_GPU)
+    return stage.cluster.run("worker", "hubring.workers.programs.ps_worker", *flags, variables=NO_GPU)
 
 
 def no_folder_for_the_record(stage: Stage) -> Program:

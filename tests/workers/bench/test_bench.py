@@ -169,7 +169,7 @@ def test_rows_come_out_right_on_real_processes(
     size = ["--megabytes", "30"]  # eight slices, and two buckets
     short = ["--rounds", "1", "--steps", "2"]
     words = [*size, *short, "--cases", cases, *(["--rows", rows] if rows else []), "--out", str(out)]
-    ended = cluster.run("bench", "hubring.workers.programs.cli", "bench", *words)
+    ended = cluster.run("bench", "hubring.workers.programs.ps_worker", "bench", *words)
     assert ended.done(timeout=200) == {"out": str(out), "wrong": 0, "exit_code": 0}
     found = json.loads(out.read_text())
     here = cli.rows_of(rows)

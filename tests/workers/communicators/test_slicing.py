@@ -15,9 +15,9 @@ from hubring.ps.core.errors import DeadlineExceeded, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, Member, ShardPlan, Slice, Slicing, TensorSpec, View
 from hubring.ps.job.sharding import plan
 from hubring.ps.shard.loop import ShardLoop
-from hubring.workers.communicators import slicing
+from hubring.workers.communicators import slice_tuning as slicing
 from hubring.workers.communicators.base import Communicator
-from hubring.workers.communicators.slicing import SliceTrial
+from hubring.workers.communicators.slice_tuning import SliceTrial
 from hubring.workers.optimizer.distributed import DistributedOptimizer
 from tests.contract.models import attached, linear
 from tests.contract.two_groups import train_two_groups

@@ -20,11 +20,11 @@ from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare.cluster import conductor, meeting, messages
 from hubring.workers.compare.cluster.follower import Follower
 from hubring.workers.compare.cluster.host import describe
+from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.member import Gone, Member, Remote
 from hubring.workers.compare.cluster.messages import Hello
 from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task, check, find
-from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.commands import run as command
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.run.lifeline import Lifeline
@@ -286,7 +286,7 @@ def test_an_end_s_answer_to_its_own_challenge_proves_nothing(
     wires: tuple[Wire, Wire], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = wires
-    monkeypatch.setattr("hubring.workers.compare.cluster.wire.secrets.token_bytes", bytes)
+    monkeypatch.setattr("hubring.workers.compare.cluster.link.secrets.token_bytes", bytes)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(here.prove, b"the key", first=False)
         there._connection.send_bytes(bytes(32))

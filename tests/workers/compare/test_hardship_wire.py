@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hubring.workers.compare.experiment.setting import Link
-from hubring.workers.compare.hardship.wire import Wire
+from hubring.workers.compare.hardship.slow_wire import Wire
 
 FRAMES = [bytes([number]) * 10 for number in range(100)]
 

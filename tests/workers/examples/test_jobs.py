@@ -157,7 +157,7 @@ def test_the_readmes_script_runs_by_itself_and_its_loss_falls(cluster: Cluster) 
 def test_digits_under_ps_worker_ends_in_one_json_object(cluster: Cluster, tmp_path: Path) -> None:
     record = tmp_path / "record.jsonl"
     words = ["--job", "digits", "--record", str(record), "--", "--epochs", "1"]
-    worker = cluster.run("worker", "hubring.workers.programs.cli", *words)
+    worker = cluster.run("worker", "hubring.workers.programs.ps_worker", *words)
     result = worker.done()
     assert result["steps"] == 22
     lines = [json.loads(line) for line in record.read_text().splitlines()]

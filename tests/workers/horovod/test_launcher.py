@@ -9,10 +9,10 @@ import pytest
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.localrun import host
-from hubring.workers.localrun.idle import IDLE, told
+from hubring.workers.localrun.ignored_flags import IDLE, told
 from hubring.workers.localrun.job import LocalJob
 from hubring.workers.localrun.team import Patience, Verdict
-from hubring.workers.programs import run_cli
+from hubring.workers.programs import ps_run
 
 
 def test_flags_that_change_nothing_are_told_with_the_reason() -> None:
@@ -25,7 +25,7 @@ def test_flags_that_change_nothing_are_told_with_the_reason() -> None:
 
 
 def test_every_idle_flag_is_one_of_the_command() -> None:
-    assert IDLE.keys() <= inspect.signature(run_cli.run).parameters.keys()
+    assert IDLE.keys() <= inspect.signature(ps_run.run).parameters.keys()
 
 
 def test_a_discovery_script_says_which_hosts_there_are(tmp_path: Path) -> None:

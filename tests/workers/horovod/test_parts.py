@@ -14,12 +14,12 @@ import torch
 import hubring.workers.horovod as hvd
 from hubring.ps.core.errors import UsageError
 from hubring.workers.horovod import alias
-from hubring.workers.horovod.optimizer.parcel import pack
+from hubring.workers.horovod.optimizer.gradient_group import pack
 from hubring.workers.horovod.world.build import check_build, split_list
 from hubring.workers.horovod.world.hosts import Neighbourhood, neighbourhood
 from hubring.workers.horovod.world.variables import variables
 from hubring.workers.localrun import host
-from hubring.workers.programs.run_cli import app, script
+from hubring.workers.programs.ps_run import app, script
 
 
 def test_local_and_cross_ranks_count_hosts_as_horovod_does() -> None:

@@ -39,7 +39,7 @@ def test_an_unedited_script_ends_in_the_same_loss_on_hub_and_ring(cluster: Clust
 
 
 def ps_run(cluster: Cluster, *arguments: str, name: str = "run") -> Program:
-    return cluster.run(name, "hubring.workers.programs.run_cli", *arguments)
+    return cluster.run(name, "hubring.workers.programs.ps_run", *arguments)
 
 
 @pytest.mark.parametrize("topology", ["hub", "ring"])
@@ -112,7 +112,7 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
         "    return total\n"
         f"print(horovod.run(calls(), (1.0,), {{'step': 2.0}}, 2, output_filename={str(outputs)!r}))\n"
     )
-    program = cluster.run("alone", "hubring.workers.programs.cli", "--as-horovod", str(script))
+    program = cluster.run("alone", "hubring.workers.programs.ps_worker", "--as-horovod", str(script))
     assert program.wait() == 0, program.said()
     assert "[(4.0, 0), (4.0, 1)]" in program.out.read_text()
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
@@ -124,7 +124,7 @@ def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Pat
         "import json, subprocess, sys\n"
         "import horovod.torch as hvd\n"
         "hvd.init()\n"  # or the server waits for somebody to come
-        "command = [sys.executable, '-m', 'hubring.workers.programs.cli', 'env', '--json']\n"
+        "command = [sys.executable, '-m', 'hubring.workers.programs.ps_worker', 'env', '--json']\n"
         "said = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)\n"
         "print(said['launcher']['value'], said['rank']['value'], said['world size']['value'])\n"
     )

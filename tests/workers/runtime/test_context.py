@@ -18,7 +18,7 @@ from hubring.ps.observe import logs
 from hubring.workers.communicators.local import LocalCommunicator
 from hubring.workers.launchers.placement import Placement
 from hubring.workers.runtime import context, topology
-from hubring.workers.runtime.flight import FlightRecorder
+from hubring.workers.runtime.in_flight import FlightRecorder
 from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker
 

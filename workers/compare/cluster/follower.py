@@ -9,6 +9,7 @@ from typing import Any
 
 from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.cluster.host import describe
+from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.meeting import join
 from hubring.workers.compare.cluster.messages import (
     Counted,
@@ -23,7 +24,6 @@ from hubring.workers.compare.cluster.messages import (
     Tell,
 )
 from hubring.workers.compare.cluster.task import Task
-from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Listener
 from hubring.workers.compare.run.process import GRACE_SECONDS, POLL_SECONDS, Process

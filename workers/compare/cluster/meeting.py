@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.ps.transport.host import bracketed
+from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.messages import Hello
 from hubring.workers.compare.cluster.task import Task
-from hubring.workers.compare.cluster.wire import Lost, Wire
 
 FILE = "conductor.json"
 MEETING_SECONDS = 120.0

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hubring.ps.core.errors import HubringError
+from hubring.workers.compare.cluster.link import Lost, Wire
 from hubring.workers.compare.cluster.messages import (
     Counted,
     Ended,
@@ -20,7 +21,6 @@ from hubring.workers.compare.cluster.messages import (
     Stop,
     Tell,
 )
-from hubring.workers.compare.cluster.wire import Lost, Wire
 from hubring.workers.compare.run.noise import Sample
 from hubring.workers.compare.run.process import GRACE_SECONDS, RunProcess
 

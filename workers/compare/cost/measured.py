@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Entry
 

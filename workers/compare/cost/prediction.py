@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import Constants
+from hubring.workers.compare.cost.model.exchange_terms import Way
 from hubring.workers.compare.cost.model.formulas import Task
-from hubring.workers.compare.cost.model.way import Way
-from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.cost.simulate.scene import Scene
 from hubring.workers.compare.cost.simulate.simulation import simulate
 from hubring.workers.compare.experiment.row import Row

@@ -13,7 +13,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
 from hubring.workers.compare.cost.prediction import Job, predict
-from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment import quantity
 from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.slowdown.straggler import Straggler

@@ -17,7 +17,7 @@ from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import overtaking
 from hubring.workers.compare.cost.overhead import Overhead
 from hubring.workers.compare.cost.prediction import Forecast, Job, predict
-from hubring.workers.compare.cost.reading import Reading, read
+from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment.row import EVERY
 from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Accuracy, Entry, Prediction, Scaling

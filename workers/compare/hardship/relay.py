@@ -32,7 +32,7 @@ from hubring.ps.core.errors import HubringError
 from hubring.ps.process.child import Child
 from hubring.ps.process.command import module_command
 from hubring.workers.compare.experiment.setting import Link
-from hubring.workers.compare.hardship.wire import Wire
+from hubring.workers.compare.hardship.slow_wire import Wire
 
 HELD_BYTES = 64 << 20
 """What may be on its way from one host; beyond it no more is read, and the port's own buffer fills."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hubring.workers.compare.cost.model.crossing import FORMULA, servers_needed
-from hubring.workers.compare.cost.model.way import goodput
+from hubring.workers.compare.cost.model.exchange_terms import goodput
 from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.setting_text import Scope, listed

@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from hubring.ps.page.kit.environment import Templates
 from hubring.ps.page.kit.style import style
+from hubring.ps.page.kit.templating import Templates
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.sections.bandwidth import bandwidth
 from hubring.workers.compare.page.sections.breakdown import breakdown

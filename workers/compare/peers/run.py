@@ -72,7 +72,7 @@ def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[st
     from hubring.ps.observe import logs
     from hubring.workers.compare.peers.stand_in import StandIn
     from hubring.workers.peers.seat import Seat
-    from hubring.workers.run import Outcome, train
+    from hubring.workers.run_script import Outcome, train
 
     stand_in = None
     try:

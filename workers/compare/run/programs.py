@@ -97,7 +97,9 @@ class Programs:
         elif server is not None:
             flags["backend"] = self.experiment.backend
         words = [*_spell(flags), *self.run.row.worker, *self._job()]
-        return self.hosts.command(f"worker {rank}", module_command("hubring.workers.programs.cli", *words))
+        return self.hosts.command(
+            f"worker {rank}", module_command("hubring.workers.programs.ps_worker", *words)
+        )
 
     @property
     def peers(self) -> PeerPrograms:

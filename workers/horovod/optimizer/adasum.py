@@ -18,7 +18,7 @@ from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_asyn
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.ops import Adasum
 from hubring.workers.horovod.optimizer.compression import Compressor
-from hubring.workers.horovod.optimizer.parcel import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Parcel
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.optimizer.trainer import Trainer
 

@@ -12,7 +12,7 @@ from hubring.workers.horovod.collectives.reduction import Reduction
 from hubring.workers.horovod.collectives.sparse import sparse_allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.optimizer.compression import Compressor
-from hubring.workers.horovod.optimizer.parcel import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Parcel
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.world.process_set import ProcessSet
 

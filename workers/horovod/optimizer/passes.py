@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hubring.workers.horovod.optimizer.parcel import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Parcel
 
 
 class Passes:

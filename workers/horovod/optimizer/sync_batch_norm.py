@@ -18,7 +18,7 @@ from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.ops import Sum
-from hubring.workers.horovod.world.topology import size
+from hubring.workers.horovod.world.ranks import size
 
 Tensor = torch.Tensor
 

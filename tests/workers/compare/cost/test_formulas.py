@@ -13,8 +13,14 @@ from hubring.ps.job.sharding import SLICE_BYTES
 from hubring.workers.compare.cost.model import formulas
 from hubring.workers.compare.cost.model.constants import Constants, Wire
 from hubring.workers.compare.cost.model.crossing import most_servers, overtaking, servers_needed
+from hubring.workers.compare.cost.model.exchange_terms import (
+    LINE_BYTES,
+    PAYLOAD_BYTES,
+    goodput,
+    seconds_a_byte,
+    slices,
+)
 from hubring.workers.compare.cost.model.formulas import Task
-from hubring.workers.compare.cost.model.way import LINE_BYTES, PAYLOAD_BYTES, goodput, seconds_a_byte, slices
 from hubring.workers.compare.experiment.setting import Link
 
 MEBI = 1 << 20
@@ -126,11 +132,11 @@ def test_the_busiest_server_has_a_slice_more_than_others() -> None:
 
 def test_sizes_of_slices_are_those_that_workers_try() -> None:
     from hubring.ps.core.timing import CLEAR
-    from hubring.workers.communicators import slicing
+    from hubring.workers.communicators import slice_tuning
 
-    assert formulas.SLICE_BYTES == slicing.SIZES
+    assert formulas.SLICE_BYTES == slice_tuning.SIZES
     assert formulas.SLICE_BYTES[0] == SLICE_BYTES
-    tried = (slicing.TRIAL_BYTES, 1 + slicing.EXCHANGES, slicing.BUDGET)
+    tried = (slice_tuning.TRIAL_BYTES, 1 + slice_tuning.EXCHANGES, slice_tuning.BUDGET)
     assert tried == (formulas.TRIAL_BYTES, formulas.TRIAL_EXCHANGES, formulas.TRIAL_SECONDS)
     assert formulas.GAIN == CLEAR
 

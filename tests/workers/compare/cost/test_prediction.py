@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cost.prediction import predict
-from hubring.workers.compare.cost.reading import read as reading_of
+from hubring.workers.compare.cost.row_case import read as reading_of
 from hubring.workers.compare.experiment.row import ROWS, Row
 from hubring.workers.compare.experiment.setting import Fault, Setting
 from hubring.workers.slowdown.straggler import Straggler

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.model.way import Way
+from hubring.workers.compare.cost.model.exchange_terms import Way
 from hubring.workers.compare.cost.simulate.draws import SLOW_SHARE, Draws
 from hubring.workers.compare.cost.simulate.scene import Scene
 from hubring.workers.compare.cost.simulate.simulation import simulate

@@ -38,7 +38,7 @@ def own_step(job: str) -> tuple[float, float, float]:
         words = ["--job", job, "--record", str(record), "--", "--epochs", str(EPOCHS)]
         environment = clean_environment(machine.cores())
         process = Process(
-            job, module_command("hubring.workers.programs.cli", *words), Path(directory), environment
+            job, module_command("hubring.workers.programs.ps_worker", *words), Path(directory), environment
         )
         try:
             if not process.wait(TIMEOUT):

@@ -1,7 +1,7 @@
 """The other end of what `calibrate` measures, a process of its own.
 
-    python -m ....partner shard HOST      one shard that serves by every transport
-    python -m ....partner ring DIRECTORY  rank 1 of a ring of two
+    python -m MODULE shard HOST      one shard that serves by every transport
+    python -m MODULE ring DIRECTORY  rank 1 of a ring of two
 
 It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
 of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends by an
@@ -24,7 +24,7 @@ from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP
 from hubring.ps.store.parameter_memory import HostMemory
 from hubring.ps.transport.registry import open_doors
-from hubring.workers.communicators.ring import Ring
+from hubring.workers.communicators.ring_process_group import Ring
 
 SENDER = Sender(0, 1)
 SMALL = 1024

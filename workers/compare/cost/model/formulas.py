@@ -11,7 +11,7 @@ M: bytes of the model, B: bytes a second of a host's link each way, n: workers, 
 
 So with equal links a hub of separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
 OSDI 2020). A formula with max() holds where links and processors work at the same time, which
-slices see to; how many there are says how well (`hubring.workers.compare.cost.model.way`).
+slices see to; how many there are says how well (`hubring.workers.compare.cost.model.exchange_terms`).
 
 On one machine the hosts share cores, whatever links are put between them: no exchange is faster than the
 processor time of all of it by the number of cores.
@@ -24,11 +24,11 @@ from math import inf
 from msgspec import Struct
 
 from hubring.workers.compare.cost.model.constants import Constants
-from hubring.workers.compare.cost.model.way import Way, seconds_a_byte, slices
+from hubring.workers.compare.cost.model.exchange_terms import Way, seconds_a_byte, slices
 from hubring.workers.compare.experiment.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
-"""Of which a hub's workers take the best on a wire (`hubring.workers.communicators.slicing`). In shared
+"""Of which a hub's workers take the best on a wire (`hubring.workers.communicators.slice_tuning`). In shared
 memory a slice is a bucket,
 as large as the first. That a single larger tensor has larger ones there is left out."""
 SERVER_LINES = {"zmq": 2}

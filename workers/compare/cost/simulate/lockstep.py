@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hubring.workers.compare.cost.model.way import Way
+from hubring.workers.compare.cost.model.exchange_terms import Way
 from hubring.workers.compare.cost.simulate.draws import Array, Draws
 from hubring.workers.compare.cost.simulate.scene import Course, Scene
 

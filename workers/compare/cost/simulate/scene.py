@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.cost.model.way import Way
+from hubring.workers.compare.cost.model.exchange_terms import Way
 from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.slowdown.straggler import Straggler
 
