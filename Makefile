@@ -15,7 +15,7 @@ demo: $(VENV)/demo.stamp
 	@$(BIN)/ps-compare run
 
 test: lint
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not full"
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not full and not packages"
 
 # What `make test` leaves out, but for what .ci/run installs packages for.
 test-full: $(VENV)/test.stamp
