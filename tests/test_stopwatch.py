@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from tests.conftest import below, command, entry, parent, threads
 from tests.support.processes import stopwatch
+from tests.support.processes.process_tree import below, command, entry, parent, threads
 
 
 @pytest.fixture

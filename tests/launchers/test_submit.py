@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import command, descendants, entry
 from tests.launchers.commands import told
 from tests.launchers.slurm import Slurm
 from tests.support.processes.cluster import SMALL
+from tests.support.processes.process_tree import command, descendants, entry
 
 pytestmark = pytest.mark.slow
 

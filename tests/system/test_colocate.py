@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import GRACE, ends_by
 from tests.support.processes.cluster import SMALL, Cluster, Program
+from tests.support.processes.process_tree import GRACE, ends_by
 from tests.support.processes.shared_memory import left_behind, shared_memory
 
 pytestmark = pytest.mark.slow

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import below, parent
 from tests.support.processes.cluster import MEASURED, PATIENCE, Cluster, measured
+from tests.support.processes.process_tree import below, parent
 from tests.support.processes.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,7 +16,7 @@ import pytest
 
 from hubring.ps.doctor.finding import Finding, failure, ok
 from hubring.ps.doctor.isolation import Check, examine
-from tests.conftest import ends_by
+from tests.support.processes.process_tree import ends_by
 
 LONG = 60.0
 """Seconds, more than any check here takes on the busiest machine."""

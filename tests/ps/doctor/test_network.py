@@ -14,8 +14,8 @@ from hubring.ps.config.server import ServerConfig
 from hubring.ps.doctor import network
 from hubring.ps.doctor.network import Answer, Listener, Port, find_listener
 from hubring.ps.transport.host import refusal
-from tests.conftest import command
 from tests.ps.doctor.case import Case, judgements, only
+from tests.support.processes.process_tree import command
 
 HERE = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "ib0": ""}
 CONTROL = Port("control port", 5555, "--port")

@@ -17,7 +17,7 @@ from hubring.ps.process.child import Child, ending
 from hubring.ps.process.children import Children, first_ended, passing_on
 from hubring.ps.process.command import module_command
 from hubring.ps.process.output import Output
-from tests.conftest import GRACE, ends_by
+from tests.support.processes.process_tree import GRACE, ends_by
 
 SLEEPER = ("sleep", "600")
 DEAF = ("sh", "-c", "trap '' TERM; sleep 600 & echo $!; wait; wait")

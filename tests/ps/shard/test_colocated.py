@@ -15,7 +15,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.shard import colocated
 from hubring.ps.shard.colocated import place
 from hubring.ps.transport.host import towards
-from tests.conftest import GRACE, descendants, ends_by
+from tests.support.processes.process_tree import GRACE, descendants, ends_by
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from tests.conftest import command, entry
 from tests.support.processes.fork_server import Forked, ForkServer
+from tests.support.processes.process_tree import command, entry
 from tests.support.processes.stopwatch import Stopwatch
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from tests.conftest import descendants, entry, threads
+from tests.support.processes.process_tree import descendants, entry, threads
 
 LOAD = 10
 """So much slower than a wall clock it goes at worst: a machine may be that busy."""
