@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,20 +72,12 @@ def test_one_part_that_fails_keeps_no_other_from_running(
     assert {row.outcome for row in rows} == {"failed"}
 
 
-def test_ranks_that_share_a_gpu_claim_hosts_of_their_own() -> None:
-    assert training.variables(1, gpus=2, environment={}) == {}
-    shared = [training.variables(rank, gpus=1, environment={}) for rank in range(2)]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in shared] == ["0", "0"]
-    assert len({one["NCCL_HOSTID"] for one in shared}) == 2
-    given = {"CUDA_VISIBLE_DEVICES": "3,4"}
-    assert training.variables(0, gpus=1, environment=given)["CUDA_VISIBLE_DEVICES"] == "3"
+def test_the_script_of_the_trainings_is_there() -> None:
+    assert Path(training.SCRIPT).exists()
 
 
-def test_rows_of_the_bench_that_tell_of_a_gpu_are_chosen() -> None:
-    plain = ROWS["ring"]
-    over_nccl = replace(plain, name="nccl", worker=("--topology", "ring", "--backend", "nccl"))
-    on_cuda = replace(ROWS["hub-shm"], name="cuda", server=("--device", "cuda"))
-    assert bench.on_gpu([plain, over_nccl, ROWS["gloo+sgd"], on_cuda]) == ["nccl", "cuda"]
+def test_rows_of_the_bench_on_a_gpu_are_chosen() -> None:
+    assert bench.on_gpu(ROWS.values()) == ["ddp-nccl", "hub-cuda", "ring-nccl", "bound-cuda"]
 
 
 def test_a_row_of_the_bench_that_came_out_wrong_has_failed() -> None:

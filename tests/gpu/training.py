@@ -9,23 +9,13 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from hubring.workers.bench.gpus import variables
 from tests.gpu.row import Row
 from tests.support.processes.cluster import Cluster
 
 SCRIPT = str(Path(__file__).parents[1] / "support" / "scripts" / "on_gpu.py")
 STEPS = 100
 RANKS = 2
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-
-def variables(rank: int, gpus: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """What a rank of the ring is told where there are fewer GPUs than ranks.
-
-    All take the first one then. NCCL refuses two ranks of one host on one GPU: each claims a host of its own.
-    """
-    if gpus >= RANKS:
-        return {}
-    return {_VISIBLE: environment.get(_VISIBLE, "0").split(",")[0], "NCCL_HOSTID": f"rank{rank}"}
 
 
 def train(
@@ -71,7 +61,7 @@ def hub(cluster: Cluster) -> Row:
 def ring(cluster: Cluster, gpus: int, environment: Mapping[str, str]) -> Row:
     """Over NCCL; it must end in the parameters of the hub, which has trained before."""
     file = cluster.folder / "ring.safetensors"
-    told = [variables(rank, gpus, environment) for rank in range(RANKS)]
+    told = [variables(rank, RANKS, gpus, environment) for rank in range(RANKS)]
     over = ["--topology", "ring", "--backend", "nccl"]
     results = train(cluster, "ring", _script(file), worker=over, told=told)
     expected = load_file(cluster.folder / "hub.safetensors")

@@ -109,6 +109,7 @@ class Plan:
             bucket_bytes=self.bucket_bytes,
             slice_bytes=SLICE_BYTES,
             codec=row.codec,
+            device=row.device,
         )
         return Team(row, job, self.shards, processes, self.timeout)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -23,6 +24,7 @@ class Job(msgspec.Struct, frozen=True):
         bucket_bytes: What is handed over at once.
         slice_bytes: What travels at once.
         codec: What gradients are compressed with; empty: nothing.
+        device: Where the ranks' tensors are, as torch names it.
     """
 
     shape: str
@@ -33,6 +35,7 @@ class Job(msgspec.Struct, frozen=True):
     bucket_bytes: int = 25 * 2**20
     slice_bytes: int = 4 * 2**20
     codec: str = ""
+    device: str = "cpu"
 
     @property
     def tensors(self) -> list[Dims]:
@@ -66,7 +69,8 @@ class Job(msgspec.Struct, frozen=True):
 
     def seat(self, rank: int) -> Seat:
         """A rank's place in a peer's group, which has one server if any."""
-        return Seat(rank=rank, size=self.size, meet=str(self.meet), servers=1)
+        backend: Literal["gloo", "nccl"] = "nccl" if self.device == "cuda" else "gloo"
+        return Seat(rank=rank, size=self.size, meet=str(self.meet), servers=1, backend=backend)
 
     def encode(self) -> str:
         """The job as an argument of a command."""

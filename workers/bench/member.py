@@ -51,10 +51,12 @@ class Member:
         for rank in self._side.ranks:
             self._side.check.write(self._side.gradients(rank), rank)
         self._side.prepare()
+        self._side.await_device()  # its backlog is no part of the step
         if together:
             self._await("ready")
         began = time.perf_counter()
         self._side.step()
+        self._side.await_device()
         seconds = time.perf_counter() - began
         if together:
             self._await("stepped")

@@ -6,21 +6,23 @@ import json
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.process.command import module_command
+from hubring.workers.bench import gpus
 from hubring.workers.bench.fork import Forked
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.rows.row import Row
 from hubring.workers.bench.usage import cpu_seconds
-from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
+from hubring.workers.compare.run.process import Process, Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.run.runner import await_address
 from hubring.workers.peers.rows import mpirun
 
-# Not imported: it brings torch, which the bench itself does not need.
+# Not imported: only the rows' processes need it.
 MEMBER = "hubring.workers.bench.member"
 
 
@@ -135,7 +137,8 @@ class Team:
             yield self._fork(f"{name} server", *beside)
         for rank in ranks:
             command = [MEMBER] if self.row.server is None else self._worker(rank)
-            yield self._fork(f"{name} rank {rank}", *command, *self._told(rank))
+            start = self._fork if self.row.device == "cpu" else partial(self._afresh, rank)
+            yield start(f"{name} rank {rank}", *command, *self._told(rank))
 
     def _beside(self) -> list[str]:
         """The module of a server that is no hub, and its arguments; empty where there is none."""
@@ -146,6 +149,13 @@ class Team:
     def _fork(self, name: str, module: str, *arguments: str) -> RunProcess:
         place = self._processes.directory, self._processes.environment
         return self._processes.add(Forked(name, module, arguments, *place))
+
+    def _afresh(self, rank: int, name: str, module: str, *arguments: str) -> RunProcess:
+        """On a GPU: CUDA cannot be used in a fork if anything has begun it before."""
+        environment = self._processes.environment
+        own = gpus.variables(rank, self._count, gpus.count(), environment)
+        place = self._processes.directory, {**environment, **own}
+        return self._processes.add(Process(name, module_command(module, *arguments), *place))
 
     def _told(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side

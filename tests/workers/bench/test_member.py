@@ -16,11 +16,12 @@ from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.member import Member
-from hubring.workers.bench.rows.bound import Bound, BoundCopy, BoundOfTwo
+from hubring.workers.bench.rows.bound import Bound, BoundCopy, BoundCuda, BoundOfTwo
 from hubring.workers.bench.rows.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
 from hubring.workers.bench.rows.side import Side
 from hubring.workers.bench.rows.truth import PERIOD, Truth
 from hubring.workers.bench.team import wrong_in
+from tests.support.fakes.lazy_device import LazyDevice, LazyMark
 
 TENSORS = [(PERIOD + 7,), (3, 5)]
 
@@ -28,8 +29,10 @@ TENSORS = [(PERIOD + 7,), (3, 5)]
 class Mean(Side):
     """Stands for two ranks, of which this is the first; may forget the other, or a step."""
 
-    def __init__(self, optimizer: str = "sgd", other: float = 1.0, forget: int | None = None) -> None:
-        super().__init__(Job(shape="lone", optimizer=optimizer, size=2, directory=""), 0)
+    def __init__(
+        self, optimizer: str = "sgd", other: float = 1.0, forget: int | None = None, device: str = "cpu"
+    ) -> None:
+        super().__init__(Job(shape="lone", optimizer=optimizer, size=2, directory="", device=device), 0)
         self._model = FlatModel(TENSORS)
         self._theirs = FlatModel(TENSORS)
         self._optimizer = optimizer_of(optimizer, self._model.parameters)
@@ -203,6 +206,13 @@ def test_a_bound_does_the_same_work_as_those_it_bounds(bound: type[Bound], size:
     assert sum(part.numel() for side in sides for part in side.values()) == whole * job.nbytes // 4
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_limit_on_a_gpu_is_right_by_the_same_calls_on_the_cpu(optimizer: str, size: int) -> None:
+    job = Job(shape="flat", optimizer=optimizer, size=size, directory="", megabytes=1)
+    assert steps(BoundCuda(job, 0), 3) == 0
+
+
 def trained_by(ranks: Sequence[int], steps: int) -> list[Tensor]:
     from hubring.workers.bench.rows.train import Reference
 
@@ -249,6 +259,45 @@ def test_members_begin_and_end_a_step_together(pair: tuple[Line, Line]) -> None:
     bench.close()
     member.join(5)
     assert not member.is_alive()
+
+
+class Lazy(Mean):
+    """Its step runs on a device that does nothing before it is awaited."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.device = LazyDevice()
+
+    def step(self) -> None:
+        self.device.compute("step", super().step)
+
+    def await_device(self) -> None:
+        mark = self.device.mark()
+        assert isinstance(mark, LazyMark)
+        mark.synchronize()
+
+
+def test_a_step_is_over_once_the_device_has_done_it(pair: tuple[Line, Line]) -> None:
+    bench, line = pair
+    side = Lazy()
+    member = threading.Thread(target=Member(side, line).serve)
+    member.start()
+    bench.tell("2 together")
+    for said, awaited in [("ready", 1), ("stepped", 2), ("ready", 3), ("stepped", 4)]:
+        assert bench.hear(5) == said
+        assert (len(side.device.log), len(side.device.waits)) == (awaited // 2, awaited)
+        bench.tell("go")
+    assert json.loads(bench.hear(5))["wrong"] == 0
+    bench.close()
+    member.join(5)
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cpu", 0), ("cuda", 1)])
+def test_only_a_gpu_is_awaited(device: str, waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(None))
+    Mean(device=device).await_device()
+    assert len(calls) == waits
 
 
 def test_a_line_tells_of_silence(pair: tuple[Line, Line]) -> None:

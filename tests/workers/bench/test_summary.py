@@ -12,7 +12,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench import cli
 from hubring.workers.bench.case import Case
 from hubring.workers.bench.report.ratios import table, targets
-from hubring.workers.bench.report.summary import BEGIN, END, put_into, read, render
+from hubring.workers.bench.report.summary import BEGIN, END, GPU_NOTE, put_into, read, render
 
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "workers" / "bench" / "measured.json"
@@ -63,6 +63,14 @@ def test_ratios_are_to_the_peer_and_to_the_limit_of_the_kind() -> None:
     text = render([made(row, 2, median) for row, median in (rows | bounds).items()])
     assert cells(text, "hub-shm") == ["25 (2.5)", "4.0", "1.25"]
     assert cells(text, "hub-zmq") == ["90 (9)", "1.1", "1.20"]
+
+
+def test_a_row_on_a_gpu_is_held_against_the_limit_there() -> None:
+    on_cpu = [made("hub-shm", 2, 25.0), made("bound-memory", 2, 20.0)]
+    text = render([*on_cpu, made("hub-cuda", 2, 3.0), made("bound-cuda", 2, 2.0)])
+    assert cells(text, "hub-cuda") == ["3 (0.3)", "-", "1.50"]
+    assert GPU_NOTE in text
+    assert GPU_NOTE not in render(on_cpu)
 
 
 def test_what_was_not_measured_is_left_empty_and_one_worker_has_no_peer() -> None:

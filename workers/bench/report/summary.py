@@ -9,6 +9,7 @@ from pathlib import Path
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.bench.report import ratios
 from hubring.workers.bench.report.ratios import BOUNDS, Entry
+from hubring.workers.bench.rows.row import ROWS
 
 BEGIN, END = "<!-- made by ps-worker bench --summary -->", "<!-- until here -->"
 PEER = "gloo+sgd"
@@ -24,6 +25,9 @@ NOTE = (
     f" {' and '.join(f'`{row}`' for row in BOUNDS)} for all others."
     " *exposed*: what a step takes beyond computing."
 )
+ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
+GPU_BOUND = "bound-cuda"
+GPU_NOTE = f"On a GPU *limit* is by `{GPU_BOUND}`: for {', '.join(f'`{row}`' for row in ON_GPU)}."
 
 WANTED = "What is wanted of these times, and what came of it:"
 
@@ -46,9 +50,10 @@ def read(file: Path) -> list[Entry]:
 def render(entries: Sequence[Entry]) -> str:
     """Markdown: for every shape and optimizer a table with columns for every number of ranks; then ratios."""
     kinds = dict.fromkeys(_kind(each) for each in entries)
+    notes = [NOTE, GPU_NOTE] if any(each["row"] in ON_GPU for each in entries) else [NOTE]
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
     wanted = ratios.table(entries)
-    return "\n\n".join([_setting(entries), NOTE, *tables, *([WANTED, wanted] if wanted else [])])
+    return "\n\n".join([_setting(entries), *notes, *tables, *([WANTED, wanted] if wanted else [])])
 
 
 def put_into(readme: Path, text: str) -> None:
@@ -113,7 +118,7 @@ def _exchanged(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list
     entry = found.get((row, n))
     # One rank alone exchanges nothing in a peer, so there is nothing to be faster than.
     peer = found.get((PEER, n)) if n > 1 else None
-    limits = [WIRE_BOUND] if row in OVER_WIRE else BOUNDS
+    limits = (WIRE_BOUND,) if row in OVER_WIRE else (GPU_BOUND,) if row in ON_GPU else BOUNDS
     bounds = [found[limit, n] for limit in limits if (limit, n) in found]
     bound = min(bounds, key=lambda each: each["median_ms"], default=None)
     return [_time(entry), _ratio(peer, entry, 1), _ratio(entry, bound, 2)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
+from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.optim.zeros import zeros, zeros_like
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.model import on_server
@@ -78,6 +79,28 @@ class BoundCopy(Bound):
             each.step()
             for window in windows:
                 window.copy_(each.values)
+
+
+class BoundCuda(Side):
+    """`bound-cuda`: the whole model at once on one GPU, by the kernels that a shard runs there."""
+
+    def __init__(self, job: Job, rank: int) -> None:
+        super().__init__(job, rank)
+        self.ranks = range(job.size)
+        self._values = torch.zeros(job.nbytes // 4, device=job.device)
+        self._gradients = [torch.zeros_like(self._values) for _ in self.ranks]
+        self._scratch = torch.empty_like(self._values)
+        name, self._hyper = on_server(job.optimizer)
+        self._steps = optimizer_for(name, torch.float32, self._values.device)
+
+    def gradients(self, rank: int) -> Sequence[Tensor]:
+        return [self._gradients[rank]]
+
+    def values(self) -> Sequence[Tensor]:
+        return [self._values]
+
+    def step(self) -> None:
+        self._steps.step(self._values, self._gradients, len(self.ranks), self._hyper, self._scratch)
 
 
 class Slice:

@@ -1,4 +1,4 @@
-"""Peer `ddp-gloo`: DistributedDataParallel on Gloo, as nearly every script has it.
+"""Peers `ddp-gloo` and `ddp-nccl`: DistributedDataParallel, as nearly every script has it.
 
 The backward pass is one autograd function that hands out gradients made before,
 without computing or copying, so that its time is DDP's own: into the buckets,
@@ -27,7 +27,7 @@ class HandOut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Source, *parameters: Tensor) -> Tensor:
         ctx.source = source
-        return torch.zeros(())
+        return torch.zeros((), device=parameters[0].device)
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
@@ -38,7 +38,7 @@ class Source:
     """Gradients made before; autograd adopts a tensor only if nobody else holds it, so views are fresh."""
 
     def __init__(self, job: Job) -> None:
-        self.flat = torch.zeros(job.nbytes // 4)
+        self.flat = torch.zeros(job.nbytes // 4, device=job.device)
         self._dims = job.tensors
 
     def take(self) -> list[Tensor]:
@@ -51,7 +51,7 @@ class Net(nn.Module):
 
     def __init__(self, job: Job, source: Source) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(torch.zeros(dims) for dims in job.tensors)
+        self.weights = nn.ParameterList(torch.zeros(dims, device=job.device) for dims in job.tensors)
         self._source = source
 
     def forward(self) -> Tensor:
@@ -64,6 +64,8 @@ class Ddp(Side):
     """A member whose model DDP wraps."""
 
     def __init__(self, job: Job, rank: int) -> None:
+        if job.device == "cuda":
+            torch.cuda.set_device(rank % torch.cuda.device_count())
         process_group.join(job.seat(rank))
         super().__init__(job, rank)
         self._source = Source(job)

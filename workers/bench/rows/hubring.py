@@ -1,4 +1,4 @@
-"""Our own rows, `hub-*` and `ring`: what a script's `optimizer.step()` does, whatever the topology."""
+"""Our own rows, `hub-*` and `ring*`: what a script's `optimizer.step()` does, whatever the topology."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Hubring(Side):
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
         hubring.init()
-        self._net = nn.ParameterList(torch.zeros(dims) for dims in job.tensors)
+        self._net = nn.ParameterList(torch.zeros(dims, device=job.device) for dims in job.tensors)
         local = optimizer_of(job.optimizer, self._net.parameters())
         bucket_bytes = None if hubring.topology() == "hub" else job.bucket_bytes
         self._optimizer = hubring.DistributedOptimizer(

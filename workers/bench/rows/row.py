@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+from hubring.workers.bench import gpus
 from hubring.workers.bench.shapes import Shape
 from hubring.workers.compare.experiment.choice import chosen
 from hubring.workers.peers.rows import PEERS, PeerRow
@@ -27,6 +28,7 @@ class Row:
         members: Processes that step; 0: one a rank.
         shards: Of a hub that is not colocated, unless told otherwise.
         beside: Module of a server that is neither a hub nor the peer's; its `main` is told the job.
+        device: Where the ranks' tensors are.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Row:
     members: int = 0
     shards: int = 1
     beside: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def transport(self) -> str:
@@ -52,9 +55,9 @@ class Row:
         return self._told("--compress")
 
     @property
-    def wire(self) -> tuple[str, ...]:
+    def wire(self) -> str:
         """What rows that differ by their codec alone have in common; empty if it is not ours."""
-        return self.worker[:2]
+        return " ".join(self.worker).partition(" --compress")[0]
 
     @property
     def colocated(self) -> bool:
@@ -71,6 +74,8 @@ class Row:
 
     def missing(self) -> str:
         """What this machine lacks for the row, and how to get it; empty where nothing is."""
+        if self.device == "cuda" and (missing := gpus.missing()):
+            return missing
         return "" if self.peer is None else self.peer.missing()
 
     def _told(self, flag: str) -> str:
@@ -88,6 +93,11 @@ def _ours(name: str, worker: str, about: str, *server: str, shards: int = 1) -> 
 
 def _bound(name: str, side: str, members: int, about: str, training: str = "", beside: str = "") -> Row:
     return Row(name, about, "bound", side, training, members=members, beside=beside)
+
+
+def _on_gpu(row: Row) -> Row:
+    """The row on a GPU. It does not train: a GPU's convolutions round more than the check allows."""
+    return replace(row, device="cuda", training="")
 
 
 _MEMORY_SHARDS = 2
@@ -114,6 +124,10 @@ ROWS = {
         _bound("bound-copy", "bound:BoundCopy", 1, "as bound-memory, and a copy to each worker"),
         _bound("raw-tcp", "raw:Raw", 0, "plain sockets doing one hub's work", beside=_RAW_SERVER),
         _bound("train-alone", "", 0, "every rank computes, nothing is exchanged", "train:Alone"),
+        _on_gpu(_peer("ddp-nccl", "ddp:Ddp", "DistributedDataParallel on NCCL, on GPUs", "ddp")),
+        _on_gpu(_ours("hub-cuda", "--transport shm", "hub and workers on one GPU", "--device", "cuda")),
+        _on_gpu(_ours("ring-nccl", "--topology ring --backend nccl", "our ring, on NCCL, on GPUs")),
+        _on_gpu(_bound("bound-cuda", "bound:BoundCuda", 1, "mean and step of all gradients on one GPU")),
     )
 }
 

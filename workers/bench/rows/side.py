@@ -62,6 +62,11 @@ class Side(ABC):
     def step(self) -> None:
         """From everyone's gradients to the new parameters: what is timed."""
 
+    def await_device(self) -> None:
+        """Returns once a GPU has done all that this process has queued on it."""
+        if self._job.device == "cuda":
+            torch.cuda.synchronize()
+
     def digest(self) -> str:
         """Of the parameters, where ranks must have the same bits and `check` sees one's; else empty."""
         return ""

@@ -45,7 +45,8 @@ class Truth:
 
     def write(self, gradients: Iterable[Tensor], rank: int) -> None:
         """Fills flat gradients with what this rank's are in the step to come, as backward would."""
-        given, period = list(gradients), self._period(rank)
+        given = list(gradients)
+        period = self._period(rank).to(given[0].device)
         self._numel = sum(gradient.numel() for gradient in given)
         for gradient, start in zip(given, self._starts(given), strict=True):
             turned = period.roll(-start)
@@ -63,7 +64,7 @@ class Truth:
 
     def wrong(self, values: Iterable[Tensor]) -> int:
         """How many elements of flat parameters are not what they must be, in one copy or more."""
-        given = list(values)
+        given = [each.cpu() for each in values]
         tile = self._expected.detach().repeat(_TILE_PERIODS + 1)
         return sum(
             self._wrong(part, tile[start : start + part.numel()])
