@@ -53,9 +53,9 @@ workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
 workers/localrun: ps/config ps/core ps/process workers/launchers
 workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
-workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
 workers/examples: ps/process workers/horovod
 workers/peers: ps/config ps/core ps/optim ps/transport
+workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
