@@ -207,6 +207,7 @@ def test_a_worker_that_is_asked_to_stop_stops_all_after_the_same_step(
     assert server.done(75)["checkpoint"].endswith(f"-step-{steps.pop()}")
 
 
+@pytest.mark.full
 def test_the_second_signal_does_not_wait_for_the_others(cluster: Cluster, tmp_path: Path) -> None:
     server, address = cluster.server("--workers", "2", "--once", "--colocate", "--mode", "asp", *SLICES)
     go = tmp_path / "go"

@@ -314,6 +314,7 @@ def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_pat
     assert "to others it is eth0 10.9.0.7" in report["interfaces"]["found"]
 
 
+@pytest.mark.full
 @needs_root
 def test_without_a_loopback_interface_gloo_cannot_add(cluster: Cluster) -> None:
     report = examine(cluster, code=78, within=in_namespace("-n", "true"))

@@ -108,6 +108,7 @@ def test_nodes_times_gpus_train_in_mixed_precision_and_go_on_in_the_same_bits(
     assert run(2, "parts") == whole
 
 
+@pytest.mark.full
 def test_two_nodes_of_one_process_are_one_job(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,7 @@ def test_plain_sockets_wait_for_the_distance_and_lose_nothing(cluster: Cluster) 
         assert taken > 4 << 20 > brought > 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("words", TOPOLOGIES, ids=lambda words: words[1])
 def test_an_exchange_waits_for_the_distance(cluster: Cluster, words: list[str]) -> None:
     with hosts(far(2)) as there:

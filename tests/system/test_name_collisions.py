@@ -68,7 +68,7 @@ def run(folder: Path, command: Sequence[str | Path]) -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("topology", ["hub", "ring"])
+@pytest.mark.parametrize("topology", ["hub", pytest.param("ring", marks=pytest.mark.full)])
 def test_ps_run_trains_a_script_beside_files_of_our_names(trapped: Path, topology: str) -> None:
     ended = run(trapped, [PROGRAMS / "ps-run", "-np", "2", "--topology", topology, "train.py"])
     assert (ended.returncode, ended.stdout.count(f"trained by {topology} 2")) == (0, 2), ended.stderr

@@ -20,7 +20,7 @@ from tests.support.processes.cluster import SMALL, Cluster, Program
 
 pytestmark = pytest.mark.slow
 
-EXTRAS = {"mpi", "ray"}
+MARKS = {"mpi": pytest.mark.packages, "ray": pytest.mark.packages, "rpc": pytest.mark.full}
 SCRIPT, SCRIPT_STEPS = [SMALL, "20"], 20
 DIGITS, DIGITS_STEPS = ["--job", "digits", "--", "--epochs", "1"], 22
 
@@ -62,9 +62,7 @@ def ended(program: Program) -> None:
     assert program.wait() == 0, f"{program.name}:\n{program.said()}"
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.packages if name in EXTRAS else ()) for name in PEERS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in PEERS])
 def test_a_peer_ends_in_the_rings_parameters_and_reports_as_our_rows_do(cluster: Cluster, name: str) -> None:
     # The script goes without torch's compiler, which DDP asks for a word.
     words, steps = (DIGITS, DIGITS_STEPS) if name == "ddp" else (SCRIPT, SCRIPT_STEPS)

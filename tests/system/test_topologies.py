@@ -20,7 +20,7 @@ HUBS = [
     pytest.param(["--mode", "asp"], [], id="asp"),
     pytest.param(["--mode", "ssp", "--staleness", "2"], [], id="ssp"),
     pytest.param(["--mode", "backup", "--backup", "1"], [], id="backup"),
-    pytest.param(["--shards", "2", "--slice-bytes", "256"], [], id="two-shards"),
+    pytest.param(["--shards", "2", "--slice-bytes", "256"], [], id="two-shards", marks=pytest.mark.full),
     pytest.param([], ["--transport", "shm"], id="shm"),
     pytest.param([], ["--transport", "zmq"], id="zmq"),
     pytest.param([], ["--transport", "grpc"], id="grpc"),
@@ -102,6 +102,7 @@ def test_the_job_that_ships_needs_no_script(cluster: Cluster, topology: str) -> 
     assert first["metrics"]["test_accuracy"] > 0.8
 
 
+@pytest.mark.full
 def test_char_lm_trains_through_the_hub(cluster: Cluster) -> None:
     server, address = cluster.server("--workers", "2", "--once")
     flags = ["--job", "char-lm", "--", "--epochs", "1", "--batch-size", "512"]
