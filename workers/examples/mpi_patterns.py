@@ -74,7 +74,7 @@ def allreduce() -> None:
 
 def horovod() -> None:
     """Allreduce, broadcast and allgather as scripts written to Horovod call them."""
-    import hubring.workers.horovod as hvd
+    import hubring.horovod as hvd
 
     hvd.init()
     rank = torch.tensor([float(hvd.rank())])

@@ -1,4 +1,4 @@
-"""`horovod.torch`'s names on this project's topologies: `import hubring.workers.horovod as hvd`.
+"""`horovod.torch`'s names on this project's topologies: `import hubring.horovod as hvd`.
 
 A script that says `import horovod.torch as hvd` runs unedited under
 `ps-worker --as-horovod SCRIPT` (`hubring.workers.horovod.alias`). What differs from

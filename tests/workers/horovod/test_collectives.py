@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from tests.workers.horovod.conftest import Everybody
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

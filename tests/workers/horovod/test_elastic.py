@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from tests.support.processes.cluster import Cluster, Program
 from tests.workers.horovod.conftest import Everybody
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import mse_loss
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from tests.workers.horovod.conftest import Everybody
 
 Make = Callable[[Any], torch.optim.Optimizer]

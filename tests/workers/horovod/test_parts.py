@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from hubring.ps.core.errors import UsageError
 from hubring.workers.horovod import alias
 from hubring.workers.horovod.optimizer.gradient_group import pack

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from hubring.workers.horovod.elastic.state import ObjectState
 from hubring.workers.horovod.errors import HorovodVersionMismatchError
 from hubring.workers.horovod.runner.run import run

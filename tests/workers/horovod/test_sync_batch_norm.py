@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from tests.workers.horovod.conftest import Everybody
 
 PARTS = (5, 3)

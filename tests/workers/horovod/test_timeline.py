@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-import hubring.workers.horovod as hvd
+import hubring.horovod as hvd
 from tests.workers.horovod.conftest import Everybody
 
 

@@ -188,7 +188,7 @@ def test_a_straggler_is_late_by_its_delay_with_all_gradients(begin: Callable[[Sl
 
 
 def test_a_horovod_script_sleeps_once_a_step_too(begin: Callable[[Slowness], Events]) -> None:
-    import hubring.workers.horovod as hvd
+    import hubring.horovod as hvd
 
     events = begin(Slowness(compute=0.25))
     hvd.init()
