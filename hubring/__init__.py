@@ -17,6 +17,7 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -29,20 +30,23 @@ spare_forks()
 if TYPE_CHECKING:
     from hubring.workers.api import *  # noqa: F403
 
+    __version__: str
+else:  # a type checker would take this for a promise that every name exists
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("_") and name != "__all__":
-        raise AttributeError(f"module 'hubring' has no attribute {name!r}")
-    api = _api()
-    if name == "__all__":
-        return api.__all__
-    if name not in api.__all__:
-        raise AttributeError(f"module 'hubring' has no attribute {name!r}; it has {', '.join(api.__all__)}")
-    return getattr(api, name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return version("hubring")
+        if name == "horovod":
+            return import_module("hubring.horovod")
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'hubring' has no attribute {name!r}")
+        if name != "__all__" and name not in _api().__all__:
+            raise AttributeError(f"module 'hubring' has no attribute {name!r}; dir(hubring) lists all")
+        return getattr(_api(), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_api().__all__})
+    return sorted(["horovod", "__version__", *_api().__all__])
 
 
 @cache  # scripts ask for a name in every step

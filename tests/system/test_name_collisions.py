@@ -16,11 +16,12 @@ import pytest
 
 PROGRAMS = Path(sys.executable).parent
 SCRIPT = """\
-import ps, workers, protos
+import ps, protos
 import torch
+from workers import model as theirs
 import hubring
 
-assert {ps.WHOSE, workers.WHOSE, protos.WHOSE} == {"the script's"}
+assert {ps.WHOSE, theirs.WHOSE, protos.WHOSE} == {"the script's"}
 hubring.init()
 model = torch.nn.Linear(2, 1)
 optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -44,10 +45,10 @@ NAMES = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A repository with folders of our names, and a script that imports both."""
-    for name in ("ps", "workers", "protos"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text('WHOSE = "the script\'s"\n')
+    """A repository with folders of our names, one without `__init__.py`, and a script that imports both."""
+    for file in ("ps/__init__.py", "workers/model.py", "protos/__init__.py"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text('WHOSE = "the script\'s"\n')
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
 
@@ -60,10 +61,14 @@ def trapped(folder: Path) -> Path:
     return folder
 
 
+def outside() -> dict[str, str]:
+    """The environment of somebody who knows nothing of this checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(folder: Path, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
-    told = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        command, cwd=folder, env=told, capture_output=True, text=True, timeout=90, check=False
+        command, cwd=folder, env=outside(), capture_output=True, text=True, timeout=90, check=False
     )
 
 
@@ -77,7 +82,7 @@ def test_ps_run_trains_a_script_beside_files_of_our_names(trapped: Path, topolog
 @pytest.mark.slow
 def test_ps_server_and_ps_worker_train_it_too(trapped: Path) -> None:
     started: list[str | Path] = [PROGRAMS / "ps-server", "start", "--port", "0", "--once", "--workers", "1"]
-    with subprocess.Popen(started, cwd=trapped, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(started, cwd=trapped, env=outside(), stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         _, _, address, *_ = server.stderr.readline().split()  # ps-server on HOST:PORT
         worker = run(trapped, [PROGRAMS / "ps-worker", "--server", address, "train.py"])

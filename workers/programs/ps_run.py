@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Start a server and workers on this machine, and run a script on them.
 
-    The script may use workers or horovod.torch. Each line of its output is marked with its rank. When one
+    The script may use hubring or horovod.torch. Each line of its output is marked with its rank. When one
     worker fails, ps-run stops all workers. The exit code is that of the first failure.
 
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.

@@ -1,4 +1,4 @@
-"""Lets a script that uses `workers` train by a peer, in this process alone."""
+"""Lets a script that uses Hubring train by a peer, in this process alone."""
 
 from __future__ import annotations
 
