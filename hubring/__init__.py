@@ -51,6 +51,7 @@ def __dir__() -> list[str]:
 
 @cache  # scripts ask for a name in every step
 def _api() -> ModuleType:
-    if hidden := hidden_by(Path(sys.path[0]).resolve()):
+    searched = not sys.flags.safe_path and sys.path  # else the script's folder is not the first entry
+    if searched and (hidden := hidden_by(Path(sys.path[0]).resolve())):
         raise ImportError(hidden)
     return import_module("hubring.workers.api")

@@ -11,6 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,13 +54,14 @@ workers/api.py: ps/core workers/collectives workers/optimizer workers/runtime
 workers/localrun: ps/config ps/core ps/process workers/launchers
 workers/horovod: ps/client ps/config ps/core ps/job ps/process workers/collectives workers/communicators
     workers/launchers workers/localrun workers/runtime
-workers/examples: ps/process workers/horovod
 workers/peers: ps/config ps/core ps/optim ps/transport
 workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod workers/launchers workers/runtime
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
-workers/bench: ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
+hubring: ps/config ps/core workers/api.py workers/horovod
+workers/examples: hubring ps/process
+workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
 workers/programs: ps/config ps/core ps/observe ps/process workers/bench workers/horovod workers/launchers
     workers/localrun workers/run_script.py
@@ -87,11 +89,18 @@ class Import(NamedTuple):
 
 
 def module(path: Path) -> str:
-    parts = ("hubring", *path.relative_to(ROOT).with_suffix("").parts)
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "hubring" else ("hubring", *parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {module(path): path for top in ("protos", "ps", "workers") for path in (ROOT / top).rglob("*.py")}
+TOPS = ("protos", "ps", "workers")
+SOURCES = [*(path for top in TOPS for path in (ROOT / top).rglob("*.py"))]
+SOURCES += [
+    *(ROOT / "hubring").glob("*.py"),
+    *(ROOT / "hubring" / "horovod").glob("*.py"),
+]  # and not its links
+FILES = {module(path): path for path in SOURCES}
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -143,7 +152,7 @@ def reached(*names: str, at_start: bool = False) -> set[str]:
 def room(name: str) -> str:
     """The folder, `ps/core` say; of a file that stands in `ps/` or `workers/` itself its own path."""
     parts = FILES[name].relative_to(ROOT).parts
-    return parts[0] if parts[0] == "protos" else "/".join(parts[:2])
+    return parts[0] if parts[0] in ("protos", "hubring") else "/".join(parts[:2])
 
 
 def within(*rooms: str) -> set[str]:
@@ -213,12 +222,6 @@ def test_help_comes_without_torch() -> None:
     assert "torch" not in reached(*programs, at_start=True)
 
 
-def test_nothing_imports_llvmlite_before_loops_are_asked_for() -> None:
-    loops = "hubring.ps.optim.llvm_loops"
-    assert loops in reached("hubring.ps.store.store")
-    assert "llvmlite" not in reached(*set(FILES) - {loops}, at_start=True)
-
-
 def test_what_is_imported_late_is_not_imported_at_the_start() -> None:
     assert not reached("hubring.ps.server", at_start=True) & {"jinja2", "starlette", "uvicorn"}
     loops = "hubring.ps.optim.llvm_loops"
@@ -226,7 +229,18 @@ def test_what_is_imported_late_is_not_imported_at_the_start() -> None:
     assert "llvmlite" not in reached(*(FILES.keys() - {loops}), at_start=True)
 
 
+def test_no_file_imports_itself_in_a_circle() -> None:
+    graph = {
+        name: {
+            found.target for found in imports(name) if found.target in FILES and found.runs and found.at_start
+        }
+        for name in FILES
+    }
+    assert len([*TopologicalSorter({name: below - {name} for name, below in graph.items()}).static_order()])
+
+
 def test_rules_hold_no_socket_thread_sleep_or_clock() -> None:
+    assert all(within(each) for each in RULES)
     assert {name: alive for name in within(*RULES) if (alive := reached(name) & ALIVE)} == {}
 
 
@@ -240,4 +254,5 @@ def test_one_package_is_installed_and_it_links_to_the_others() -> None:
     assert SETTINGS["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["hubring"]
     package = Path(hubring.__file__).parent
     links = {path.name: str(path.readlink()) for path in package.iterdir() if path.is_symlink()}
-    assert links == {top: f"../{top}" for top in ("protos", "ps", "workers")}
+    assert links == {top: f"../{top}" for top in TOPS}
+    assert not {path.stem for path in package.iterdir()} & set(hubring.__all__), "a module hides a name"

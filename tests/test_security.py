@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 PROGRAM = [
     path for top in ("protos", "ps", "workers", "deploy") for path in sorted((ROOT / top).rglob("*.py"))
 ]
+PROGRAM += sorted([*(ROOT / "hubring").glob("*.py"), *(ROOT / "hubring" / "horovod").glob("*.py")])
 FILES = [*PROGRAM, *sorted((ROOT / "tests").rglob("*.py"))]
 ENVIRONMENT_READER = ROOT / "ps" / "config" / "environment.py"
 

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -56,7 +56,7 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
         script = Path(words[0])
         if not script.is_file():
             raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
-        if hidden := hidden_by(script.resolve().parent):
+        if _searched(environment()) and (hidden := hidden_by(script.resolve().parent)):
             raise UsageError(hidden)
         context.prepare(config, origin, script.name)
         if config.as_horovod:
@@ -68,10 +68,15 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
     return _watched(lambda: importlib.import_module(module).main(words))
 
 
+def _searched(variables: Mapping[str, str]) -> bool:
+    """Whether the script's folder is searched for modules: Python leaves it out where the user says so."""
+    return not variables.get("PYTHONSAFEPATH")
+
+
 def _run_script(script: Path, arguments: list[str]) -> None:
     """As `python script arguments` would."""
     sys.argv = [str(script), *arguments]
-    if not environment().get("PYTHONSAFEPATH"):  # there Python leaves the folder out, too
+    if _searched(environment()):
         if not sys.flags.safe_path:
             del sys.path[0]  # the folder of our own program
         sys.path.insert(0, str(script.resolve().parent))

@@ -23,7 +23,9 @@ def work() -> bool:
     try:
         import llvmlite.binding  # noqa: F401
     except ImportError:
-        log.debug("llvmlite is not installed: torch's kernels serve, in more passes")
+        log.info(
+            "llvmlite is not installed (pip install 'hubring[fast]'): torch's kernels serve, in more passes"
+        )
         return False
     if not _may_run():
         log.warning("this process may not run what it has written: torch's kernels serve, in more passes")

@@ -240,7 +240,9 @@ def test_a_ring_keeps_nothing_of_models_that_are_gone(monkeypatch: pytest.Monkey
             optimizer.zero_grad()
             model(torch.ones(2, 3)).square().mean().backward()
             optimizer.step()
-        for _ in range(2):  # while it is in the second one, the ring's thread has let go of all before the first
+        for _ in range(
+            2
+        ):  # while it is in the second one, the ring's thread has let go of all before the first
             barrier(communicator=communicator)
         gc.collect()
         used = {load for group in optimizer._exchange._groups for load in group.loads}

@@ -23,7 +23,7 @@ def no_llvmlite(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_llvmlite")
-def test_without_llvmlite_one_debug_line_says_that_torchs_kernels_serve(
+def test_without_llvmlite_one_line_says_that_torchs_kernels_serve_and_what_to_install(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -32,6 +32,6 @@ def test_without_llvmlite_one_debug_line_says_that_torchs_kernels_serve(
     assert one_pass("SGD", 2, options, finite=True) is None
     (record,) = caplog.records
     assert (record.levelname, record.message) == (
-        "DEBUG",
-        "llvmlite is not installed: torch's kernels serve, in more passes",
+        "INFO",
+        "llvmlite is not installed (pip install 'hubring[fast]'): torch's kernels serve, in more passes",
     )

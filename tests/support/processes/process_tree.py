@@ -13,6 +13,8 @@ GRACE = 20.0
 
 def descendants() -> set[int]:
     """Live processes below this one; multiprocessing's own servant, which stays for good, is none of them."""
+    own = Path(f"/proc/self/task/{os.getpid()}/children")
+    assert own.exists(), "this kernel lists no children (CONFIG_PROC_CHILDREN): no process could be missed"
     found = {*below(os.getpid()), *below(os.getpid())}  # a list that is read as a child ends may lack another
     return {pid for pid in found if "multiprocessing.resource_tracker" not in command(pid)}
 

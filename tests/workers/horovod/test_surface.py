@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -306,3 +307,18 @@ def test_an_object_state_brings_by_what_it_is_given(on_two: Everybody) -> None:
         return state.value, other.value
 
     assert on_two(act) == [(0, 10), (0, 11)]
+
+
+def test_the_short_name_shows_all_that_the_long_one_does() -> None:
+    from hubring.horovod import elastic
+    from hubring.workers import horovod
+
+    assert elastic.run is horovod.elastic.run
+    public = {
+        name: value
+        for name, value in vars(horovod).items()
+        if not (name.startswith("_") or isinstance(value, ModuleType))
+    }
+    assert len(public) > 60
+    assert {name: getattr(hvd, name) for name in public} == public
+    assert hvd.__version__ == horovod.__version__
