@@ -27,8 +27,15 @@ from hubring.ps.core.shadowing import hidden_by
 
 spare_forks()
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # mypy reads no `__all__` that is put together
     from hubring.workers.api import *  # noqa: F403
+    from hubring.workers.collectives.barriers import *  # noqa: F403
+    from hubring.workers.collectives.broadcasts import *  # noqa: F403
+    from hubring.workers.collectives.gatherings import *  # noqa: F403
+    from hubring.workers.collectives.group import Group as Group
+    from hubring.workers.collectives.partial_reductions import *  # noqa: F403
+    from hubring.workers.collectives.reductions import *  # noqa: F403
+    from hubring.workers.collectives.transfers import *  # noqa: F403
 
     __version__: str
 else:  # a type checker would take this for a promise that every name exists

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import hubring
+from hubring.workers import api
 
 ROOT = Path(__file__).parent.parent
 
@@ -59,7 +60,7 @@ workers/run_script.py: ps/config ps/core ps/job ps/observe workers/horovod worke
 workers/compare: ps/client ps/config ps/core ps/observe ps/page ps/process ps/shard ps/store ps/transport
     workers/api.py workers/buckets workers/collectives workers/communicators workers/launchers
     workers/optimizer workers/peers workers/run_script.py workers/runtime workers/slowdown
-hubring: ps/config ps/core workers/api.py workers/horovod
+hubring: ps/config ps/core workers/api.py workers/collectives workers/horovod
 workers/examples: hubring ps/process
 workers/bench: hubring ps/compression ps/config ps/core ps/job ps/optim ps/process workers/communicators
     workers/compare workers/examples workers/peers
@@ -255,4 +256,4 @@ def test_one_package_is_installed_and_it_links_to_the_others() -> None:
     package = Path(hubring.__file__).parent
     links = {path.name: str(path.readlink()) for path in package.iterdir() if path.is_symlink()}
     assert links == {top: f"../{top}" for top in TOPS}
-    assert not {path.stem for path in package.iterdir()} & set(hubring.__all__), "a module hides a name"
+    assert not {path.stem for path in package.iterdir()} & set(api.__all__), "a module hides a name"

@@ -10,7 +10,6 @@ from hubring.ps.core.errors import HubringError as HubringError
 from hubring.ps.core.messages import ReduceOp as ReduceOp
 from hubring.workers import collectives
 from hubring.workers.collectives import *  # noqa: F403
-from hubring.workers.collectives.group import Group as Group
 from hubring.workers.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.runtime import context
 from hubring.workers.runtime.context import shutdown as shutdown
@@ -18,7 +17,6 @@ from hubring.workers.runtime.sampler import ShardedSampler as ShardedSampler
 
 __all__ = [
     "DistributedOptimizer",
-    "Group",
     "HubringError",
     "ReduceOp",
     "ShardedSampler",

@@ -37,11 +37,12 @@ from hubring.workers.collectives import (
 from hubring.workers.collectives.barriers import *  # noqa: F403
 from hubring.workers.collectives.broadcasts import *  # noqa: F403
 from hubring.workers.collectives.gatherings import *  # noqa: F403
+from hubring.workers.collectives.group import Group
 from hubring.workers.collectives.partial_reductions import *  # noqa: F403
 from hubring.workers.collectives.reductions import *  # noqa: F403
 from hubring.workers.collectives.transfers import *  # noqa: F403
 
-__all__: list[str] = []
+__all__ = ["Group"]
 __all__ += broadcasts.__all__
 __all__ += gatherings.__all__
 __all__ += barriers.__all__

@@ -15,6 +15,7 @@ from torch import nn
 
 import hubring
 from hubring.ps.core.errors import UsageError
+from hubring.workers import api
 from hubring.workers.examples import checkpoint, ddp_amp, lm_ptb, mnist, mpi_patterns, ptb_corpus
 from hubring.workers.examples.images import images, read_idx
 from hubring.workers.runtime import context
@@ -48,7 +49,7 @@ def test_an_example_uses_public_names_alone_and_none_of_a_topology(script: Modul
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "hubring"
     }
     assert used
-    assert used <= set(hubring.__all__) - {"topology"}
+    assert used <= set(api.__all__) - {"topology"}
 
 
 def test_a_pattern_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
