@@ -62,7 +62,10 @@ class Children(Generic[E]):
             child.ask_to_stop()
         deadline = time.monotonic() + self._grace
         for child in self.started:
-            child.end(max(0.0, deadline - time.monotonic()))
+            self._end_one(child, max(0.0, deadline - time.monotonic()))
+
+    def _end_one(self, child: E, seconds: float) -> None:
+        child.end(seconds)
 
 
 def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None:
@@ -75,7 +78,10 @@ def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None
         for child in children:
             if child.code is not None:
                 return child
-            descriptor = os.pidfd_open(child.pid)
+            try:
+                descriptor = os.pidfd_open(child.pid)
+            except ProcessLookupError:  # it ended just now, and a signal handler saw it
+                return child
             stack.callback(os.close, descriptor)
             poller.register(descriptor)
         poller.poll(None if seconds is None else 1e3 * seconds)

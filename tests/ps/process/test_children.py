@@ -129,6 +129,19 @@ def test_the_first_end_among_children_is_met_and_no_other() -> None:
         assert first_ended(running[:1], 0.0) is None
 
 
+def test_an_end_that_a_signal_handler_saw_first_is_met_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.pidfd_open
+
+    def too_late(pid: int) -> int:
+        child.stop()
+        return opened(pid)
+
+    child = Child("one", SLEEPER)
+    monkeypatch.setattr(os, "pidfd_open", too_late)
+    assert first_ended([child], 0.0) is child
+    assert child.code == -signal.SIGTERM
+
+
 def test_a_signal_goes_to_all_children_while_the_block_lasts() -> None:
     before = signal.getsignal(signal.SIGUSR1)
     with Children[Child]() as children, passing_on([signal.SIGUSR1], children.signal):
