@@ -13,8 +13,9 @@ import pytest
 
 from hubring.ps.core.errors import DeadlineExceeded
 from hubring.workers.compare.page import page
+from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.outcome import latest, read_record
-from hubring.workers.compare.run.process import Processes, ProcessFailed
+from hubring.workers.compare.run.process import Process, Processes, ProcessFailed
 from tests.support.compare.replayed import Replayed, carried_out, compared
 from tests.support.pages.html_tree import html_tree
 
@@ -159,3 +160,34 @@ def test_the_list_names_rows_jobs_experiments_and_results(tmp_path: Path) -> Non
     assert "digits" in found["experiments"]
     assert found["results"] == ["mine"]
     assert "finished, 9 runs" in ended.stderr
+
+
+class Heard(Lifeline):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int]] = []
+
+    def hold(self, pid: int) -> None:
+        self.told.append(("hold", pid))
+
+    def release(self, pid: int) -> None:
+        self.told.append(("release", pid))
+
+
+class Stubborn(Process):
+    """Once it has ended, an error tells so."""
+
+    def end(self, timeout: float) -> None:
+        super().end(timeout)
+        raise InterruptedError
+
+
+def test_a_process_is_off_the_lifeline_at_its_end_whatever_becomes_of_the_next(tmp_path: Path) -> None:
+    heard, own = Heard(), dict(os.environ)
+    processes = Processes(tmp_path, own, 60, heard)
+    first = processes.start("first", ("sleep", "600"))
+    second = processes.add(Stubborn("second", ("sleep", "600"), tmp_path, own))
+    with pytest.raises(InterruptedError):
+        processes.end()
+    assert heard.told == [("hold", first.pid), ("hold", second.pid), ("release", first.pid)]

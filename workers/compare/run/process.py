@@ -143,11 +143,10 @@ class Processes(Children[RunProcess]):
             self._lifeline.hold(child.pid)
         return child
 
-    def end(self) -> None:
-        super().end()
-        for child in self.started:
-            if self._lifeline is not None and child.pid is not None:
-                self._lifeline.release(child.pid)
+    def _end_one(self, child: RunProcess, seconds: float) -> None:
+        super()._end_one(child, seconds)
+        if self._lifeline is not None and child.pid is not None:
+            self._lifeline.release(child.pid)
 
     def running(self) -> list[RunProcess]:
         """Those that have not ended.
