@@ -26,7 +26,7 @@ from hubring.workers.compare.experiment.experiment import LinkTable
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import Numbers, measure
-from hubring.workers.compare.run import lifeline
+from hubring.workers.compare.run import keeper
 from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
@@ -328,8 +328,18 @@ def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> 
 def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
-    lifeline.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
+    keeper.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
     assert killed == [6, 7]
+
+
+def test_the_lifeline_starts_though_nothing_is_installed_and_the_environment_is_bad(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as sleeper:
+        with Lifeline() as line:
+            line.hold(sleeper.pid)
+        assert sleeper.wait(60) == -9
 
 
 @pytest.mark.slow

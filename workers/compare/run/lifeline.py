@@ -7,24 +7,21 @@ last word, so somebody else must have been told before.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
-from collections.abc import Iterable
-from itertools import takewhile
 from subprocess import PIPE
 from types import TracebackType
 
 from hubring.ps.process.child import Child
-from hubring.ps.process.command import module_command
+from hubring.workers.compare.run import keeper
 
 
 class Lifeline:
     """Our end; leaving the `with` block ends the process."""
 
     def __enter__(self) -> Lifeline:
-        self._child = Child("the lifeline", module_command(__name__), stdin=PIPE, session=True)
+        # Neither what is installed nor what stands in the environment can keep it from starting.
+        command = [sys.executable, "-I", "-S", keeper.__file__]
+        self._child = Child("the lifeline", command, stdin=PIPE, session=True)
         return self
 
     def __exit__(
@@ -40,25 +37,3 @@ class Lifeline:
     def release(self, pid: int) -> None:
         """It has ended: its number may soon be another's."""
         self._child.tell(f"-{pid}")
-
-
-def keep(words: Iterable[str]) -> None:
-    """Keeps what is held, until the words end; kills what is then left.
-
-    Args:
-        words: `+PID` and `-PID`, one a line.
-    """
-    held: dict[int, None] = {}
-    for word in words:
-        pid = int(word[1:])
-        if word[0] == "+":
-            held[pid] = None
-        else:
-            held.pop(pid, None)
-    for pid in held:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
-            os.killpg(pid, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    keep(takewhile(str.strip, sys.stdin))
