@@ -7,7 +7,6 @@ can pass anything on, the kernel sends them SIGTERM.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -26,6 +25,7 @@ from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, passing_on
 from hubring.ps.process.command import module_command
+from hubring.ps.process.following import follow
 from hubring.ps.process.output import Output
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, told
@@ -37,7 +37,6 @@ _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PARENT = "HUBRING_PARENT"
 """Variable: the process with which a worker is to end."""
-_PR_SET_PDEATHSIG = 1
 
 
 def wanted(config: WorkerConfig) -> bool:
@@ -45,14 +44,9 @@ def wanted(config: WorkerConfig) -> bool:
     return config.gpus is not None and environment().get(OURS) != LAUNCHER
 
 
-def follow() -> None:
-    """Ends this worker, as by SIGTERM, when the command that started it ends; others are left alone."""
-    parent = int(environment().get(PARENT, 0))
-    if os.getppid() == parent:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    # It may have ended before it could be followed. A script's own process has the variable too.
-    if parent and not os.path.exists(f"/proc/{parent}"):
-        signal.raise_signal(signal.SIGTERM)
+def follow_launcher() -> None:
+    """Ends this worker when the command that started it ends; others are left alone."""
+    follow(int(environment().get(PARENT, 0)))  # a script's own process has the variable too
 
 
 def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:

@@ -74,7 +74,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
             return node_launcher.run(config, flags, config_file, words)
     except HubringError as error:
         return _end(error.exit_code, {}, str(error))
-    node_launcher.follow()
+    node_launcher.follow_launcher()
     return _train(config, origin, words)
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from threading import Lock
 
 import pytest
 
+from hubring.workers.horovod.runner.run import run
 from tests.support.processes.cluster import Cluster, Program
+from tests.support.processes.process_tree import GRACE, descendants, ends_by
 
 PUBLISHED = str(Path(__file__).with_name("published.py"))
 
@@ -116,6 +122,37 @@ def test_horovod_run_returns_what_each_rank_returned(cluster: Cluster, tmp_path:
     assert program.wait() == 0, program.said()
     assert "[(4.0, 0), (4.0, 1)]" in program.out.read_text()
     assert "rank 1" in (outputs / "rank.1" / "stdout").read_text()
+
+
+CALLER = """
+import sys
+from hubring.workers.horovod.runner.run import _Caller
+def waits():
+    import os, time
+    os.write(1, b"here\\n")
+    time.sleep(600)
+caller = _Caller(sys.executable, "rank 0", None)
+caller.ask({}, (waits, (), {}))
+print(caller.pid, flush=True)
+caller.wait()
+"""
+
+
+def test_workers_of_horovod_run_end_with_the_caller() -> None:
+    with subprocess.Popen([sys.executable, "-c", CALLER], stdout=subprocess.PIPE, text=True) as caller:
+        assert caller.stdout is not None
+        said = {caller.stdout.readline().strip(), caller.stdout.readline().strip()}
+        assert "here" in said
+        caller.kill()
+        (worker,) = said - {"here"}
+        assert ends_by(int(worker), time.monotonic() + GRACE)
+
+
+def test_a_call_that_cannot_be_sent_leaves_no_worker() -> None:
+    before = descendants()
+    with pytest.raises(TypeError, match="pickle"):
+        run(Lock().acquire, num_proc=2)
+    assert descendants() == before
 
 
 def test_workers_of_ps_run_know_who_started_them(cluster: Cluster, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the lifeline's process does. It is run by its path, isolated: it imports Python's own modules alone."""
+"""What the lifeline's process does: it is run by its path, isolated, and imports no module of ours."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """One process of `horovod.run`: gets a function by a pipe, calls it, and answers.
 
-python -m hubring.workers.horovod.runner.call FD
+python -m hubring.workers.horovod.runner.call FD PARENT
+
+It does not outlive PARENT, which started it: the kernel then sends it SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import cloudpickle
 
 from hubring.ps.config.environment import export
 from hubring.ps.job.job import Reason
+from hubring.ps.process.following import follow
 from hubring.workers.horovod import alias
 from hubring.workers.runtime import context
 
@@ -42,4 +45,5 @@ def answer(pipe: Connection) -> None:
 
 
 if __name__ == "__main__":
+    follow(int(sys.argv[2]))
     answer(Connection(int(sys.argv[1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -104,7 +105,7 @@ def run(  # noqa: D417 - the rest changes nothing
         folders = [folder_of(output_filename, rank, size) for rank in range(size)]
         with Children[_Caller]() as callers:
             for place, folder in zip(places, folders, strict=True):
-                callers.add(_Caller(program, place, call, folder))
+                callers.add(_Caller(program, f"rank {place['PS_RANK']}", folder)).ask(place, call)
             return _collect(callers.started)
 
 
@@ -133,16 +134,17 @@ def _check_sizes(size: int, least: int | None, most: int | None) -> None:
 class _Caller(Child):
     """One worker process, and the pipe to it."""
 
-    def __init__(
-        self, program: str, variables: dict[str, str], call: tuple[Any, ...], folder: Path | None
-    ) -> None:
+    def __init__(self, program: str, name: str, folder: Path | None) -> None:
         self.pipe, there = Pipe()
-        command = module_command("hubring.workers.horovod.runner.call", str(there.fileno()), program=program)
+        words = str(there.fileno()), str(os.getpid())
+        command = module_command("hubring.workers.horovod.runner.call", *words, program=program)
         with there, ExitStack() as files:
             outputs = [files.enter_context((folder / name).open("wb")) for name in OUTPUTS] if folder else []
             stdout, stderr = outputs or (None, None)
-            name = f"rank {variables['PS_RANK']}"
             super().__init__(name, command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
+
+    def ask(self, variables: dict[str, str], call: tuple[Any, ...]) -> None:
+        """Sends it the call."""
         self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
         self.pipe.send_bytes(cloudpickle.dumps(call))
 
