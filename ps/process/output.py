@@ -31,12 +31,21 @@ class Output:
         self._target, self._mark, self._keeps_last = target, mark.encode(), keeps_last
         self._last = b""
         copied = copy.open("ab", buffering=0) if copy else None
-        self._thread = Thread(target=self._carry, args=(source, copied), name=f"output {mark}")
+        self._lines, self._carrying = 0, False
+        # A process that the child left behind may hold the pipe for good: no reason for us to stay.
+        self._thread = Thread(target=self._carry, args=(source, copied), name=f"output {mark}", daemon=True)
         self._thread.start()
 
-    def join(self) -> bytes:
-        """Returns the line that stays here once all others have been carried."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bytes:
+        """Returns the line that stays here once all others have been carried.
+
+        Args:
+            seconds: For how long we listen to a source that says nothing; None: until it ends.
+        """
+        before = -1
+        while self._thread.is_alive() and (self._carrying or before != self._lines):
+            before = self._lines
+            self._thread.join(seconds)
         return self._last
 
     def write(self, line: bytes) -> None:
@@ -48,8 +57,11 @@ class Output:
     def _carry(self, source: IO[bytes], copy: IO[bytes] | None) -> None:
         with source, copy or nullcontext():
             for line in source:
+                self._carrying = True
+                self._lines += 1
                 if copy is not None:
                     copy.write(line)
                 if self._keeps_last:
                     line, self._last = self._last, line
                 self.write(line)
+                self._carrying = False

@@ -15,6 +15,8 @@ from hubring.ps.process.children import Children, first_ended
 from hubring.ps.process.output import Output
 
 OUTPUTS = ("stdout", "stderr")
+HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
+"""How long the outputs of workers that have ended are waited for: of all together, and of each at least."""
 
 
 def folder_of(outputs: Path | str | None, rank: int, size: int) -> Path | None:
@@ -47,11 +49,10 @@ class Worker(Child):
             for name, (source, target) in zip(OUTPUTS, pipes, strict=True)
         ]
 
-    def end(self, seconds: float) -> None:
-        """Returns once it has ended, see `Child`, and everything it said is out."""
-        super().end(seconds)
+    def hear_out(self, seconds: float) -> None:
+        """Returns once everything it said is out, or nothing came for so many seconds."""
         for output in self._outputs:
-            output.join()
+            output.join(seconds)
 
 
 class Verdict(StrEnum):
@@ -127,6 +128,14 @@ class Team:
         Returns:
             The exit code of the failure that ended the job; 0 if there was none.
         """
+        try:
+            return self._supervise(on_failure)
+        finally:
+            deadline = time.monotonic() + HEAR_SECONDS
+            for worker in self._workers.started:
+                worker.hear_out(max(LOOK_SECONDS, deadline - time.monotonic()))
+
+    def _supervise(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
         finished = 0
         with self._workers:
             for rank in range(len(self._commands)):
@@ -137,7 +146,6 @@ class Team:
                     self._fill(finished)
                     continue
                 self._running.remove(worker)
-                worker.end(0.0)
                 finished += worker.code == 0
                 if not worker.code:
                     continue

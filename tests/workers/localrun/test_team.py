@@ -1,0 +1,36 @@
+"""A team sees each end at once, whoever still holds the outputs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Rank 0 leaves a process behind that holds its outputs; once rank 0 has ended, rank 1 fails.
+JOB = """
+import os, sys
+from hubring.workers.localrun import team
+team.HEAR_SECONDS = 0.1
+lines = "exec 9>fifo; sleep 600 9>&- & echo left $!", "read line <fifo; exit 7", "exec sleep 600"
+commands = [("sh", "-c", line) for line in lines]
+sys.exit(team.Team(commands, [dict(os.environ)] * 3).run(print))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_failure_is_seen_though_a_rank_that_ended_left_its_outputs_open(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as job:
+        said, warned = job.communicate()
+    left = re.search(r"\[0\]<stdout>:left (\d+)\n", said)
+    assert left, said
+    os.kill(int(left[1]), signal.SIGKILL)
+    assert "1 7 ending the others\n" in said
+    assert (job.returncode, warned) == (7, "")
