@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, sync_playwright
 
 from hubring.workers.compare.page import page as made_page
-from tests.support.compare.results import full, minimal
+from tests.support.compare.results import full, minimal, read
 from tests.support.needs import needs
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -82,7 +82,7 @@ def browser() -> Iterator[Browser]:
 def visit(browser: Browser, tmp_path: Path) -> Callable[..., Visit]:
     def open_page(results: dict[str, Any], width: int = DESK, **more: Any) -> Visit:
         file = tmp_path / "report.html"
-        file.write_text(made_page(results))
+        file.write_text(made_page(read(results)))
         return Visit(browser.new_page(viewport={"width": width, "height": 800}, **more), file)
 
     return open_page

@@ -209,7 +209,8 @@ class Comparison:
 
         Raises:
             UsageError: A run is not finished.
-            HubringError: A record holds nothing to measure.
+            HubringError: A record holds nothing to measure, or what was found is not finite; the
+                `results.json` of before stays.
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
         known = self.folder / CALIBRATION
@@ -219,9 +220,9 @@ class Comparison:
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
         made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
         text = encode(made)
-        write_whole(self.folder / "results.json", text)
         found = decode(text)  # what is read later is what is shown now
-        write_whole(self.folder / "report.html", page(found))  # type: ignore[arg-type] # it reads either
+        write_whole(self.folder / "results.json", text)
+        write_whole(self.folder / "report.html", page(found))
         measured = [(each, numbers[label]) for label, each in outcomes.items() if each.records[0]]
         write_whole(self.folder / "mllog.txt", mllog.log(self.experiment, measured))
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
 from msgspec import to_builtins
 
 from hubring.workers.compare.experiment.setting import Link, Setting
+from hubring.workers.compare.result.findings import Findings
+from hubring.workers.compare.result.reading import decode
 from hubring.workers.compare.result.statistics import median_interval
 from hubring.workers.slowdown.straggler import Straggler
 
@@ -45,6 +48,11 @@ ASYNCHRONOUS = {"hub-ssp", "hub-asp"}
 BATCH = 128
 BY_BYTES = {"calibrated": True, "by_bytes": 3, "formula": "k > n^2/(2(n-1))"}
 """Of a crossover, besides what was measured and predicted."""
+
+
+def read(results: Mapping[str, Any]) -> Findings:
+    """What a program reads from a file with these results."""
+    return decode(json.dumps(results, allow_nan=False).encode())
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from hubring.workers.compare.page.panel import panels
 from hubring.workers.compare.page.sections.progress import course
 from hubring.workers.compare.page.sections.scaling import overtaking
 from hubring.workers.compare.result.findings import Curve, Point, Scaling
-from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.result.setting_text import without_servers, words
 from hubring.workers.slowdown.straggler import Straggler
-from tests.support.compare.results import full
+from tests.support.compare.results import full, read
 
 FINITE = st.floats(-1e9, 1e9, allow_subnormal=False)
 

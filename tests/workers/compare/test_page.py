@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from typing import Any
 
 import pytest
 from msgspec import convert
+from msgspec.structs import replace
 
-from hubring.ps.core.errors import ConfigError
+from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.page import page
-from tests.support.compare.results import EMULATED, full, minimal, summary
+from hubring.workers.compare.result.findings import Number
+from hubring.workers.compare.result.reading import encode
+from tests.support.compare.results import EMULATED, full, minimal, read, summary
 from tests.support.pages.html_tree import Node, html_tree
 
 SENTINEL = 77777.0
@@ -21,7 +25,7 @@ SENTINEL = 77777.0
 
 @pytest.fixture(scope="module")
 def html() -> str:
-    return page(full())
+    return page(read(full()))
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def test_the_page_fetches_nothing_and_runs_nothing(html: str, tree: Node) -> Non
 
 @pytest.mark.parametrize("size", ["full", "minimal"])
 def test_every_id_stands_once_and_every_reference_leads_somewhere(size: str, tree: Node) -> None:
-    nodes = list((tree if size == "full" else html_tree(page(minimal()))).all("*"))
+    nodes = list((tree if size == "full" else html_tree(page(read(minimal())))).all("*"))
     ids = [node.attributes["id"] for node in nodes if "id" in node.attributes]
     assert len(set(ids)) == len(ids)
     for node in nodes:
@@ -120,7 +124,7 @@ def test_text_of_the_results_never_becomes_markup() -> None:
     results["job"] |= {"name": evil, "title": evil, "samples": evil}
     results["noise"]["said"] = [evil]
     results["gate"]["pairs"][0] |= {"tensor": evil, "second": evil}
-    made = page(results)
+    made = page(read(results))
     assert "<img" not in made
     assert not list(html_tree(made).all("img"))
     assert made.count("</style>") == 1
@@ -157,16 +161,16 @@ def test_no_speed_of_a_withheld_row_gets_onto_the_page() -> None:
         {**where, "size": 8, "count": 2, "type": "float32", "redop": "avg", "wrong": 0}
         | {"time": SENTINEL, "algbw": SENTINEL, "busbw": SENTINEL}
     ]
-    made = page(results)
+    made = page(read(results))
     assert re.findall(r"77[,.]?[78]\d*", made) == []
     assert "speed withheld" in made
     assert "hub-aggregate differs from local by 0.031 in head.weight" in made
     del shut["withheld"]
-    assert len(re.findall(r"77[,.]?[78]\d*", page(results))) > 5, "the search finds what it looks for"
+    assert len(re.findall(r"77[,.]?[78]\d*", page(read(results)))) > 5, "the search finds what it looks for"
 
 
 def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
-    tree = html_tree(page(small()))
+    tree = html_tree(page(read(small())))
     for part in ("throughput", "breakdown"):
         (section,) = [each for each in tree.all("section") if each.attributes["id"] == part]
         names = [each.text for each in section.all("span") if each.attributes.get("class") == "who"]
@@ -177,7 +181,7 @@ def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
 
 
 def test_a_page_of_little_says_what_is_missing() -> None:
-    tree = html_tree(page(minimal()))
+    tree = html_tree(page(read(minimal())))
     assert [each.text for each in tree.all("h1")] == ["This experiment came to no verdict."]
     assert [each.attributes["id"] for each in tree.all("section")] == [
         "gate",
@@ -195,7 +199,7 @@ def test_a_page_of_little_says_what_is_missing() -> None:
 def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
     results = minimal()
     results["rows"][0]["numbers"] |= {"samples_per_second": None, "final_loss": summary([0.5])}
-    tree = html_tree(page(results))
+    tree = html_tree(page(read(results)))
     (section,) = [each for each in tree.all("section") if each.attributes["id"] == "throughput"]
     assert "not measured" in section.text
     assert [each.text for each in section.all("td")] == ["–", "–", "–", "–", "–", "–", "0.500", "1"]
@@ -206,7 +210,7 @@ def test_seeds_that_missed_the_target_are_counted() -> None:
     results["rows"] = results["rows"][:2]
     results["rows"][0]["numbers"]["seconds_to_target"] = summary([2.0, None, 2.0])
     results["rows"][1]["numbers"]["seconds_to_target"] = None
-    text = html_tree(page(results)).text
+    text = html_tree(page(read(results))).text
     assert "0.93 reached after 2.00\u00a0s, but not in 1 of 3 seeds" in text
     assert "0.93 not reached" in text
 
@@ -214,7 +218,7 @@ def test_seeds_that_missed_the_target_are_counted() -> None:
 def test_a_run_that_failed_is_told() -> None:
     results = minimal()
     results["rows"][0]["failed"] = "1 of 1 runs: a peer closed its connection"
-    assert "failed: 1 of 1 runs: a peer closed its connection" in page(results)
+    assert "failed: 1 of 1 runs: a peer closed its connection" in page(read(results))
 
 
 def test_predictions_that_were_measured_nowhere_are_listed_and_not_drawn() -> None:
@@ -222,7 +226,9 @@ def test_predictions_that_were_measured_nowhere_are_listed_and_not_drawn() -> No
     alone = {"setting": "n64 k1", "row": "ring", "measured_ms": None, "predicted_ms": 9.0, "error": None}
     results["predictions"] = [alone | {"calibrated": False, "by": "simulation"}]
     (section,) = [
-        each for each in html_tree(page(results)).all("section") if each.attributes["id"] == "predictions"
+        each
+        for each in html_tree(page(read(results))).all("section")
+        if each.attributes["id"] == "predictions"
     ]
     assert [each.text for each in section.all("td")] == ["n64 k1", "–", "9.00", "–", "simulation", "no"]
     assert not list(section.all("svg"))
@@ -251,16 +257,16 @@ def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
     assert (
         "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 1 server on;"
         " by bytes alone (f) nowhere."
-    ) in html_tree(page(calibrated)).text
+    ) in html_tree(page(read(calibrated))).text
     uncalibrated = minimal() | {"crossover": [known | {"predicted": None, "calibrated": False}]}
-    assert "measured nowhere; by bytes alone (f) nowhere." in html_tree(page(uncalibrated)).text
+    assert "measured nowhere; by bytes alone (f) nowhere." in html_tree(page(read(uncalibrated))).text
 
 
 def test_results_of_another_version_are_refused() -> None:
     with pytest.raises(
         ConfigError, match="version 1 and version 3 is read here; take the program that wrote it"
     ):
-        page(minimal() | {"version": 1})
+        read(minimal() | {"version": 1})
 
 
 def test_results_that_are_not_what_they_should_be_are_refused_with_the_place() -> None:
@@ -269,4 +275,21 @@ def test_results_that_are_not_what_they_should_be_are_refused_with_the_place() -
     with pytest.raises(
         ConfigError, match=r"results.json: Expected `int`, got `str` - at `\$.rows\[0\].seeds\[0\]`"
     ):
-        page(results)
+        read(results)
+
+
+def test_a_row_under_a_setting_that_the_results_do_not_have_is_named() -> None:
+    results = minimal()
+    results["rows"][0]["setting"] = "n9 k1"
+    with pytest.raises(ConfigError, match=r"the results have no setting 'n9 k1'; they have 'n2 k1'"):
+        page(read(results))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_not_finite_is_refused_with_its_place(value: float) -> None:
+    findings = read(minimal())
+    encode(findings)
+    (entry,) = findings.rows
+    odd = replace(entry, numbers=entry.numbers | {"step_ms": Number([value], value, value, value)})
+    with pytest.raises(HubringError, match=rf"{value} at rows\[0\]\.numbers\.step_ms\.values\[0\]"):
+        encode(replace(findings, rows=[odd]))

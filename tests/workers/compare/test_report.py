@@ -17,6 +17,7 @@ from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.outcome import latest, read_record
 from hubring.workers.compare.run.process import Process, Processes, ProcessFailed
 from tests.support.compare.replayed import Replayed, carried_out, compared
+from tests.support.compare.results import read
 from tests.support.pages.html_tree import html_tree
 
 LOUD = "import sys; print('the cause', file=sys.stderr); sys.exit(3)"
@@ -38,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_page_leads_with_the_verdict_and_has_the_command(tmp_path: Path) -> None:
     results = compared(tmp_path)
-    tree = html_tree(page(results))
+    tree = html_tree(page(read(results)))
     assert tree.one("h1").text.replace("\u00a0", " ") == results["verdict"][0]
     assert next(tree.all("code")).text == results["command"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare import comparison
@@ -26,6 +28,7 @@ from hubring.workers.compare.experiment.experiment import LinkTable
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import Numbers, measure
+from hubring.workers.compare.result.reading import decode
 from hubring.workers.compare.run import keeper
 from hubring.workers.compare.run.lifeline import Lifeline
 from hubring.workers.compare.run.noise import Noise
@@ -239,6 +242,19 @@ def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tm
     mended = Replayed()
     carried_out(tmp_path, mended, rows=("ring",), seeds=(0,))
     assert mended.ran == mute.ran == ["n2 k1 ring seed0"]
+
+
+def test_results_that_are_not_finite_do_not_replace_those_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carried_out(tmp_path, Replayed(), rows=("ring",), seeds=(0,))
+    good = (tmp_path / "results.json").read_bytes()
+
+    odd = replace(decode(good), machine={"ghz": math.inf})
+    monkeypatch.setattr(comparison, "results", lambda *asked: odd)
+    with pytest.raises(HubringError, match=r"inf at machine\.ghz"):
+        Comparison.open(tmp_path).report()
+    assert (tmp_path / "results.json").read_bytes() == good
 
 
 def test_a_run_that_reports_no_number_does_not_lock_its_folder(tmp_path: Path) -> None:

@@ -12,8 +12,7 @@ from hubring.workers.compare.output.exchange_table import HEADS, exchanges
 from hubring.workers.compare.output.screen import show
 from hubring.workers.compare.output.table import columns, lines, notes
 from hubring.workers.compare.page import page as render
-from hubring.workers.compare.result.reading import read
-from tests.support.compare.results import EMULATED, GIGABIT, full, minimal, summary
+from tests.support.compare.results import EMULATED, GIGABIT, full, minimal, read, summary
 
 GIGABIT_KEY = Setting(workers=4, link=GIGABIT).key
 
@@ -88,7 +87,7 @@ def test_a_mean_step_that_is_not_the_median_one_is_told_below_the_table(
         "exposed_ms": summary([1.0]),
     }
     told = [note for note in notes(read(results)) if "on average" in note]
-    page = render(results).replace("\N{NO-BREAK SPACE}", " ")
+    page = render(read(results)).replace("\N{NO-BREAK SPACE}", " ")
     if said is None:
         assert told == []
         assert "on average" not in page

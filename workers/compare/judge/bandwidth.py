@@ -3,10 +3,9 @@
 - size, count, type: of the model that was trained; a step exchanges all of it once.
 - redop: `avg` where a step takes the mean gradient, `none` where every gradient is applied by itself.
 - time: exposed_ms + hidden_ms (`hubring.workers.compare.judge.measure`), which is how long a step had
-something on
-  its way: handed over, and not back. Both are of the same steady steps; mean over these and workers, median
-  over seeds. It holds the wait for slower workers, and where the server steps its step; where workers
-  step, theirs is not in it.
+  something on its way: handed over, and not back. Both are of the same steady steps; mean over these and
+  workers, median over seeds. It holds the wait for slower workers, and where the server steps its step;
+  where workers step, theirs is not in it.
 - algbw, busbw: `hubring.workers.compare.result.nccl_tests`, which says what busbw means for a hub.
 - wrong: elements of the parameters that the gate found farther from the first synchronous row's than it
   allows, over all seeds; None where it held nothing against that row. nccl-tests checks each result by

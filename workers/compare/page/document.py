@@ -22,7 +22,7 @@ from hubring.workers.compare.page.sections.scaling import scaling
 from hubring.workers.compare.page.sections.staleness import staleness
 from hubring.workers.compare.page.sections.throughput import throughput
 from hubring.workers.compare.page.sections.verdict import byline
-from hubring.workers.compare.result.reading import read
+from hubring.workers.compare.result.findings import Findings
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Material], Mapping[str, Any] | None]]] = {
     "gate": ("The gate", gate),
@@ -46,19 +46,16 @@ The template has the id for its name.
 _TEMPLATES = Templates(__package__)
 
 
-def page(results: Mapping[str, Any]) -> str:
+def page(findings: Findings) -> str:
     """The report of an experiment.
 
     Args:
-        results: What `results.json`, version 2, holds; nothing else is looked at.
+        findings: As `decode` returns them, without the speeds of withheld rows; nothing else is looked at.
 
     Returns:
         A whole HTML document.
-
-    Raises:
-        ConfigError: The results are of another version or not what they should be.
     """
-    material = Material.of(read(results))
+    material = Material.of(findings)
     made = [(name, title, make(material)) for name, (title, make) in SECTIONS.items()]
     return _TEMPLATES.render(
         "report.html",

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
+from hubring.ps.core.errors import ConfigError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.setting import Setting
@@ -65,8 +66,7 @@ class Entry(Struct, frozen=True, kw_only=True):
         withheld: Why no speed is shown; None: they are.
         failed: How many of its runs did not come to their end, and why; None: all did.
         numbers: By the names in `hubring.workers.compare.result.numbers`; None where no seed has one. A
-        speed is None
-            as well where a run diverged: those that were left would race for all.
+            speed is None as well where a run diverged: those that were left would race for all.
         staleness: How many pushes had which, over all seeds.
     """
 
@@ -296,8 +296,16 @@ class Findings(Struct, frozen=True, kw_only=True):
         return [each for each in self.rows if each.setting == setting]
 
     def setting(self, key: str) -> Setting:
-        """The setting of that key."""
-        return next(each for each in self.settings if each.key == key)
+        """The setting of that key.
+
+        Raises:
+            ConfigError: The results have none.
+        """
+        found = next((each for each in self.settings if each.key == key), None)
+        if found is None:
+            known = ", ".join(repr(each.key) for each in self.settings) or "none"
+            raise ConfigError(f"the results have no setting {key!r}; they have {known}")
+        return found
 
     @property
     def seeds(self) -> int:

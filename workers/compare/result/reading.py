@@ -6,13 +6,13 @@ drawing has to think of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any, TypeVar
 
-from msgspec import DecodeError, Struct, json
+from msgspec import DecodeError, Struct, json, to_builtins
 from msgspec.structs import replace
 
-from hubring.ps.core.errors import ConfigError, UsageError
+from hubring.ps.core.errors import ConfigError, HubringError, UsageError
 from hubring.workers.compare.result.findings import (
     VERSION,
     Bandwidth,
@@ -32,7 +32,12 @@ class _Versioned(Struct):
 
 
 def encode(findings: Findings) -> bytes:
-    """The findings as `results.json`."""
+    """The findings as `results.json`.
+
+    Raises:
+        HubringError: A number in them is not finite; in JSON it would be null, as if it were not measured.
+    """
+    _check_finite(to_builtins(findings, enc_hook=str), "")
     return json.format(json.encode(findings, enc_hook=str), indent=1)
 
 
@@ -54,9 +59,15 @@ def decode(text: bytes) -> Findings:
         raise ConfigError(f"results.json: {cause}") from cause
 
 
-def read(results: Findings | Mapping[str, Any]) -> Findings:
-    """The same of findings that are typed already, or of JSON that is decoded but not yet typed."""
-    return _sealed(results) if isinstance(results, Findings) else decode(json.encode(results))
+def _check_finite(value: Any, key: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise HubringError(f"the results hold {value} at {key}: no finite number, so they are not written")
+    if isinstance(value, dict):
+        for name, each in value.items():
+            _check_finite(each, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list | tuple):
+        for index, each in enumerate(value):
+            _check_finite(each, f"{key}[{index}]")
 
 
 def _sealed(findings: Findings) -> Findings:

@@ -22,11 +22,10 @@ from hubring.workers.compare.judge.measure import Numbers, measure
 from hubring.workers.compare.judge.summary import summarise
 from hubring.workers.compare.result.findings import Entry, Number
 from hubring.workers.compare.result.numbers import NAMES
-from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import NOT_FINITE, Line, Outcome, read_record
 from tests.support.compare.replayed import Replayed, compared, record, row
-from tests.support.compare.results import minimal
+from tests.support.compare.results import minimal, read
 
 DIGITS = JOBS["digits"]
 EXCHANGE = {

@@ -12,9 +12,9 @@ from hubring.workers.compare.experiment.experiment import (
 )
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.judge.verdict import verdict as in_words
-from hubring.workers.compare.result.reading import read
 from hubring.workers.compare.run.outcome import Line
 from tests.support.compare.replayed import Replayed, compared, record
+from tests.support.compare.results import read
 
 
 def by_servers(folder: Path, steps: dict[int, float], **changes: Any) -> dict[str, Any]:
