@@ -1,4 +1,4 @@
-"""Blueprint: the one model that a job's workers and its checkpoint agree on, and where its slices lie.
+"""The one model that a job's workers and its checkpoint agree on, and where its slices lie.
 
 Law: the first worker's buckets are the job's, if they fit the checkpoint to go
 on from; everybody else's must be the same. No I/O.
@@ -23,7 +23,7 @@ from hubring.ps.store.consistency import Consistency
 Buckets = tuple[BucketSpec, ...]
 
 
-class Blueprint:
+class AgreedModel:
     """What the job trains; empty until the first worker has said it.
 
     Args:

@@ -111,12 +111,12 @@ class Control(ControlServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except HubringError as error:
             return pb.PlanReply(refused=str(error), exit_code=error.exit_code)
-        blueprint = self._coordinator.blueprint
+        agreed_model = self._coordinator.agreed_model
         return pb.PlanReply(
-            slices=[slice_to_proto(piece) for piece in blueprint.plan.slices],
+            slices=[slice_to_proto(piece) for piece in agreed_model.plan.slices],
             step=step,
-            initialised=blueprint.restored is not None,
-            undecided=blueprint.undecided,
+            initialised=agreed_model.restored is not None,
+            undecided=agreed_model.undecided,
         )
 
     async def Rendezvous(self, request: pb.RendezvousRequest, context: Context) -> pb.RendezvousReply:

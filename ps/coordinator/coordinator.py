@@ -16,16 +16,16 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint.manifest import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator import status
-from hubring.ps.coordinator.agreed_model import Blueprint, Buckets
+from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
 from hubring.ps.coordinator.fleet import LOOK_SECONDS, Fleet, Shard
 from hubring.ps.coordinator.job_counters import JobCounters
-from hubring.ps.coordinator.joining import Seat, Seating, Summons
+from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.coordinator.planner import Planner
 from hubring.ps.coordinator.quorum import Quorum
-from hubring.ps.coordinator.rendezvous import Board
+from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.coordinator.report import Reporter
 from hubring.ps.coordinator.shard_sources import OwnShards, ShardSources, WorkersShards
 from hubring.ps.coordinator.shutdown import Shutdown
@@ -101,14 +101,14 @@ class Coordinator:
             colocate=config.colocate,
             first_incarnation=self._next_incarnation,
         )
-        self.blueprint = Blueprint(self.consistency, config.mode, config.slice_bytes, restored)
-        self._planner = Planner(self.job, self.blueprint, self.fleet, self._notifier, self._planning)
+        self.agreed_model = AgreedModel(self.consistency, config.mode, config.slice_bytes, restored)
+        self._planner = Planner(self.job, self.agreed_model, self.fleet, self._notifier, self._planning)
         self.views = ViewPublisher(self.fleet, self._publishing)
-        self._board = Board(self._notifier)
+        self._rendezvous = Rendezvous(self._notifier)
         self.quorum = Quorum(
             self.job, self.fleet, self._sources, colocate=config.colocate, awaited=config.await_shards
         )
-        self._seating = Seating(self.job, self.quorum, self.views, self._notifier, self._clock)
+        self._joining = Joining(self.job, self.quorum, self.views, self._notifier, self._clock)
         self._shutdown = Shutdown(self.job, self.fleet, self.checkpoints, colocate=config.colocate)
         self._end: asyncio.Task[None] | None = None
         self.checkpoints.begin()
@@ -128,7 +128,7 @@ class Coordinator:
         await self._notifier.wait_for(lambda: self._end is None, patience)
         if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
             return None
-        return await self._seating.join(joiner, patience)
+        return await self._joining.join(joiner, patience)
 
     def beat(self, sender: Sender, step: int, loss: float, waiting: float) -> list[str]:
         """Renews a worker's lease; returns the news for it. Raises as `Job.beat`."""
@@ -163,8 +163,8 @@ class Coordinator:
         """
         job = self._job_of(sender)
         late = await self._planner.agree(sender, offered, slicing)
-        if not late or self.blueprint.undecided:
-            return self.blueprint.step
+        if not late or self.agreed_model.undecided:
+            return self.agreed_model.step
         membership = job.membership
         assert membership is not None
         seen = max(progress.step for progress in job.progress.values())
@@ -183,9 +183,9 @@ class Coordinator:
         assert membership is not None
         membership.member(sender)
         if value:
-            await self._board.pin(key, value)
+            await self._rendezvous.pin(key, value)
             return value
-        return await self._board.find(key, seconds)
+        return await self._rendezvous.find(key, seconds)
 
     # What shards ask for.
 
@@ -318,7 +318,7 @@ class Coordinator:
     @property
     def trains(self) -> bool:
         """Whether a job runs whose parameters are the hub's to keep."""
-        return self.job.started and self.job.failure is None and self.blueprint.on_the_hub
+        return self.job.started and self.job.failure is None and self.agreed_model.on_the_hub
 
     # Inside.
 
@@ -358,10 +358,10 @@ class Coordinator:
             log.info("all who waited for the job's start are gone; ready for the next")
             self._next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
-            self._begin(self.blueprint.restored)
+            self._begin(self.agreed_model.restored)
             return
         self.outcome = self.job.outcome
-        self.last_stats = await self._shutdown.settle(save=self.blueprint.on_the_hub)
+        self.last_stats = await self._shutdown.settle(save=self.agreed_model.on_the_hub)
         self.last_job, self.last_step = self.job.name, self.job.step
         self.counters.close(self.outcome)
         log.info("job %s is over: %s", self.job.name, status.summary(self.outcome))
@@ -393,4 +393,4 @@ class Coordinator:
         Raises:
             ConfigError: There is nothing.
         """
-        return self.blueprint.held(self.job, self._incarnation_after())
+        return self.agreed_model.held(self.job, self._incarnation_after())

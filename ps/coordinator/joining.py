@@ -1,4 +1,4 @@
-"""Seating: how workers get their places in one job.
+"""How workers get their places in one job.
 
 The law: the shards are told of a worker before the worker is told of the shards, so that nobody is ever
 refused for being new.
@@ -32,7 +32,7 @@ class Summons(NamedTuple):
     member: Member
 
 
-class Seating:
+class Joining:
     """The places of one job.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hubring.ps.coordinator.agreed_model import Blueprint, Buckets
+from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.coordinator.notifier import Notifier
 from hubring.ps.core.errors import ConfigError, Fenced
@@ -22,17 +22,17 @@ class Planner:
 
     Args:
         job: The job.
-        blueprint: What is agreed on so far.
+        agreed_model: What is agreed on so far.
         fleet: The shards.
         notifier: Where late joiners wait until the others have found out how to cut.
         planning: Held while a plan goes to the shards; all jobs' planners have the same one.
     """
 
     def __init__(
-        self, job: Job, blueprint: Blueprint, fleet: Fleet, notifier: Notifier, planning: asyncio.Lock
+        self, job: Job, agreed_model: AgreedModel, fleet: Fleet, notifier: Notifier, planning: asyncio.Lock
     ) -> None:
         self._job = job
-        self._blueprint = blueprint
+        self._agreed_model = agreed_model
         self._fleet = fleet
         self._notifier = notifier
         self._planning = planning
@@ -41,7 +41,7 @@ class Planner:
         """Takes the first worker's buckets as the job's, and holds the others' against them.
 
         If the slices are left to the workers and they say nothing, nothing is agreed on but the
-        buckets, and the blueprint says so. A late joiner tries no sizes: while the others do, it gets
+        buckets, and the agreed model says so. A late joiner tries no sizes: while the others do, it gets
         that answer and asks again.
 
         Returns:
@@ -62,9 +62,9 @@ class Planner:
         async with self._planning:
             self._is_late(sender)  # or it has lost its place while it waited, and has no say any more
             self._check(offered, late)
-            if self._blueprint.undecided and slicing is None:
-                self._blueprint.expect(offered)
-            elif not self._blueprint.settled:
+            if self._agreed_model.undecided and slicing is None:
+                self._agreed_model.expect(offered)
+            elif not self._agreed_model.settled:
                 await self._settle(offered, slicing)
         return late
 
@@ -77,7 +77,7 @@ class Planner:
         """
         async with self._planning:
             self._is_late(sender)
-            trial, is_new = self._blueprint.draw_trial(offered, len(self._fleet.shards), slice_bytes)
+            trial, is_new = self._agreed_model.draw_trial(offered, len(self._fleet.shards), slice_bytes)
             if is_new:
                 await self._fleet.set_plan(offered, trial, None)
         return trial
@@ -93,20 +93,20 @@ class Planner:
     def _trying(self) -> bool:
         """Whether the job's first workers have yet to find out how it is best cut."""
         assert self._job.membership is not None
-        return self._blueprint.undecided and bool(self._job.membership.view.members)
+        return self._agreed_model.undecided and bool(self._job.membership.view.members)
 
     def _check(self, offered: Buckets, late: bool) -> None:
-        """As `Blueprint.check`; a job whose own workers differ has failed."""
+        """As `AgreedModel.check`; a job whose own workers differ has failed."""
         try:
-            self._blueprint.check(offered, late)
+            self._agreed_model.check(offered, late)
         except ConfigError as error:
-            if self._blueprint.buckets and not late:
+            if self._agreed_model.buckets and not late:
                 self._job.fail(ConfigError(f"the workers are not alike; one was told: {error}"))
             raise
 
     async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:
-        plan = self._blueprint.draw(offered, len(self._fleet.shards), slicing)
-        restored = self._blueprint.restored
+        plan = self._agreed_model.draw(offered, len(self._fleet.shards), slicing)
+        restored = self._agreed_model.restored
         await self._fleet.set_plan(offered, plan, restored[0] if restored else None)
-        self._blueprint.settle(offered, plan)
+        self._agreed_model.settle(offered, plan)
         await self._notifier.announce()

@@ -1,11 +1,11 @@
-"""Board: where workers pin what the others of their job need to find them."""
+"""Where workers leave what the others of their job need to find them."""
 
 from __future__ import annotations
 
 from hubring.ps.coordinator.notifier import Notifier
 
 
-class Board:
+class Rendezvous:
     """Values by key, of one job.
 
     Args:

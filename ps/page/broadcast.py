@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 
-from hubring.ps.page.renderer import TICK_SECONDS, Painter, Painting
+from hubring.ps.page.renderer import TICK_SECONDS, Renderer, Rendering
 from hubring.ps.page.section import changes
 
 log = logging.getLogger(__name__)
@@ -70,11 +70,11 @@ class Broadcast:
     """Sends one hub's page to all who watch.
 
     Args:
-        painter: Paints it.
+        renderer: Renders the page.
     """
 
-    def __init__(self, painter: Painter) -> None:
-        self._painter = painter
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
         self._watchers: set[Watcher] = set()
         self._telling: asyncio.Task[None] | None = None
         self._closed = False
@@ -86,15 +86,15 @@ class Broadcast:
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: first the whole page, then what has changed, until the server ends."""
-        painting = await self._painter.latest()
+        rendering = await self._renderer.latest()
         watcher = Watcher()
-        watcher.tell({name: section.html for name, section in painting.sections.items()})
+        watcher.tell({name: section.html for name, section in rendering.sections.items()})
         self._watchers.add(watcher)
         try:
             if self._closed:
                 watcher.end()
             elif self._telling is None:
-                self._telling = asyncio.create_task(self._tell(painting))
+                self._telling = asyncio.create_task(self._tell(rendering))
             while (frame := await watcher.frame()) is not None:
                 yield frame
             if self._closed:
@@ -116,11 +116,11 @@ class Broadcast:
             self._telling.cancel()
             self._telling = None
 
-    async def _tell(self, before: Painting) -> None:
+    async def _tell(self, before: Rendering) -> None:
         try:
             while True:
                 await asyncio.sleep(TICK_SECONDS)
-                after = await self._painter.latest()
+                after = await self._renderer.latest()
                 changed, news = changes(before.sections, after.sections), list(_news(before, after))
                 if changed or news:
                     for watcher in self._watchers:
@@ -135,13 +135,13 @@ class Broadcast:
                     watcher.end()
 
 
-def _news(before: Painting, after: Painting) -> Iterable[str]:
+def _news(before: Rendering, after: Rendering) -> Iterable[str]:
     """What somebody should hear who does not see the page: warnings, errors, and who fell silent."""
-    known = before.moment.entries[-1].number if before.moment.entries else 0
-    for entry in after.moment.entries:
+    known = before.snapshot.entries[-1].number if before.snapshot.entries else 0
+    for entry in after.snapshot.entries:
         if entry.number > known and entry.level != "info":
             yield entry.text
-    silent = {worker.rank for worker in before.moment.silent}
-    for worker in after.moment.silent:
+    silent = {worker.rank for worker in before.snapshot.silent}
+    for worker in after.snapshot.silent:
         if worker.rank not in silent:
             yield f"rank {worker.rank} is silent"

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from hubring.ps.page.renderer import Painting
+from hubring.ps.page.renderer import Rendering
 from hubring.ps.page.section import TEMPLATES
 from hubring.ps.page.sections.summary import headline
 
 
-def page(painting: Painting, *, tables: bool = False, still: bool = False) -> str:
+def page(rendering: Rendering, *, tables: bool = False, still: bool = False) -> str:
     """A whole HTML document.
 
     Args:
-        painting: What there is to see.
+        rendering: What there is to see.
         tables: Numbers instead of drawings.
         still: It does not load itself again where there is no JavaScript.
     """
-    title = headline(painting.moment)
-    return TEMPLATES.render("page.html", title=title, sections=painting.sections, tables=tables, still=still)
+    title = headline(rendering.snapshot)
+    return TEMPLATES.render("page.html", title=title, sections=rendering.sections, tables=tables, still=still)
 
 
 def answer(heading: str, sentence: str) -> str:

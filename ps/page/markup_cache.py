@@ -1,4 +1,4 @@
-"""Memo: markup that is made anew only where what it shows has changed."""
+"""Markup that is made anew only where what it shows has changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from markupsafe import Markup
 Shown = TypeVarTuple("Shown")
 
 
-class Memo:
+class MarkupCache:
     """Pieces of a page by name; what a whole turn did not ask for is forgotten.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Painter: the page's sections, made at most once for all who look at the same time."""
+"""The page's sections, made at most once for all who look at the same time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hubring.ps.core.timing import TimeSource
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.history import History
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.rates import Rates
 from hubring.ps.page.section import Section
 from hubring.ps.page.sections.course import course
@@ -20,16 +20,16 @@ from hubring.ps.page.sections.staleness import staleness
 from hubring.ps.page.sections.summary import summary
 from hubring.ps.page.sections.waits import waits
 from hubring.ps.page.sections.workers import workers
-from hubring.ps.page.snapshot import Moment, State, states
-from hubring.ps.page.status_reader import Reader
+from hubring.ps.page.snapshot import Snapshot, State, states
+from hubring.ps.page.status_reader import StatusReader
 
 TICK_SECONDS = 0.3
-"""How often a hub is looked at while somebody watches: a change of somebody's state is painted at once."""
+"""How often a hub is looked at while somebody watches: a change of somebody's state is rendered at once."""
 
 FRESH_SECONDS = 0.65
-"""Until when a painting does for all else. At the next look after that a new one is due, in less than 1 s."""
+"""Until when a rendering does for all else. The next look after that makes a new one, in less than 1 s."""
 
-SECTIONS: Mapping[str, Callable[[Moment, Memo], Section]] = {
+SECTIONS: Mapping[str, Callable[[Snapshot, MarkupCache], Section]] = {
     "summary": summary,
     "picture": picture,
     "workers": workers,
@@ -43,15 +43,15 @@ SECTIONS: Mapping[str, Callable[[Moment, Memo], Section]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Painting:
+class Rendering:
     """The page as of one moment."""
 
-    moment: Moment
+    snapshot: Snapshot
     sections: Mapping[str, Section]
 
 
-class Painter:
-    """Paints one hub.
+class Renderer:
+    """Renders one hub's page.
 
     Args:
         reader: Reads it.
@@ -60,37 +60,37 @@ class Painter:
         clock: Where the time comes from.
 
     Attributes:
-        paintings: How many were made so far.
-        memo: What of them is kept.
+        renderings: How many were made so far.
+        cache: What of them is kept.
     """
 
-    def __init__(self, reader: Reader, history: History, journal: Journal, clock: TimeSource) -> None:
-        self.paintings = 0
-        self.memo = Memo()
+    def __init__(self, reader: StatusReader, history: History, journal: Journal, clock: TimeSource) -> None:
+        self.renderings = 0
+        self.cache = MarkupCache()
         self._reader, self._history, self._journal, self._clock = reader, history, journal, clock
         self._rates = Rates()
         self._busy = asyncio.Lock()
-        self._last: Painting | None = None
-        self._painted = 0.0
+        self._last: Rendering | None = None
+        self._rendered = 0.0
         self._shown: dict[int, State] = {}
 
-    async def latest(self) -> Painting:
+    async def latest(self) -> Rendering:
         """One that is fresh, and shows everybody in the state that they are in now."""
         async with self._busy:
             if self._last is None or not self._does():
-                self._last = await self._paint()
-                self._shown = states(self._last.moment.report)
-                self._painted = self._clock.now()
+                self._last = await self._render()
+                self._shown = states(self._last.snapshot.report)
+                self._rendered = self._clock.now()
             return self._last
 
     def _does(self) -> bool:
-        if self._clock.now() - self._painted >= FRESH_SECONDS:
+        if self._clock.now() - self._rendered >= FRESH_SECONDS:
             return False
         return states(self._reader.workers()) == self._shown
 
-    async def _paint(self) -> Painting:
+    async def _render(self) -> Rendering:
         report = await self._reader.read()
-        moment = Moment.of(report, self._rates, self._history.samples, self._journal.entries())
-        self.memo.turn()
-        self.paintings += 1
-        return Painting(moment, {name: make(moment, self.memo) for name, make in SECTIONS.items()})
+        snapshot = Snapshot.of(report, self._rates, self._history.samples, self._journal.entries())
+        self.cache.turn()
+        self.renderings += 1
+        return Rendering(snapshot, {name: make(snapshot, self.cache) for name, make in SECTIONS.items()})

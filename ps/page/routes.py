@@ -22,8 +22,8 @@ from hubring.ps.page import token as tokens
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.document import answer, page
 from hubring.ps.page.kit.style import style
-from hubring.ps.page.renderer import Painter
-from hubring.ps.page.status_reader import Hub, Reader
+from hubring.ps.page.renderer import Renderer
+from hubring.ps.page.status_reader import Hub, StatusReader
 
 log = logging.getLogger(__name__)
 
@@ -57,19 +57,24 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def app(
-    hub: Hub, reader: Reader, painter: Painter, broadcast: Broadcast, token: str, names: Collection[str] = ()
+    hub: Hub,
+    reader: StatusReader,
+    renderer: Renderer,
+    broadcast: Broadcast,
+    token: str,
+    names: Collection[str] = (),
 ) -> ASGIApp:
     """What the listener serves.
 
     Args:
         hub: What buttons act on.
         reader: Where numbers come from.
-        painter: Where the page comes from.
+        renderer: Where the page comes from.
         broadcast: Where its changes come from.
         token: What a button must come with.
         names: By which alone it may be called, IPv6 in brackets; none: by any.
     """
-    looks = _Looks(reader, painter, broadcast)
+    looks = _Looks(reader, renderer, broadcast)
     guard = _Guard(token)
     actions = _Actions(hub)
     return _Headed(
@@ -124,13 +129,13 @@ def _called(scope: Scope) -> str:
 class _Looks:
     """What changes nothing."""
 
-    def __init__(self, reader: Reader, painter: Painter, broadcast: Broadcast) -> None:
-        self._reader, self._painter, self._broadcast = reader, painter, broadcast
+    def __init__(self, reader: StatusReader, renderer: Renderer, broadcast: Broadcast) -> None:
+        self._reader, self._renderer, self._broadcast = reader, renderer, broadcast
 
     async def page(self, request: Request) -> Response:
         asked = request.query_params
-        painting = await self._painter.latest()
-        return HTMLResponse(page(painting, tables=asked.get("view") == "tables", still="still" in asked))
+        rendering = await self._renderer.latest()
+        return HTMLResponse(page(rendering, tables=asked.get("view") == "tables", still="still" in asked))
 
     async def events(self, request: Request) -> Response:
         return _Events(self._broadcast.watch())

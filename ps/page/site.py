@@ -13,7 +13,7 @@ from hubring.ps.observe.journal import Journal
 from hubring.ps.page import port
 from hubring.ps.page import token as tokens
 from hubring.ps.page.history import EVERY_SECONDS, History
-from hubring.ps.page.status_reader import Hub, Reader
+from hubring.ps.page.status_reader import Hub, StatusReader
 from hubring.ps.transport.host import bracketed, reachable
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Site:
         self._journal = Journal()
         logging.getLogger().addHandler(self._journal)
         self._broadcast: Broadcast | None = None
-        self._reader: Reader | None = None
+        self._reader: StatusReader | None = None
         self._listener: HttpListener | None = None
         self._sampling: asyncio.Task[None] | None = None
 
@@ -59,16 +59,16 @@ class Site:
         await asyncio.to_thread(_load)
         from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
-        from hubring.ps.page.renderer import Painter
+        from hubring.ps.page.renderer import Renderer
         from hubring.ps.page.routes import app
 
         history = History()
-        self._reader = reader = Reader(hub)
-        painter = Painter(reader, history, self._journal, SystemTime())
-        self._broadcast = broadcast = Broadcast(painter)
+        self._reader = reader = StatusReader(hub)
+        renderer = Renderer(reader, history, self._journal, SystemTime())
+        self._broadcast = broadcast = Broadcast(renderer)
         host = self._config.host
         names = {"localhost", "127.0.0.1", "[::1]", bracketed(host).lower()} if is_loopback(host) else ()
-        made: ASGIApp = app(hub, reader, painter, broadcast, self._token, names)
+        made: ASGIApp = app(hub, reader, renderer, broadcast, self._token, names)
         self._listener = HttpListener(made, self._listening)
         self._sampling = asyncio.create_task(_sample(reader, history))
 
@@ -92,7 +92,7 @@ def _load() -> None:
     import hubring.ps.page.routes  # noqa: F401
 
 
-async def _sample(reader: Reader, history: History) -> None:
+async def _sample(reader: StatusReader, history: History) -> None:
     while True:
         history.note(reader.workers())
         await asyncio.sleep(EVERY_SECONDS)

@@ -1,4 +1,4 @@
-"""Moment: what there is to see of a hub at one time, worked out from its report."""
+"""What there is to see of a hub at one time, worked out from its report."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Snapshot:
     """Everything that the page shows.
 
     Attributes:
@@ -125,11 +125,11 @@ class Moment:
     @staticmethod
     def of(
         report: Mapping[str, Any], rates: Rates, samples: Sequence[Sample], entries: Sequence[LogEntry]
-    ) -> Moment:
+    ) -> Snapshot:
         """Works it out; `rates` has seen the reports before."""
         rates.at(report["seconds_up"])
         shards = report["shards"]
-        return Moment(
+        return Snapshot(
             report=report,
             workers=tuple(_workers(report, _held(shards), rates)),
             shards=tuple(_shard(row, report["lease_seconds"], rates) for row in shards),

@@ -1,4 +1,4 @@
-"""Reader: the hub as it is now, and its shards as they last told."""
+"""The hub as it is now, and its shards as they last told."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Hub(Protocol):
     async def end(self, why: str) -> None: ...
 
 
-class Reader:
+class StatusReader:
     """Reads one hub; who reads while the shards are being asked waits for the same answer.
 
     Args:

@@ -1,4 +1,4 @@
-"""Companion: the shard that a worker brings along to a hub that starts none (`--colocate`).
+"""The shard that a worker brings along to a hub that starts none (`--colocate`).
 
 It is a process of its own: as a thread it would wait for the interpreter lock of
 a script that computes, and all other workers with it. It must outlive the

@@ -15,7 +15,7 @@ class Turnover(NamedTuple):
     joined: Sequence[Sender]
 
 
-class Attendance:
+class LiveWorkers:
     """The live workers of one store.
 
     Attributes:

@@ -42,7 +42,7 @@ from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.gpu_tensor import is_placed
 from hubring.ps.store.key_state import Contribution, Entry, Reader, Settled
 from hubring.ps.store.key_table import KeyTable
-from hubring.ps.store.live_workers import Attendance
+from hubring.ps.store.live_workers import LiveWorkers
 from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.push_ledger import Ledger, Standing
 from hubring.ps.store.snapshot import Capture, Snapshot
@@ -62,7 +62,7 @@ class KVStore:
     def __init__(self, consistency: Consistency, memory: ParameterMemory | None = None) -> None:
         self._consistency = consistency
         self._memory = memory or HostMemory()
-        self._attendance = Attendance()
+        self._workers = LiveWorkers()
         self._entries = KeyTable()
         self._ledger = Ledger()
         self._rounds = RoundBook()
@@ -90,7 +90,7 @@ class KVStore:
         )
         self._ledger = Ledger()
         self._stats = Stats()
-        self._seat(self._attendance.senders())
+        self._seat(self._workers.senders())
         if self._draining:
             self.drain()
 
@@ -110,11 +110,11 @@ class KVStore:
                 raise CheckpointCorrupt(f"the checkpoint does not hold key {key}; it was made by another job")
             entry.restore(snapshot[key])
             self._ledger.restore(key, snapshot[key].clocks)
-        self._seat(self._attendance.senders())
+        self._seat(self._workers.senders())
 
     def on_view(self, view: View) -> list[Delivery]:
         """Acts on who takes part now; an older epoch than the last changes nothing."""
-        turnover = self._attendance.update(view)
+        turnover = self._workers.update(view)
         if turnover is None:
             return []
         deliveries = [
@@ -123,11 +123,11 @@ class KVStore:
             for entry in self._entries.values()
             for ticket in entry.forget([sender.rank])
         ]
-        self._memory.retain(self._attendance.senders())
+        self._memory.retain(self._workers.senders())
         self._seat(turnover.joined)
         for entry in self._entries.values():
             deliveries += self._turn(entry) + self._release_orphans(entry)
-        return deliveries + self._rounds.on_view(self._attendance.live)
+        return deliveries + self._rounds.on_view(self._workers.live)
 
     def drain(self) -> None:
         """From the next update of each key on, replies say that the job ends.
@@ -200,7 +200,7 @@ class KVStore:
             case Init():
                 return self._on_init(self._entries[request.key], request, ticket)
             case Contribute():
-                return self._rounds.contribute(request, ticket, self._attendance.live)
+                return self._rounds.contribute(request, ticket, self._workers.live)
 
     def _on_init(self, entry: Entry, init: Init, ticket: Ticket) -> list[Delivery]:
         deliveries = [Delivery(ticket, Result())]
@@ -224,7 +224,7 @@ class KVStore:
 
     def _release_orphans(self, entry: Entry) -> list[Delivery]:
         """Who waits for first values waits in vain once rank 0, which brings them, is gone."""
-        if entry.initialised or GIVER in self._attendance.live:
+        if entry.initialised or GIVER in self._workers.live:
             return []
         tickets = [ticket for puller in entry.pullers.values() for ticket in puller.tickets]
         entry.pullers.clear()
@@ -246,7 +246,7 @@ class KVStore:
             case Standing.GAP:
                 return [self._out_of_order(push, ticket)]
             case Standing.FENCED:
-                return [Delivery(ticket, refusals.fenced(push.sender, self._attendance.epoch))]
+                return [Delivery(ticket, refusals.fenced(push.sender, self._workers.epoch))]
 
     def _on_new(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
@@ -285,7 +285,7 @@ class KVStore:
     def _turn(self, entry: Entry) -> list[Delivery]:
         """Applies what may be applied, then answers whoever may read."""
         contributors = len(entry.contributions)
-        if contributors and self._consistency.may_apply(contributors, len(self._attendance.live)):
+        if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
             try:
                 self._close(entry)
             except NonFinite:
@@ -302,7 +302,7 @@ class KVStore:
             self._settle(entry, push, tickets, staleness)
         if self._consistency.lockstep:
             ranks = tuple(push.sender.rank for push, *_ in contributions)
-            if ranks != self._attendance.founders:
+            if ranks != self._workers.founders:
                 self._stats.note_partial(entry.key, before, ranks)
         if self._capture is not None:
             self._capture.catch(entry, self._ledger)
@@ -364,7 +364,7 @@ class KVStore:
         were there last stand for the live ones.
         """
         joined = list(joined)
-        stayed = self._attendance.live.keys() - {sender.rank for sender in joined}
+        stayed = self._workers.live.keys() - {sender.rank for sender in joined}
         if stayed:
             self._ledger.retain(stayed)
         for key, entry in self._entries.items():
@@ -373,8 +373,8 @@ class KVStore:
                 clock = entry.version if self._consistency.lockstep else slowest
                 self._ledger.advance(sender, key, clock)
                 entry.read[sender.rank] = entry.version
-        if self._attendance.live:
-            self._ledger.retain(self._attendance.live)
+        if self._workers.live:
+            self._ledger.retain(self._workers.live)
 
     # Refusals.
 
@@ -383,8 +383,8 @@ class KVStore:
         if self._failure is not None:
             return self._failure
         sender = request.sender
-        if self._attendance.live.get(sender.rank) != sender.incarnation:
-            return refusals.fenced(sender, self._attendance.epoch)
+        if self._workers.live.get(sender.rank) != sender.incarnation:
+            return refusals.fenced(sender, self._workers.epoch)
         return None if isinstance(request, Contribute) else refusals.unfit(self._entries, request)
 
     def _out_of_order(self, push: Push, ticket: Ticket) -> Delivery:

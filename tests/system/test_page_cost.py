@@ -17,7 +17,7 @@ def test_sixty_four_workers_train_on_while_somebody_watches(cluster: Cluster) ->
     plain, watched, scraped = measured["turns"]
     assert min(turn["steps"] for turn in measured["turns"]) > 0
     assert (plain["frames"], plain["scrapes"], watched["scrapes"]) == (0, 0, 0)
-    # The first frame is the whole page; then comes one a painting, or nothing.
+    # The first frame is the whole page; then comes one a rendering, or nothing.
     assert 2 <= watched["frames"] <= 2 + 3 / TICK_SECONDS
     assert scraped["scrapes"] >= 1
     print({name: value for name, value in measured.items() if name != "turns"}, file=sys.stderr)

@@ -11,9 +11,9 @@ from hubring.ps.page.history import Sample
 from hubring.ps.page.kit.chart import Axis, path
 from hubring.ps.page.kit.figures import loss, number
 from hubring.ps.page.kit.scale import Linear
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 MOST_ROWS = 24
 """Of the table: the last of the samples, and others evenly spread before it."""
@@ -52,10 +52,12 @@ def curve(
     }
 
 
-def course(moment: Moment, memo: Memo) -> Section:
+def course(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """Two curves, and the same in numbers."""
-    rows = {_name(each): memo(_name(each), _MACROS.row, _name(each), each) for each in _told(moment.samples)}
-    return Section(memo("course", _made, moment.samples), rows)
+    rows = {
+        _name(each): cache(_name(each), _MACROS.row, _name(each), each) for each in _told(snapshot.samples)
+    }
+    return Section(cache("course", _made, snapshot.samples), rows)
 
 
 def _made(samples: tuple[Sample, ...]) -> Markup:

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from markupsafe import Markup
 
 from hubring.ps.observe.journal import LogEntry
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 SHOWN = 60
 """The newest of what is kept."""
@@ -18,10 +18,10 @@ _MACROS = TEMPLATES.macros("log.html")
 _FRAME = _MACROS.section()
 
 
-def log(moment: Moment, memo: Memo) -> Section:
+def log(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """The newest line first."""
-    newest = moment.entries[::-1][:SHOWN]
-    rows = {f"entry-{each.number}": memo(f"entry-{each.number}", _row, each) for each in newest}
+    newest = snapshot.entries[::-1][:SHOWN]
+    rows = {f"entry-{each.number}": cache(f"entry-{each.number}", _row, each) for each in newest}
     return Section(_FRAME, rows)
 
 

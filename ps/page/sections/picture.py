@@ -9,11 +9,11 @@ from markupsafe import Markup
 
 from hubring.ps.page import place
 from hubring.ps.page.kit.figures import size
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.place import RIM, Box, Point, on_circle, shard_box, worker_radius
 from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.sections.workers import kind
-from hubring.ps.page.snapshot import Moment, Shard, State
+from hubring.ps.page.snapshot import Shard, Snapshot, State
 
 _MACROS = TEMPLATES.macros("picture.html")
 
@@ -54,42 +54,45 @@ MANY_LINKS = 64
 """From so many on they are drawn thin."""
 
 
-def picture(moment: Moment, memo: Memo) -> Section:
+def picture(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """One element a worker with its links, and one a shard."""
-    many = len(moment.workers) * max(1, len(moment.shards)) > MANY_LINKS
-    middle = "" if moment.shards else "ring" if moment.on_ring else "no shard yet"
-    rows, shown = dict(_rows(moment, memo)), (_title(moment), _said(moment), middle, many)
-    return Section(memo("picture", _MACROS.section, place, bool(rows), *shown, tuple(_key(moment))), rows)
+    many = len(snapshot.workers) * max(1, len(snapshot.shards)) > MANY_LINKS
+    middle = "" if snapshot.shards else "ring" if snapshot.on_ring else "no shard yet"
+    rows, shown = dict(_rows(snapshot, cache)), (_title(snapshot), _said(snapshot), middle, many)
+    return Section(cache("picture", _MACROS.section, place, bool(rows), *shown, tuple(_key(snapshot))), rows)
 
 
-def _title(moment: Moment) -> str:
-    count = len(moment.workers)
+def _title(snapshot: Snapshot) -> str:
+    count = len(snapshot.workers)
     workers = f"{count} worker{'' if count == 1 else 's'}"
-    if moment.on_ring:
+    if snapshot.on_ring:
         return f"A ring of {workers}"
-    shards = len(moment.shards)
+    shards = len(snapshot.shards)
     return f"A hub of {shards} shard{'' if shards == 1 else 's'} and {workers}"
 
 
-def _said(moment: Moment) -> str:
-    counts = ", ".join(f"{count} {MEANINGS[state]}" for state, count in moment.counts.items())
+def _said(snapshot: Snapshot) -> str:
+    counts = ", ".join(f"{count} {MEANINGS[state]}" for state, count in snapshot.counts.items())
     return f"Workers: {counts or 'none yet'}."
 
 
-def _rows(moment: Moment, memo: Memo) -> Iterator[tuple[str, Markup]]:
+def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]]:
     """Links lie under what they link, so workers, who bring them, come before the shards."""
-    count, workers = len(moment.workers), moment.workers
-    box = shard_box(len(moment.shards))
-    spots = tuple(on_circle(index, len(moment.shards), box.away) for index in range(len(moment.shards)))
+    count, workers = len(snapshot.workers), snapshot.workers
+    box = shard_box(len(snapshot.shards))
+    spots = tuple(on_circle(index, len(snapshot.shards), box.away) for index in range(len(snapshot.shards)))
     for index, worker in enumerate(workers):
         name = f"node-{worker.rank}"
-        other = workers[(index + 1) % count] if moment.on_ring else worker
-        link, ends = _kind_of_link(worker.state, other.state), None if moment.on_ring else spots
+        other = workers[(index + 1) % count] if snapshot.on_ring else worker
+        link, ends = _kind_of_link(worker.state, other.state), None if snapshot.on_ring else spots
         told = (worker.rank, worker.state, worker.where, worker.why)
-        yield name, memo(name, _worker, told, index, count, link, ends)
-    for shard, spot in zip(moment.shards, spots, strict=True):
+        yield name, cache(name, _worker, told, index, count, link, ends)
+    for shard, spot in zip(snapshot.shards, spots, strict=True):
         name = f"box-{shard.index}"
-        yield name, memo(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, spot, box)
+        yield (
+            name,
+            cache(name, _shard, shard.index, shard.where, _traffic(shard), shard.silent > 0, spot, box),
+        )
 
 
 def _kind_of_link(one: State, other: State) -> str:
@@ -142,8 +145,8 @@ def _shard(index: int, where: str, traffic: tuple[str, str], silent: bool, spot:
     return made
 
 
-def _key(moment: Moment) -> Iterator[tuple[str, str]]:
+def _key(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     """The class of every state that somebody is in, and what it means."""
-    for state, count in moment.counts.items():
+    for state, count in snapshot.counts.items():
         sign = f"{SIGNS[state]} " if SIGNS[state] else ""
         yield kind(state), f"{sign}{count} {MEANINGS[state]}"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 _MACROS = TEMPLATES.macros("shards.html")
 
 
-def shards(moment: Moment, memo: Memo) -> Section:
+def shards(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """One row a shard; a ring has none."""
-    told = () if moment.on_ring else moment.shards
+    told = () if snapshot.on_ring else snapshot.shards
     total = sum(each.bytes_in + each.bytes_out for each in told) or 1
     rows = {}
     for each in told:
         share = round((each.bytes_in + each.bytes_out) / total, 3)
-        rows[f"shard-{each.index}"] = memo(f"shard-{each.index}", _MACROS.row, each, share)
-    return Section(memo("shards", _MACROS.section, bool(rows), moment.on_ring), rows)
+        rows[f"shard-{each.index}"] = cache(f"shard-{each.index}", _MACROS.row, each, share)
+    return Section(cache("shards", _MACROS.section, bool(rows), snapshot.on_ring), rows)

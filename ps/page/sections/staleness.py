@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hubring.ps.page.kit.chart import bins
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 _MACROS = TEMPLATES.macros("staleness.html")
 
 
-def staleness(moment: Moment, memo: Memo) -> Section:
+def staleness(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """A histogram."""
-    return Section(memo("staleness", _MACROS.section, bins(moment.staleness), moment.on_ring))
+    return Section(cache("staleness", _MACROS.section, bins(snapshot.staleness), snapshot.on_ring))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from hubring.ps.page.history import sample
 from hubring.ps.page.kit.figures import NOTHING, duration, loss, number
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 _MACROS = TEMPLATES.macros("summary.html")
 
@@ -16,14 +16,14 @@ MOST_TOLD = 3
 """Workers that are silent, each in a sentence of its own; a whole network that is cut takes one more."""
 
 
-def summary(moment: Moment, memo: Memo) -> Section:
+def summary(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """The page's first section."""
-    return Section(_MACROS.section(headline(moment), alarms(moment), _figures(moment)))
+    return Section(_MACROS.section(headline(snapshot), alarms(snapshot), _figures(snapshot)))
 
 
-def headline(moment: Moment) -> str:
+def headline(snapshot: Snapshot) -> str:
     """What is going on."""
-    report, count = moment.report, len(moment.present)
+    report, count = snapshot.report, len(snapshot.present)
     if not report["job"]:
         return "No job yet: waiting for the first worker"
     if report["failure"]:
@@ -35,27 +35,27 @@ def headline(moment: Moment) -> str:
     who = f"{report['job']}: {count} worker{'s' if count > 1 else ''}"
     if report["draining"]:
         return f"{who} finish{'es' if count == 1 else ''} the step and leave"
-    way = "around the ring" if moment.on_ring else f"through the hub ({report['mode']})"
+    way = "around the ring" if snapshot.on_ring else f"through the hub ({report['mode']})"
     return f"{who} train{'s' if count == 1 else ''} {way}"
 
 
-def alarms(moment: Moment) -> Iterator[str]:
+def alarms(snapshot: Snapshot) -> Iterator[str]:
     """What somebody should look at, one sentence each."""
-    report = moment.report
+    report = snapshot.report
     if report["failure"]:
         yield report["failure"]
-    yield from moment.troubles
-    for worker in moment.silent[:MOST_TOLD]:
+    yield from snapshot.troubles
+    for worker in snapshot.silent[:MOST_TOLD]:
         yield (
             f"Rank {worker.rank} ({worker.where}) has been {worker.doing}: after"
             f" {report['lease_seconds']:g} s it counts as lost."
         )
-    if len(moment.silent) > MOST_TOLD:
-        yield f"And {len(moment.silent) - MOST_TOLD} more are silent: the table of workers tells who."
-    for shard in moment.shards:
+    if len(snapshot.silent) > MOST_TOLD:
+        yield f"And {len(snapshot.silent) - MOST_TOLD} more are silent: the table of workers tells who."
+    for shard in snapshot.shards:
         if shard.silent:
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
-    held = [worker for worker in moment.workers if worker.state == "held up"]
+    held = [worker for worker in snapshot.workers if worker.state == "held up"]
     if held:
         longest = int(max(worker.waiting for worker in held))
         who = f"the slowest is {report['slowest']}" if report["slowest"] else "nobody else is behind"
@@ -63,15 +63,15 @@ def alarms(moment: Moment) -> Iterator[str]:
         yield f"{number_of} been held up for {longest} s: {who}."
 
 
-def _figures(moment: Moment) -> Iterator[tuple[str, str]]:
-    report, present = moment.report, moment.present
+def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
+    report, present = snapshot.report, snapshot.present
     now = sample(report)
     yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
     yield "Loss", loss(now.loss)
     yield "Steps/s a worker", number(now.rate / len(present)) if present else NOTHING
     yield "Steps/s in all", number(now.rate) if present else NOTHING
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
-    yield "Shards", NOTHING if moment.on_ring else f"{len(moment.shards)} of {report['shards_wanted']}"
+    yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])
     age = report["checkpoint_age"]
     yield "Unsaved for", NOTHING if age is None else duration(age)

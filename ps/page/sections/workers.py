@@ -5,25 +5,25 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from hubring.ps.page.kit.figures import NOTHING, grouped, loss, number
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.section import TEMPLATES, Section
-from hubring.ps.page.snapshot import Moment, State, Worker
+from hubring.ps.page.snapshot import Snapshot, State, Worker
 
 _MACROS = TEMPLATES.macros("workers.html")
 
 
-def workers(moment: Moment, memo: Memo) -> Section:
+def workers(snapshot: Snapshot, cache: MarkupCache) -> Section:
     """One row a place."""
-    rows = {f"worker-{each.rank}": _row(each, memo) for each in moment.workers}
-    return Section(memo("workers", _MACROS.section, bool(rows)), rows)
+    rows = {f"worker-{each.rank}": _row(each, cache) for each in snapshot.workers}
+    return Section(cache("workers", _MACROS.section, bool(rows)), rows)
 
 
-def _row(worker: Worker, memo: Memo) -> Markup:
+def _row(worker: Worker, cache: MarkupCache) -> Markup:
     told = [NOTHING] * 3
     if worker.present:
         told = [grouped(worker.step), number(worker.rate), loss(worker.loss)]
     shown = worker.rank, kind(worker.state), worker.doing, worker.where or NOTHING, *told
-    return memo(f"worker-{worker.rank}", _MACROS.row, *shown)
+    return cache(f"worker-{worker.rank}", _MACROS.row, *shown)
 
 
 def kind(state: State) -> str:

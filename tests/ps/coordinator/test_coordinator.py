@@ -61,7 +61,7 @@ def test_a_start_that_came_to_nothing_neither_ends_the_server_nor_forgets_its_ch
         assert not hub.coordinator.done.is_set()
         joined = await asyncio.gather(hub.join("b"), hub.join("c"))
         assert min(reply.incarnation for reply in joined) > lonely.incarnation
-        assert hub.coordinator.blueprint.restored is not None
+        assert hub.coordinator.agreed_model.restored is not None
 
     run(story())
 
@@ -76,7 +76,7 @@ def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
             await hub.leave(joined, reason)
         checkpointed(tmp_path)
         await hub.coordinator.tick()
-        restored = hub.coordinator.blueprint.restored
+        restored = hub.coordinator.agreed_model.restored
         assert (restored[1].step if restored else 0) == step
 
     run(story())
@@ -108,7 +108,7 @@ def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
         await ticking
         await hub.coordinator.tick()  # the first may have gone on without the end
         assert hub.coordinator.done.is_set() == stopped
-        assert (hub.coordinator.blueprint.restored is None) == stopped
+        assert (hub.coordinator.agreed_model.restored is None) == stopped
 
     run(story())
 
@@ -147,7 +147,7 @@ def test_a_shard_that_holds_nothing_does_not_keep_a_step_from_being_whole(
         await hub.shard("t")
         both = await hub.started()
         await hub.plan(both[0])
-        assert {piece.shard for piece in hub.coordinator.blueprint.plan.slices} == {0}
+        assert {piece.shard for piece in hub.coordinator.agreed_model.plan.slices} == {0}
         hub.fleet.versions[0] = 5
         for joined in both:
             await hub.leave(joined)
@@ -233,7 +233,7 @@ def test_a_status_is_given_though_a_shard_is_silent(monkeypatch: pytest.MonkeyPa
     run(story())
 
 
-def test_only_members_write_on_the_board(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_members_leave_values_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         hub = Hub(monkeypatch)
         first, _ = await hub.started()

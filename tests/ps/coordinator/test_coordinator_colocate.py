@@ -209,7 +209,7 @@ def test_a_lost_worker_ends_the_job_but_not_the_server(
         await hub.leave(first, "FAILED")
         await hub.coordinator.tick()
         assert not hub.coordinator.done.is_set()
-        restored = hub.coordinator.blueprint.restored
+        restored = hub.coordinator.agreed_model.restored
         assert restored is not None
         assert restored[1].step == 9
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hubring.ps.checkpoint.manifest import Manifest
-from hubring.ps.coordinator.agreed_model import Blueprint
+from hubring.ps.coordinator.agreed_model import AgreedModel
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, TensorSpec
 from hubring.ps.job.plans import bucket_from_proto, bucket_to_proto, difference
@@ -46,16 +46,16 @@ def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
 
     held, whole = cut((0, "a"), (1, "bc"), (0, "d")), cut((0, "ad"), (1, "bc"))
     manifest = Manifest("job", "bsp", 7, 3, held, plan(held, 1, 1 << 20).slices, ())
-    blueprint = Blueprint(BSP(), "bsp", None, (Path("checkpoint"), manifest))
+    agreed_model = AgreedModel(BSP(), "bsp", None, (Path("checkpoint"), manifest))
     with pytest.raises(
         ConfigError, match=r"has other buckets, as overlap=False .*--bucket-bytes 800, on every worker"
     ):
-        blueprint.draw(whole, 1)
+        agreed_model.draw(whole, 1)
 
 
 def test_a_checkpoint_goes_on_under_another_codec() -> None:
     buckets = (replace(BUCKET, index=0, codec="int8"),)
     slices = plan(buckets, 1, 1 << 20)
     manifest = Manifest("job", "bsp", 7, 3, buckets, slices.slices, ())
-    blueprint = Blueprint(BSP(), "bsp", 1 << 20, (Path("checkpoint"), manifest))
-    assert blueprint.draw((replace(BUCKET, index=0, codec=""),), 1) == slices
+    agreed_model = AgreedModel(BSP(), "bsp", 1 << 20, (Path("checkpoint"), manifest))
+    assert agreed_model.draw((replace(BUCKET, index=0, codec=""),), 1) == slices

@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Message
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.broadcast import MOST_NEWS, Broadcast, Watcher
 from hubring.ps.page.history import History
-from hubring.ps.page.renderer import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Painter
+from hubring.ps.page.renderer import FRESH_SECONDS, SECTIONS, TICK_SECONDS, Renderer
 from hubring.ps.page.routes import app
-from hubring.ps.page.status_reader import Reader
+from hubring.ps.page.status_reader import StatusReader
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import ask, watching
 from tests.support.pages.status_hub import TOKEN, StatusHub, journal
@@ -29,10 +29,10 @@ class Stage:
         self.hub = StatusHub(workers)
         self.time = FakeTime()
         self.journal = log or journal()
-        reader = Reader(self.hub)
-        self.painter = Painter(reader, History(), self.journal, self.time)
-        self.broadcast = Broadcast(self.painter)
-        self.app: ASGIApp = app(self.hub, reader, self.painter, self.broadcast, TOKEN)
+        reader = StatusReader(self.hub)
+        self.renderer = Renderer(reader, History(), self.journal, self.time)
+        self.broadcast = Broadcast(self.renderer)
+        self.app: ASGIApp = app(self.hub, reader, self.renderer, self.broadcast, TOKEN)
 
     def tick(self) -> None:
         self.time.advance(1.0)
@@ -83,22 +83,22 @@ def test_afterwards_only_what_has_changed_is_sent() -> None:
     run(story())
 
 
-def test_nothing_is_painted_while_nobody_watches() -> None:
+def test_nothing_is_rendered_while_nobody_watches() -> None:
     async def story() -> None:
         stage = Stage()
         async with watching(stage.app, "/events") as messages:
             await told(messages)
         assert stage.broadcast.watchers == 0
-        painted, asked = stage.painter.paintings, stage.hub.asked
+        rendered, asked = stage.renderer.renderings, stage.hub.asked
         for _ in range(10):
             stage.tick()
             await asyncio.sleep(0)
-        assert (stage.painter.paintings, stage.hub.asked) == (painted, asked) == (1, 1)
+        assert (stage.renderer.renderings, stage.hub.asked) == (rendered, asked) == (1, 1)
 
     run(story())
 
 
-def test_it_is_painted_once_for_all_who_watch() -> None:
+def test_it_is_rendered_once_for_all_who_watch() -> None:
     async def story() -> None:
         stage = Stage()
         async with (
@@ -108,14 +108,14 @@ def test_it_is_painted_once_for_all_who_watch() -> None:
         ):
             for messages in (first, second, third):
                 await told(messages)
-            assert stage.painter.paintings == 1
+            assert stage.renderer.renderings == 1
             stage.tick()
             stage.hub.told["step"] = 41
             changes = [await told(messages) for messages in (first, second, third)]
             assert changes[0] == changes[1] == changes[2]
-            assert stage.painter.paintings == 2
+            assert stage.renderer.renderings == 2
             assert (await ask(stage.app, "/")).status == 200
-            assert stage.painter.paintings == 2, "who loads the page sees the same painting"
+            assert stage.renderer.renderings == 2, "who loads the page sees the same rendering"
 
     run(story())
 
@@ -125,13 +125,13 @@ def test_with_many_workers_a_tick_costs_what_has_changed() -> None:
         stage = Stage(workers=64)
         async with watching(stage.app, "/events") as messages:
             whole = len(json.dumps(await told(messages)))
-            made = stage.painter.memo.made
+            made = stage.renderer.cache.made
             stage.tick()
             for rank in (3, 17, 40):
                 stage.hub.told["workers"][rank]["step"] = 41
             change = await told(messages)
             assert change["elements"].keys() == {"worker-3", "worker-17", "worker-40"}
-            assert stage.painter.memo.made == made + 3
+            assert stage.renderer.cache.made == made + 3
             assert len(json.dumps(change)) < whole / 20
 
     run(story())
@@ -218,7 +218,7 @@ def journal_record(text: str, level: str) -> Any:
     return logging.makeLogRecord({"msg": text, "levelname": level, "levelno": logging.INFO})
 
 
-def test_a_fresh_painting_does_until_somebodys_state_changes() -> None:
+def test_a_fresh_rendering_does_until_somebodys_state_changes() -> None:
     async def story() -> None:
         stage = Stage()
         async with watching(stage.app, "/events") as messages:
@@ -227,12 +227,12 @@ def test_a_fresh_painting_does_until_somebodys_state_changes() -> None:
             stage.hub.told["step"] = 41
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert stage.painter.paintings == 1
+            assert stage.renderer.renderings == 1
             stage.hub.told["workers"][2]["seconds_since_heartbeat"] = 2.0
             change = await told(messages)
             assert "silent for 2" in change["elements"]["worker-2"]
             assert "41" in change["elements"]["summary"]
-            assert stage.painter.paintings == 2
+            assert stage.renderer.renderings == 2
 
     run(story())
 

@@ -15,16 +15,16 @@ from hubring.ps.page.history import Sample
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import duration, loss, number, size
 from hubring.ps.page.kit.scale import Linear
-from hubring.ps.page.markup_cache import Memo
+from hubring.ps.page.markup_cache import MarkupCache
 from hubring.ps.page.rates import Rates
-from hubring.ps.page.renderer import SECTIONS, Painting
+from hubring.ps.page.renderer import SECTIONS, Rendering
 from hubring.ps.page.section import Section, changes
 from hubring.ps.page.sections.course import curve
 from hubring.ps.page.sections.picture import SIGNS
 from hubring.ps.page.sections.summary import alarms, headline
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 from tests.support.pages.html_tree import Node, html_tree
-from tests.support.pages.status_hub import moment, report, shard, worker
+from tests.support.pages.status_hub import report, shard, snapshot, worker
 
 LOG = (LogEntry(1, 1.7e9, "info", "rank 0 joined"), LogEntry(2, 1.7e9, "error", "the job cannot go on: x"))
 ALL_STATES: dict[str, Any] = {
@@ -39,12 +39,12 @@ ALL_STATES: dict[str, Any] = {
 }
 
 
-def sections(seen: Moment) -> dict[str, Section]:
-    return {name: make(seen, Memo()) for name, make in SECTIONS.items()}
+def sections(seen: Snapshot) -> dict[str, Section]:
+    return {name: make(seen, MarkupCache()) for name, make in SECTIONS.items()}
 
 
-def tree(seen: Moment, **view: bool) -> Node:
-    return html_tree(page(Painting(seen, sections(seen)), **view))
+def tree(seen: Snapshot, **view: bool) -> Node:
+    return html_tree(page(Rendering(seen, sections(seen)), **view))
 
 
 def by_id(node: Node, name: str) -> Node:
@@ -52,15 +52,17 @@ def by_id(node: Node, name: str) -> Node:
     return found
 
 
-SCENES: Mapping[str, Moment] = {
-    "training": moment(shard(0), shard(1), log=LOG),
-    "every state": moment(shard(0), **ALL_STATES),
-    "no job": moment(
+SCENES: Mapping[str, Snapshot] = {
+    "training": snapshot(shard(0), shard(1), log=LOG),
+    "every state": snapshot(shard(0), **ALL_STATES),
+    "no job": snapshot(
         count=0, job="", state="waiting for the first worker", started=False, world_size=0, step=0
     ),
-    "ring": moment(topology="ring"),
-    "failed": moment(shard(0, error="shard 0 does not answer"), failure="shard 0 is gone", state="failed: x"),
-    "many": moment(*(shard(index) for index in range(9)), count=64),
+    "ring": snapshot(topology="ring"),
+    "failed": snapshot(
+        shard(0, error="shard 0 does not answer"), failure="shard 0 is gone", state="failed: x"
+    ),
+    "many": snapshot(*(shard(index) for index in range(9)), count=64),
 }
 
 
@@ -111,7 +113,7 @@ def test_tables_have_captions_and_drawings_are_told_or_hidden(scene: str) -> Non
 @pytest.mark.parametrize("view", [{}, {"tables": True}, {"still": True}])
 def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
     evil = "</section></svg><img src=x onerror=alert(1)><!-- rows -->&"
-    seen = moment(
+    seen = snapshot(
         shard(0, host=evil, error=evil),
         log=(LogEntry(1, 1.7e9, "error", evil),),
         workers=[worker(0, host=evil), worker(1, host=evil, seconds_since_heartbeat=3.0)],
@@ -124,7 +126,7 @@ def test_text_of_a_hub_never_becomes_markup(view: dict[str, bool]) -> None:
         world_size=4,
         ended={"finished": [], "preempted": [], "failed": {"2": evil}, "lost": {"3": evil}},
     )
-    made = page(Painting(seen, sections(seen)), **view)
+    made = page(Rendering(seen, sections(seen)), **view)
     assert "<img" not in made
     assert "<!-- rows" not in made
     assert not list(html_tree(made).all("img"))
@@ -166,7 +168,7 @@ def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
         "1 worker has been held up for 4 s: the slowest is rank 0 (node1 pid 1000) at step 40.",
     ]
     assert list(alarms(SCENES["failed"])) == ["shard 0 is gone", "shard 0 does not answer"]
-    late = moment(shard(0, seconds_since_heartbeat=1.8))
+    late = snapshot(shard(0, seconds_since_heartbeat=1.8))
     assert list(alarms(late)) == ["Shard 0 (node0 pid 2000) has been silent for 1 s."]
     assert list(alarms(SCENES["training"])) == []
 
@@ -184,7 +186,7 @@ def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
     ],
 )
 def test_the_headline_says_what_is_going_on(changes: dict[str, Any], words: str) -> None:
-    assert headline(moment(**changes)) == words
+    assert headline(snapshot(**changes)) == words
 
 
 def test_a_hubs_picture_links_every_worker_with_every_shard() -> None:
@@ -220,7 +222,7 @@ def test_sixty_four_workers_have_places_of_their_own_and_their_numbers() -> None
 
 
 def test_the_staleness_of_all_shards_is_added_up() -> None:
-    seen = moment(shard(0), shard(1, staleness={"0": 50, "4": 2}))
+    seen = snapshot(shard(0), shard(1, staleness={"0": 50, "4": 2}))
     assert seen.staleness == {0: 200, 3: 10, 4: 2}
     told = by_id(tree(seen), "staleness-table").text
     assert "200" in told
@@ -239,37 +241,37 @@ def test_only_what_changed_is_sent_and_a_row_without_its_section() -> None:
     before = sections(SCENES["training"])
     assert changes(before, sections(SCENES["training"])) == {}
     workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
-    after = sections(moment(shard(0), shard(1), log=LOG, workers=workers))
+    after = sections(snapshot(shard(0), shard(1), log=LOG, workers=workers))
     assert changes(before, after) == {"worker-1": after["workers"].rows["worker-1"]}
 
 
 def test_a_section_is_sent_whole_where_its_rows_come_or_go() -> None:
-    before = sections(moment(shard(0), workers=[worker(0)], world_size=1))
-    after = sections(moment(shard(0), workers=[worker(0), worker(1)], world_size=2))
+    before = sections(snapshot(shard(0), workers=[worker(0)], world_size=1))
+    after = sections(snapshot(shard(0), workers=[worker(0), worker(1)], world_size=2))
     changed = changes(before, after)
     assert {"workers", "picture", "waits"} <= changed.keys()
     assert "worker-1" not in changed
 
 
 def test_what_has_not_changed_is_not_made_again() -> None:
-    memo = Memo()
+    cache = MarkupCache()
     for make in SECTIONS.values():
-        make(SCENES["training"], memo)
-    made = memo.made
-    memo.turn()
+        make(SCENES["training"], cache)
+    made = cache.made
+    cache.turn()
     workers = [worker(0), worker(1, step=41), worker(2), worker(3)]
     for make in SECTIONS.values():
-        make(moment(shard(0), shard(1), log=LOG, workers=workers), memo)
-    assert memo.made == made + 1
+        make(snapshot(shard(0), shard(1), log=LOG, workers=workers), cache)
+    assert cache.made == made + 1
 
 
 def test_what_is_no_longer_asked_for_is_forgotten() -> None:
-    memo = Memo()
+    cache = MarkupCache()
     make = SECTIONS["log"]
     for turn in range(3):
-        memo.turn()
-        make(moment(log=(LogEntry(turn, 0.0, "info", "x"),)), memo)
-    assert len(memo._before) + len(memo._now) == 2
+        cache.turn()
+        make(snapshot(log=(LogEntry(turn, 0.0, "info", "x"),)), cache)
+    assert len(cache._before) + len(cache._now) == 2
 
 
 def test_one_value_alone_and_equal_values_can_be_drawn() -> None:
@@ -306,14 +308,14 @@ def test_numbers_are_written_for_people() -> None:
 
 def test_a_cut_network_is_told_in_few_sentences() -> None:
     silent = [worker(rank, seconds_since_heartbeat=3.0) for rank in range(64)]
-    told = list(alarms(moment(count=64, workers=silent)))
+    told = list(alarms(snapshot(count=64, workers=silent)))
     assert len(told) == 4
     assert told[-1] == "And 61 more are silent: the table of workers tells who."
 
 
 def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
     shards = [shard(0), shard(1, oldest_version=39), shard(2, keys=0, oldest_version=0, newest_version=0)]
-    rows = SECTIONS["shards"](Moment.of(report() | {"shards": shards}, Rates(), (), ()), Memo()).rows
+    rows = SECTIONS["shards"](Snapshot.of(report() | {"shards": shards}, Rates(), (), ()), MarkupCache()).rows
     for said, row in zip((">40<", ">39 to 40<", ">holds nothing<"), rows.values(), strict=True):
         assert said in row
 
@@ -321,7 +323,9 @@ def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
 def test_the_courses_table_begins_with_the_newest_and_keeps_its_rows() -> None:
     samples = [Sample(float(second), second, 1.0, 8.0) for second in range(200)]
     before, after = (
-        SECTIONS["course"](Moment.of(report() | {"shards": []}, Rates(), samples[:count], ()), Memo()).rows
+        SECTIONS["course"](
+            Snapshot.of(report() | {"shards": []}, Rates(), samples[:count], ()), MarkupCache()
+        ).rows
         for count in (199, 200)
     )
     assert next(iter(before)) == "sample-198000"

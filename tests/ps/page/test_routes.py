@@ -16,9 +16,9 @@ from hubring.ps.observe import metrics
 from hubring.ps.observe.journal import Journal
 from hubring.ps.page.broadcast import Broadcast
 from hubring.ps.page.history import History
-from hubring.ps.page.renderer import Painter
+from hubring.ps.page.renderer import Renderer
 from hubring.ps.page.routes import HEADERS, app
-from hubring.ps.page.status_reader import Reader
+from hubring.ps.page.status_reader import StatusReader
 from tests.support.fakes.clock import FakeTime
 from tests.support.pages.asgi import Answer, ask
 from tests.support.pages.html_tree import html_tree
@@ -30,9 +30,9 @@ LOOKS = ("/", "/?view=tables", "/?still=1", "/status.json", "/metrics", "/page.c
 
 
 def serve(hub: StatusHub) -> ASGIApp:
-    reader = Reader(hub)
-    painter = Painter(reader, History(), Journal(), FakeTime())
-    return app(hub, reader, painter, Broadcast(painter), TOKEN)
+    reader = StatusReader(hub)
+    renderer = Renderer(reader, History(), Journal(), FakeTime())
+    return app(hub, reader, renderer, Broadcast(renderer), TOKEN)
 
 
 def run(story: Coroutine[Any, Any, Answer]) -> Answer:
@@ -166,7 +166,7 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
 
     async def story() -> None:
         hub = StatusHub()
-        reader = Reader(hub)
+        reader = StatusReader(hub)
         first = await reader.read()
         hub.may_answer.clear()
         hub.rows[0]["pushes"] = 161
@@ -187,9 +187,9 @@ def test_a_shard_that_does_not_answer_keeps_nobody_waiting(monkeypatch: pytest.M
 )
 def test_a_hub_of_this_machine_answers_to_its_own_names_alone(host: str, status: int) -> None:
     hub = StatusHub()
-    reader = Reader(hub)
-    painter = Painter(reader, History(), Journal(), FakeTime())
-    shut = app(hub, reader, painter, Broadcast(painter), TOKEN, {"localhost", "[::1]"})
+    reader = StatusReader(hub)
+    renderer = Renderer(reader, History(), Journal(), FakeTime())
+    shut = app(hub, reader, renderer, Broadcast(renderer), TOKEN, {"localhost", "[::1]"})
     assert run(ask(shut, "/status.json", host=host)).status == status
 
 
@@ -197,7 +197,7 @@ def test_a_shard_that_is_dismissed_while_it_is_asked_hides_nothing() -> None:
     async def story() -> list[dict[str, Any]]:
         hub = StatusHub()
         told, hub.shards = hub.shards, dismissed  # type: ignore[method-assign]
-        reader = Reader(hub)
+        reader = StatusReader(hub)
         first = await reader.read()
         hub.shards = told  # type: ignore[method-assign]
         return [first, await reader.read()]

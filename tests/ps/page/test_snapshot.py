@@ -9,12 +9,12 @@ import pytest
 from hubring.ps.job.job import Joiner
 from hubring.ps.page.rates import Rates
 from hubring.ps.page.renderer import TICK_SECONDS
-from hubring.ps.page.snapshot import LATE_SECONDS, Moment
+from hubring.ps.page.snapshot import LATE_SECONDS, Snapshot
 from tests.support.fakes.coordinator import Hub, run
 
 
 def states(hub: Hub) -> list[str]:
-    seen = Moment.of(hub.coordinator.report([]), Rates(), (), ())
+    seen = Snapshot.of(hub.coordinator.report([]), Rates(), (), ())
     return [worker.state for worker in seen.workers]
 
 

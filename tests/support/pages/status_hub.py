@@ -11,7 +11,7 @@ from hubring.ps.core.errors import HubringError
 from hubring.ps.observe.journal import Journal, LogEntry
 from hubring.ps.page.history import Sample
 from hubring.ps.page.rates import Rates
-from hubring.ps.page.snapshot import Moment
+from hubring.ps.page.snapshot import Snapshot
 
 TOKEN = "a token that is long enough"
 
@@ -91,10 +91,10 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
     return told | changes
 
 
-def moment(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Moment:
+def snapshot(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Snapshot:
     """What there is to see of such a report."""
     samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
-    return Moment.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
+    return Snapshot.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
 
 
 class StatusHub:
