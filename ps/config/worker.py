@@ -71,7 +71,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         Count | None, checkpoint("also save the parameters after this many steps, in a file next to it")
     ] = None
     bucket_bytes: Annotated[
-        Bytes | None, data_path("gradient that is exchanged together, in bytes", "tuned in the first steps")
+        Bytes | None, data_path("bytes of gradients exchanged together", "tuned in the first steps")
     ] = None
     timeout: Annotated[Seconds, cluster("seconds that an exchange or the start may take")] = 300.0
     hardship: Annotated[

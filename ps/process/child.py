@@ -31,7 +31,7 @@ class Child:
         name: What people call it.
         command: Program and arguments.
         environment: All of its variables; None: ours.
-        session: It leads a session too, and the end of a terminal is not for it.
+        session: It leads a session of its own as well, so closing our terminal does not end it.
         stdin: With a pipe, an empty line there or its end asks the child to stop; else SIGTERM does.
         more: `stdout`, `stderr` and `pass_fds` of `subprocess.Popen`.
     """
