@@ -22,13 +22,13 @@ SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4 --ntasks=4 --requeue --open-mode=append
 rm -f address
 # A step of its own: it outlives this script while the job is being stopped.
-srun --overlap -N1 -n1 --output=server.out --error=server.err {python} -m hubring.ps.cli start --port 0
---workers 4 \\
+srun --overlap -N1 -n1 --output=server.out --error=server.err \\
+  {python} -m hubring.ps.cli start --port 0 --workers 4 \\
   --once --slice-bytes 128 --checkpoint-dir saved --address-file address &
 until [ -s address ]; do sleep 0.1; done
 srun --overlap --output=worker-%t.out --error=worker-%t.err \\
-  {python} -m hubring.workers.programs.ps_worker --server "$(cat address)" {flags} --save-parameters
-  final.safetensors \\ {script} 60 16 {hold}
+  {python} -m hubring.workers.programs.ps_worker --server "$(cat address)" {flags} \\
+  --save-parameters final.safetensors {script} 60 16 {hold}
 code=$?; wait
 [ $code != 75 ] || scontrol requeue $SLURM_JOB_ID
 """
