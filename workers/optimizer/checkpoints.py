@@ -2,8 +2,8 @@
 
 A hub keeps its own. Here every rank holds the same parameters and optimizer state, so rank 0 writes its
 own, in the folders and with the digests of `hubring.ps.checkpoint.manifest`, into DIR/workers. At the start
-rank 0 alone
-reads, and the others get all from it: the folder need not be shared, but rank 0 must find it again.
+rank 0 alone reads, and the others get all from it: the folder need not be shared, but rank 0 must find it
+again.
 
 The law: what is saved is a whole step, the same on all ranks, and nobody leaves a job that is stopped
 before it is saved. Hyperparameters are the script's and are not restored, as on a hub; nor is what codecs

@@ -56,8 +56,8 @@ a step. So where a process dials one shard, replies have a line of their own, an
 end. Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run:
 that brings one worker from 1.34 to 1.21. With more shards there are lines for all threads: with two shards,
 two threads, not one, bring two workers from 1.20 to 1.14, and reusing frames' pages
-(`hubring.ps.transport.zmq.heap`)
-one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP buffers change nothing.
+(`hubring.ps.transport.zmq.heap`) one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP
+buffers change nothing.
 """
 
 LAST_WORDS_MS = 1_000

@@ -4,12 +4,12 @@
 
 The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
 lines to the shards; in lockstep all sleep for COMPUTE seconds, as long as an accelerator would compute, and
-push one gradient. In turns of SECONDS nobody watches; the page
-is watched: one browser's stream is read; or it is watched and metrics are asked for besides, every five
-seconds, as Prometheus might. Where there are two cores the hub has one of its own, as the host of a fleet's
-hub does, and shards and workers have the others; with `shared` all take what is free. Prints one JSON
-object: of each turn the median step, and the hub process's processor time; and what page and metrics add
-to a step, with its 95 % interval, and as a share of all cores.
+push one gradient. In turns of SECONDS nobody watches; the page is watched: one browser's stream is read; or
+it is watched and metrics are asked for besides, every five seconds, as Prometheus might. Where there are two
+cores the hub has one of its own, as the host of a fleet's hub does, and shards and workers have the others;
+with `shared` all take what is free. Prints one JSON object: of each turn the median step, and the hub
+process's processor time; and what page and metrics add to a step, with its 95 % interval, and as a share of
+all cores.
 """
 
 from __future__ import annotations

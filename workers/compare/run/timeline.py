@@ -1,11 +1,10 @@
 """One timeline of a run: the traces of all its processes in one file, which Perfetto loads.
 
 Traces of several hosts are put on the coordinator's clock, each by what it notes of its own
-(`hubring.ps.core.offset`).
-Of all traces of one host the measurement with the shortest round trip moves them all, so that they stay as
-they were to each other, and one that cannot tell the two clocks apart moves nothing: the timeline of one host
-is exact. Between hosts it is true to half of that round trip, and to what the clocks have drifted since the
-processes began.
+(`hubring.ps.core.offset`). Of all traces of one host the measurement with the shortest round trip moves them
+all, so that they stay as they were to each other, and one that cannot tell the two clocks apart moves
+nothing: the timeline of one host is exact. Between hosts it is true to half of that round trip, and to what
+the clocks have drifted since the processes began.
 
 Where there is no coordinator, as in other people's rows, nobody compared clocks. One host has no need to; of
 several, those that did not stay where their own clocks put them, and the timeline says so.

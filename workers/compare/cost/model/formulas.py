@@ -29,8 +29,8 @@ from hubring.workers.compare.experiment.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
 """Of which a hub's workers take the best on a wire (`hubring.workers.communicators.slice_tuning`). In shared
-memory a slice is a bucket,
-as large as the first. That a single larger tensor has larger ones there is left out."""
+memory a slice is a bucket, as large as the first. That a single larger tensor has larger ones there is left
+out."""
 SERVER_LINES = {"zmq": 2}
 """Lines whose bytes a server moves at once, each in a thread of its own; by any other wire one."""
 TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
