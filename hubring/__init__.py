@@ -17,7 +17,6 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,8 @@ else:  # a type checker would take this for a promise that every name exists
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
+            from importlib.metadata import version  # late: it takes ten times as long as all else here
+
             return version("hubring")
         if name == "horovod":
             return import_module("hubring.horovod")
