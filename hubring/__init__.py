@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hubring.ps.config.environment import spare_forks
-from hubring.ps.core.shadowing import hidden_by
+from hubring.ps.core.shadowed_packages import hidden_by
 
 spare_forks()
 

@@ -17,12 +17,12 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from hubring.protos.control_pb2_grpc import add_ControlServicer_to_server
-from hubring.ps.checkpoint import manifest as checkpoints
+from hubring.ps.checkpoint import checkpoint_folder as checkpoints
 from hubring.ps.checkpoint.lock import lock
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.fleet import Shard
+from hubring.ps.coordinator.shard_fleet import Shard
 from hubring.ps.coordinator.status import ends
 from hubring.ps.core.errors import ConfigError, HubringError, NonFinite
 from hubring.ps.core.timing import SystemTime

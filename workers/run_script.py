@@ -21,7 +21,7 @@ from hubring.ps.config import terminal
 from hubring.ps.config.environment import environment
 from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import Fenced, HubringError, Preempted, RingBroken, ServerUnreachable, UsageError
-from hubring.ps.core.shadowing import hidden_by
+from hubring.ps.core.shadowed_packages import hidden_by
 from hubring.ps.job.job import Reason
 from hubring.ps.observe.logs import LogOrigin
 from hubring.workers.horovod import alias

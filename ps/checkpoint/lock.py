@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import TextIO
 
-from hubring.ps.checkpoint.manifest import begin, unwritable
+from hubring.ps.checkpoint.checkpoint_folder import begin, unwritable
 from hubring.ps.core.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hubring.ps.checkpoint.manifest import described, digest, sync, unwritten, verify
+from hubring.ps.checkpoint.checkpoint_folder import described, digest, sync, unwritten, verify
 from hubring.ps.core.errors import CheckpointCorrupt
 from hubring.ps.store.snapshot import KeyState, Snapshot
 

@@ -21,8 +21,9 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.admission import BY_EXIT_CODE, Admission, sentence_of
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, sentence_of
 from hubring.ps.config.kinds import LogFormat
+from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -31,12 +32,11 @@ from hubring.ps.core.errors import (
     JobFailed,
     ServerUnreachable,
 )
-from hubring.ps.core.offset import Offset, measure
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
 from hubring.ps.core.waiting import Waiting, sentence
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
-from hubring.ps.job.plans import bucket_to_proto, slice_from_proto
+from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
 from hubring.ps.shard.colocated import outlast
 from hubring.ps.transport.grpc.channel import open_channel
 from hubring.ps.transport.registry import ShardAddress

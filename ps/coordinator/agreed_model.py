@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan, Slice, Slicing
 from hubring.ps.job.job import Job
-from hubring.ps.job.plans import difference
+from hubring.ps.job.plan_protos import difference
 from hubring.ps.job.sharding import SLICE_BYTES, deal
 from hubring.ps.job.sharding import plan as make_plan
 from hubring.ps.store.consistency import Consistency

@@ -7,9 +7,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hubring.ps.checkpoint import manifest as checkpoints
-from hubring.ps.checkpoint.manifest import FileEntry, Manifest
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.checkpoint import checkpoint_folder as checkpoints
+from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, ShardPlan
 

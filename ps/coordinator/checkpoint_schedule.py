@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from hubring.ps.checkpoint import manifest as checkpoints
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint import checkpoint_folder as checkpoints
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.checkpoint_publisher import CheckpointWriter, Held
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.timing import TimeSource
 

@@ -19,7 +19,7 @@ from hubring.ps.coordinator.joining import Summons
 from hubring.ps.core.errors import ConfigError, Fenced, HubringError
 from hubring.ps.core.types import PROTOCOL, Sender, Slicing
 from hubring.ps.job.job import Joiner, Reason
-from hubring.ps.job.plans import bucket_from_proto, slice_to_proto
+from hubring.ps.job.plan_protos import bucket_from_proto, slice_to_proto
 from hubring.ps.transport.host import reachable
 
 log = logging.getLogger(__name__)

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.fleet import LOOK_SECONDS, Fleet, Shard
 from hubring.ps.coordinator.job_counters import JobCounters
 from hubring.ps.coordinator.joining import Joining, Seat, Summons
 from hubring.ps.coordinator.notifier import Notifier
@@ -27,6 +26,7 @@ from hubring.ps.coordinator.planner import Planner
 from hubring.ps.coordinator.quorum import Quorum
 from hubring.ps.coordinator.rendezvous import Rendezvous
 from hubring.ps.coordinator.report import Reporter
+from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS, Fleet, Shard
 from hubring.ps.coordinator.shard_sources import OwnShards, ShardSources, WorkersShards
 from hubring.ps.coordinator.shutdown import Shutdown
 from hubring.ps.coordinator.view_publisher import ViewPublisher

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from hubring.ps.coordinator.agreed_model import AgreedModel, Buckets
-from hubring.ps.coordinator.fleet import Fleet
 from hubring.ps.coordinator.notifier import Notifier
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError, Fenced
 from hubring.ps.core.types import Sender, ShardPlan, Slicing
 from hubring.ps.job.job import Job

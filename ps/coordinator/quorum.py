@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.coordinator.shard_sources import ShardSources
 from hubring.ps.job.job import Job
 

@@ -13,7 +13,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.job.job import Job
 
 if TYPE_CHECKING:
-    from hubring.ps.coordinator.fleet import Shard
+    from hubring.ps.coordinator.shard_fleet import Shard
 
 
 class ShardSources(Protocol):

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.job.job import Job
 

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.coordinator.fleet import Fleet, Shard
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.job.job import Job, Outcome
 
 

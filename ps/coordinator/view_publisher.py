@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.job.membership import Membership
 
 

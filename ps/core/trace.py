@@ -5,7 +5,7 @@ in microseconds. `ts` counts from 1970 by this host's clock, so the files of one
 can be laid side by side as they are. Those of several can be aligned by what stands
 in a metadata event (`ph` M) named `clock_offset`: `host`, the same for all processes
 that share a clock; and, if there is a coordinator, `ahead_ns`, to be added for its time,
-and `round_trip_ns`, half of which is the error (`hubring.ps.core.offset`). The viewers pass over it, and
+and `round_trip_ns`, half of which is the error (`hubring.ps.core.clock_offset`). Viewers skip it, and
 forgive a missing end, so the file of a run that died can be read as far as it was written.
 """
 
@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.host_id import name_kernel
-from hubring.ps.core.offset import Offset
 
 HELD = 2000
 """Spans that may wait to be written: writing each as it ends would cost more than most of them."""

@@ -66,7 +66,7 @@ class BucketSpec:
     """A flat run of parameters that are exchanged together.
 
     All are of one dtype and one parameter group; `tensors` lie in this order,
-    without gaps. `optimizer` is a name from `hubring.ps.optim.hyper.ALLOWED`, or empty where
+    without gaps. `optimizer` is a name from `hubring.ps.optim.hyperparameters.ALLOWED`, or empty where
     the hub only averages and the worker steps. `codec` is what its gradients
     are compressed with, by the name that `hubring.ps.core.codecs` gives it; empty: nothing.
     """

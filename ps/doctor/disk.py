@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from hubring.ps.checkpoint.manifest import sync
+from hubring.ps.checkpoint.checkpoint_folder import sync
 from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, skipped, spelt, warning
 
 NAME = "checkpoint dir"

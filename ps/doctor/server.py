@@ -10,9 +10,9 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 from hubring.ps.config.address import address
-from hubring.ps.core import offset
+from hubring.ps.core import clock_offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.errors import ServerUnreachable
-from hubring.ps.core.offset import Offset
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
 from hubring.ps.doctor.software import OURS
@@ -145,7 +145,7 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
         here = End(metadata.version(OURS), PROTOCOL)
         yield judge_versions(here, End(report.get("version"), report.get("protocol")), server)
         try:
-            measured = offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
+            measured = clock_offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
         except grpc.RpcError as error:
             why = f"{server} does not tell its time ({error.code().name}): it is of another version"
             yield skipped(CLOCKS, why)

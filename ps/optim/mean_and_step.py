@@ -23,7 +23,7 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
 from hubring.ps.optim.fused import KERNELS
 from hubring.ps.optim.fused_mean_step import OnePass, one_pass
-from hubring.ps.optim.hyper import check_name, kwargs_of
+from hubring.ps.optim.hyperparameters import check_name, kwargs_of
 from hubring.ps.optim.sums import finite_sum, fits_loops, summed
 
 _CPU = torch.device("cpu")

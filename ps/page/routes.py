@@ -15,12 +15,12 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hubring.ps.coordinator.fleet import LOOK_SECONDS
+from hubring.ps.coordinator.shard_fleet import LOOK_SECONDS
 from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.observe import metrics
 from hubring.ps.page import token as tokens
 from hubring.ps.page.broadcast import Broadcast
-from hubring.ps.page.document import answer, page
+from hubring.ps.page.html_page import answer, page
 from hubring.ps.page.kit.style import style
 from hubring.ps.page.renderer import Renderer
 from hubring.ps.page.status_reader import Hub, StatusReader

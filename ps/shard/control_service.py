@@ -25,7 +25,7 @@ from hubring.ps.core.counters import usage
 from hubring.ps.core.errors import HubringError, NonFinite
 from hubring.ps.core.messages import Code
 from hubring.ps.core.types import Member, View
-from hubring.ps.job.plans import bucket_from_proto, slice_from_proto
+from hubring.ps.job.plan_protos import bucket_from_proto, slice_from_proto
 from hubring.ps.observe.health import DATA, PROCESS, SHARD_CONTROL, ShardHealth
 from hubring.ps.optim.finite import all_finite
 from hubring.ps.shard.loop import ShardLoop

@@ -21,8 +21,8 @@ import torch
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
+from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import ConfigError, HubringError, ServerUnreachable
-from hubring.ps.core.offset import Offset, measure
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.observe import logs

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.communicators.base import Communicator
 from tests.contract.models import attached, linear

@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hubring.ps.checkpoint.manifest import read
+from hubring.ps.checkpoint.checkpoint_folder import read
 from tests.support.processes.cluster import SMALL, Cluster
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from importlib import import_module
 from hubring.ps.core.errors import ConnectionLost
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
-from hubring.workers.bench.rows.side import Side
+from hubring.workers.bench.rows.row_member import Side
 
 
 class Member:

@@ -23,8 +23,8 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators import ring_collectives
 from hubring.workers.communicators.base import CollectiveWork, Communicator, Start
 from hubring.workers.communicators.powersgd import LowRankMean
+from hubring.workers.communicators.ring_gradient_mean import RingMean, ring_mean
 from hubring.workers.communicators.ring_group import own_address, ring_store
-from hubring.workers.communicators.ring_mean import RingMean, ring_mean
 from hubring.workers.communicators.ring_process_group import Ring
 from hubring.workers.communicators.ring_scheduler import RingScheduler
 from hubring.workers.communicators.transfers import Transfers
@@ -39,7 +39,7 @@ class AllreduceCommunicator(Communicator):
 
     `traffic` holds what a ring sends for the gradients, computed rather than
     counted: 2(n-1)/n of their bytes a step and rank, and as much received; of a
-    codec whose payloads are gathered (`hubring.workers.communicators.ring_mean`), n-1 payloads.
+    codec whose payloads are gathered (`hubring.workers.communicators.ring_gradient_mean`), n-1 payloads.
 
     Args:
         rank: This worker's.

@@ -36,7 +36,7 @@ from hubring.workers.compare.judge.results import results
 from hubring.workers.compare.output import mllog, scalars
 from hubring.workers.compare.page import page
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.reading import decode, encode
+from hubring.workers.compare.result.load_results import decode, encode
 from hubring.workers.compare.run import machine, noise, outcome
 from hubring.workers.compare.run.outcome import Line, Outcome, write_whole
 

@@ -59,12 +59,6 @@ from hubring.workers.horovod.collectives.waiting import poll as poll
 from hubring.workers.horovod.collectives.waiting import synchronize as synchronize
 from hubring.workers.horovod.errors import HorovodInternalError as HorovodInternalError
 from hubring.workers.horovod.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
-from hubring.workers.horovod.ops import Adasum as Adasum
-from hubring.workers.horovod.ops import Average as Average
-from hubring.workers.horovod.ops import Max as Max
-from hubring.workers.horovod.ops import Min as Min
-from hubring.workers.horovod.ops import Product as Product
-from hubring.workers.horovod.ops import Sum as Sum
 from hubring.workers.horovod.optimizer.compression import Compression as Compression
 from hubring.workers.horovod.optimizer.distributed import DistributedOptimizer as DistributedOptimizer
 from hubring.workers.horovod.optimizer.parameters import (
@@ -72,6 +66,12 @@ from hubring.workers.horovod.optimizer.parameters import (
 )
 from hubring.workers.horovod.optimizer.parameters import broadcast_parameters as broadcast_parameters
 from hubring.workers.horovod.optimizer.sync_batch_norm import SyncBatchNorm as SyncBatchNorm
+from hubring.workers.horovod.reduce_ops import Adasum as Adasum
+from hubring.workers.horovod.reduce_ops import Average as Average
+from hubring.workers.horovod.reduce_ops import Max as Max
+from hubring.workers.horovod.reduce_ops import Min as Min
+from hubring.workers.horovod.reduce_ops import Product as Product
+from hubring.workers.horovod.reduce_ops import Sum as Sum
 from hubring.workers.horovod.world.capability import ccl_built as ccl_built
 from hubring.workers.horovod.world.capability import cuda_built as cuda_built
 from hubring.workers.horovod.world.capability import ddl_built as ddl_built

@@ -30,7 +30,7 @@ VIEWS: dict[str, tuple[str, ...]] = {
         "hubring.workers.horovod.collectives.objects",
         "hubring.workers.horovod.optimizer.parameters",
     ),
-    "horovod.torch.mpi_ops": ("hubring.workers.horovod", "hubring.workers.horovod.ops"),
+    "horovod.torch.mpi_ops": ("hubring.workers.horovod", "hubring.workers.horovod.reduce_ops"),
     "horovod.torch.optimizer": ("hubring.workers.horovod.optimizer.distributed",),
     "horovod.torch.sync_batch_norm": ("hubring.workers.horovod.optimizer.sync_batch_norm",),
     "horovod.common": (),

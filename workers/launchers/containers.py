@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 
-from hubring.workers.launchers.reading import Environment, Family, Reading, read
+from hubring.workers.launchers.launcher_number import Environment, Family, Reading, read
 
 _INDEX = "JOB_COMPLETION_INDEX"
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"

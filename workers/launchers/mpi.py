@@ -10,7 +10,7 @@ Hydra, the mpiexec of MPICH and Intel MPI, says PMI_RANK, PMI_SIZE, MPI_LOCALRAN
 
 from __future__ import annotations
 
-from hubring.workers.launchers.reading import Environment, Family, Reading, read
+from hubring.workers.launchers.launcher_number import Environment, Family, Reading, read
 
 _OPEN_MPI = {
     "rank": "OMPI_COMM_WORLD_RANK",

@@ -14,8 +14,8 @@ from itertools import combinations
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.launchers.containers import COMPOSE, KUBERNETES, ordinal
+from hubring.workers.launchers.launcher_number import Environment, Family, Reading
 from hubring.workers.launchers.mpi import MPICH, OPEN_MPI, PMIX
-from hubring.workers.launchers.reading import Environment, Family, Reading
 from hubring.workers.launchers.slurm import SLURM
 from hubring.workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
 

@@ -10,7 +10,7 @@ import re
 
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.launchers import mpi
-from hubring.workers.launchers.reading import Environment, Family, Reading, read
+from hubring.workers.launchers.launcher_number import Environment, Family, Reading, read
 
 _TASK = {
     "rank": "SLURM_PROCID",

@@ -7,7 +7,7 @@ RANK and the like are set by hand, or by an operator such as Kubeflow's.
 
 from __future__ import annotations
 
-from hubring.workers.launchers.reading import Environment, Family, Reading, read
+from hubring.workers.launchers.launcher_number import Environment, Family, Reading, read
 
 OURS = "HUBRING_LAUNCHER"
 

@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.optimizer.exchange import Exchange
-from hubring.workers.optimizer.watch import ChangeWatch
+from hubring.workers.optimizer.gradient_changes import ChangeWatch
 
 
 class BackwardPasses:

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hubring.ps.checkpoint.manifest import unwritten
+from hubring.ps.checkpoint.checkpoint_folder import unwritten
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 
 

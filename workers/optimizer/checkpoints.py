@@ -1,9 +1,8 @@
 """What rank 0 keeps of a job whose workers step themselves: around a ring, under --aggregate, or alone.
 
-A hub keeps its own. Here every rank holds the same parameters and optimizer state, so rank 0 writes its
-own, in the folders and with the digests of `hubring.ps.checkpoint.manifest`, into DIR/workers. At the start
-rank 0 alone reads, and the others get all from it: the folder need not be shared, but rank 0 must find it
-again.
+A hub saves its own. Here every rank holds the same parameters and optimizer state, so rank 0 writes them into
+DIR/workers, in the format of `ps/checkpoint/checkpoint_folder.py`. At the start rank 0 reads the file and
+broadcasts it: the other ranks need no access to the folder.
 
 The law: what is saved is a whole step, the same on all ranks, and nobody leaves a job that is stopped
 before it is saved. Hyperparameters are the script's and are not restored, as on a hub; nor is what codecs
@@ -20,9 +19,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
 from hubring.ps.checkpoint.lock import lock
-from hubring.ps.checkpoint.manifest import FileEntry, Manifest
 from hubring.ps.core.errors import ConfigError
 from hubring.workers import collectives
 from hubring.workers.collectives.broadcasts import broadcast_into
@@ -125,13 +124,15 @@ class Checkpoints:
         if self._communicator.rank != 0 or not steps or steps[0] == self._saved_step:
             return
         finite.check((trained.named_parameters for trained in self._trained), 0, steps[0])
-        folder = manifest.begin(self._directory)
+        folder = checkpoint_folder.begin(self._directory)
         try:
             path = folder / _FILE
             checkpoint_file.write(path, self._trained)
-            manifest.sync(path)
-            entry = FileEntry(_FILE, manifest.digest(path), path.stat().st_size, ())
-            final = manifest.publish(folder, Manifest(self._job, MODE, steps[0], 0, (), (), (entry,)))
+            checkpoint_folder.sync(path)
+            entry = FileEntry(_FILE, checkpoint_folder.digest(path), path.stat().st_size, ())
+            final = checkpoint_folder.publish(
+                folder, Manifest(self._job, MODE, steps[0], 0, (), (), (entry,))
+            )
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, OSError):
@@ -155,7 +156,7 @@ class Checkpoints:
         return self._found[index] if index < len(self._found) else None
 
     def _read(self) -> list[Saved]:
-        newest = manifest.newest(self._directory)
+        newest = checkpoint_folder.newest(self._directory)
         if newest is None:
             return []
         folder, said = newest

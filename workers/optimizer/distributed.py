@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import Hyper
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import NamedParameters
 from hubring.workers.collectives import allreduce
@@ -37,12 +37,12 @@ from hubring.workers.optimizer.bucket_steps import Stepper
 from hubring.workers.optimizer.checkpoints import Checkpoints
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.forward import ForwardGuard
+from hubring.workers.optimizer.gradient_changes import ChangeWatch
 from hubring.workers.optimizer.model_tensors import ModelTensors, check_model
 from hubring.workers.optimizer.overlap import Overlap
 from hubring.workers.optimizer.setup import Setup, bytes_of_bucket, ignore
 from hubring.workers.optimizer.tuning import Tuner
 from hubring.workers.optimizer.uneven import UnevenInputs
-from hubring.workers.optimizer.watch import ChangeWatch
 from hubring.workers.optimizer.wrapping import OptimizerWrapper, asks_for_loss
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from hubring.workers.buckets.bucketing import Bucket
 from hubring.workers.communicators.base import Communicator
 from hubring.workers.optimizer.exchange import Exchange
 from hubring.workers.optimizer.forward import ForwardGuard
-from hubring.workers.optimizer.watch import CHANGED, ChangeWatch
+from hubring.workers.optimizer.gradient_changes import CHANGED, ChangeWatch
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from hubring.ps.core.errors import ConfigError, Preempted
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children, passing_on
 from hubring.ps.process.command import module_command
-from hubring.ps.process.following import follow
+from hubring.ps.process.end_with_parent import follow
 from hubring.ps.process.output import Output
 from hubring.workers.launchers.placement import Placement, detect
 from hubring.workers.launchers.torchrun import OURS, told

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
-from hubring.ps.page import place
+from hubring.ps.page import picture_layout as place
 from hubring.ps.page.kit.figures import size
 from hubring.ps.page.markup_cache import MarkupCache
-from hubring.ps.page.place import RIM, Box, Point, on_circle, shard_box, worker_radius
+from hubring.ps.page.picture_layout import RIM, Box, Point, on_circle, shard_box, worker_radius
 from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.sections.workers import kind
 from hubring.ps.page.snapshot import Shard, Snapshot, State

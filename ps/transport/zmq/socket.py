@@ -15,7 +15,7 @@ import zmq
 from hubring.ps.config.address import is_loopback
 from hubring.ps.transport.base import MAX_PAYLOAD, Message
 from hubring.ps.transport.outbox import Outbox
-from hubring.ps.transport.zmq.heap import keep_freed_memory
+from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
 
 SCHEME = "tcp://"
 
@@ -56,7 +56,7 @@ a step. So where a process dials one shard, replies have a line of their own, an
 end. Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run:
 that brings one worker from 1.34 to 1.21. With more shards there are lines for all threads: with two shards,
 two threads, not one, bring two workers from 1.20 to 1.14, and reusing frames' pages
-(`hubring.ps.transport.zmq.heap`) one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP
+(`malloc_settings.py`) one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP
 buffers change nothing.
 """
 

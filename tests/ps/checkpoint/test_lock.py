@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.checkpoint import manifest
+from hubring.ps.checkpoint import checkpoint_folder
 from hubring.ps.checkpoint.lock import lock
 from hubring.ps.core.errors import ConfigError
 
@@ -38,7 +38,7 @@ def test_a_claim_sweeps_nothing_that_another_process_is_writing(
     def locked(*_: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    writing = manifest.begin(tmp_path)
+    writing = checkpoint_folder.begin(tmp_path)
     monkeypatch.setattr(fcntl, "lockf", locked)
     with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
         lock(tmp_path)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hubring.ps.checkpoint import manifest, shard_file
-from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.checkpoint import checkpoint_folder, shard_file
+from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 from hubring.ps.store.snapshot import KeyState, Snapshot
@@ -23,13 +23,13 @@ def state(key: int) -> KeyState:
 
 
 def write(directory: Path) -> Path:
-    folder = manifest.begin(directory)
+    folder = checkpoint_folder.begin(directory)
     files = []
     for key in (0, 1):
         path = folder / f"shard-{key}.safetensors"
         written = shard_file.save(path, {key: state(key)})
         files.append(FileEntry(path.name, written.sha256, written.bytes, (key,)))
-    return manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, tuple(files)))
+    return checkpoint_folder.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, tuple(files)))
 
 
 def same(one: Snapshot, other: Snapshot) -> bool:
@@ -88,10 +88,10 @@ def test_parameters_come_back_by_name_and_shape(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_safetensors_is_found_out(tmp_path: Path) -> None:
-    folder = manifest.begin(tmp_path)
+    folder = checkpoint_folder.begin(tmp_path)
     path = folder / "shard-0.safetensors"
     path.write_bytes(b"nonsense")
-    entry = FileEntry(path.name, manifest.digest(path), 8, (0,))
-    published = manifest.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, (entry,)))
+    entry = FileEntry(path.name, checkpoint_folder.digest(path), 8, (0,))
+    published = checkpoint_folder.publish(folder, Manifest("job", "bsp", 4, 1, (BUCKET,), SLICES, (entry,)))
     with pytest.raises(CheckpointCorrupt, match="cannot be read"):
         shard_file.load(published, [0])

@@ -10,7 +10,7 @@ import pytest
 from hubring.ps.coordinator import checkpoint_schedule
 from hubring.ps.coordinator.checkpoint_publisher import Held
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.errors import ConfigError
 from tests.support.fakes.clock import FakeTime
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.checkpoint import manifest
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.core.types import BucketSpec, Slice
 from tests.support.fakes.coordinator import BUCKET, CONTEXT, LIMIT, Hub, Refused, checkpointed, run
 
@@ -86,7 +86,7 @@ def test_a_job_that_broke_off_goes_on_where_a_finished_one_begins_anew(
 def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stopped: bool
 ) -> None:
-    answered, newest = threading.Event(), manifest.newest
+    answered, newest = threading.Event(), checkpoint_folder.newest
 
     def slow(directory: Path) -> tuple[Path, Manifest] | None:
         assert answered.wait(LIMIT), "the loop stood still"
@@ -97,7 +97,7 @@ def test_the_hub_answers_while_a_broken_off_jobs_checkpoint_is_read(
         for joined in await hub.started():
             await hub.leave(joined, "FAILED")
         checkpointed(tmp_path)
-        monkeypatch.setattr(manifest, "newest", slow)
+        monkeypatch.setattr(checkpoint_folder, "newest", slow)
         ticking = asyncio.create_task(hub.coordinator.tick())
         while hub.coordinator.last_job == "":  # what is set just before the checkpoint is read
             await asyncio.sleep(0)

@@ -11,7 +11,7 @@ import pytest
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlServicer, add_ShardControlServicer_to_server
-from hubring.ps.coordinator.fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import Fleet
 from hubring.ps.core.types import PROTOCOL
 from tests.support.fakes.coordinator import CONTEXT, Hub, checkpointed, run
 
@@ -328,7 +328,7 @@ def test_nobody_waits_for_a_shard_whose_host_has_vanished(
 ) -> None:
     monkeypatch.setattr("tests.support.fakes.coordinator.FakeFleet", Fleet)
     monkeypatch.setattr(
-        "hubring.ps.coordinator.fleet.CALL_SECONDS", 0.05
+        "hubring.ps.coordinator.shard_fleet.CALL_SECONDS", 0.05
     )  # how long the others may wait until they are told
 
     async def story() -> None:

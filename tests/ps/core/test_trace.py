@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.core import trace
-from hubring.ps.core.offset import Offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.trace import Trace
 from hubring.ps.core.work import Work
 from hubring.workers.runtime.in_flight import FlightRecorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 
-from hubring.ps.core.offset import Offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.doctor import server
 from hubring.ps.doctor.server import End
 from tests.ps.doctor.case import Case, judgements

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused import KERNELS, State
-from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.loops_available import work
 from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.optim.sums import WORTH, summed

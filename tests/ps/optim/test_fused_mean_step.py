@@ -19,7 +19,7 @@ from hubring.ps.optim import fused_mean_step
 from hubring.ps.optim.blocks import BLOCK_BYTES, BlockSteps
 from hubring.ps.optim.fused import KERNELS, State
 from hubring.ps.optim.fused_mean_step import OnePass, one_pass
-from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.llvm_loops import Loop
 from hubring.ps.optim.loops_available import LANES, work
 from hubring.ps.optim.mean_and_step import optimizer_for

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hubring.ps.optim.fused_mean_step import one_pass
-from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.loops_available import work
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hubring.ps.core.errors import ConfigError
-from hubring.ps.optim.hyper import hyper_of, kwargs_of
+from hubring.ps.optim.hyperparameters import hyper_of, kwargs_of
 from hubring.ps.optim.mean_and_step import Assign, optimizer_for
 
 pytestmark = pytest.mark.usefixtures("kernels")

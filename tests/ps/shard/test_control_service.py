@@ -13,7 +13,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.ps.checkpoint import shard_file
 from hubring.ps.core.messages import Code, Init, Pull, Push, Refusal
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.job.plans import bucket_to_proto, slice_to_proto
+from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.shard.control_service import ShardControl
 from hubring.ps.shard.loop import ShardLoop
 from hubring.ps.store.consistency import BSP

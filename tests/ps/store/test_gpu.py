@@ -11,7 +11,7 @@ from torch import Tensor, multiprocessing, nn
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded, Init, Push, Values
 from hubring.ps.core.types import BucketSpec, Member, Sender, Slice, TensorSpec, View
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.ps.shard import gpu
 from hubring.ps.store import gpu_tensor
 from hubring.ps.store.consistency import BSP

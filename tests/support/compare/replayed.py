@@ -17,7 +17,7 @@ from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import measure
 from hubring.workers.compare.judge.results import results
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.reading import encode
+from hubring.workers.compare.result.load_results import encode
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
 

@@ -12,7 +12,7 @@ from msgspec import to_builtins
 
 from hubring.workers.compare.experiment.setting import Link, Setting
 from hubring.workers.compare.result.findings import Findings
-from hubring.workers.compare.result.reading import decode
+from hubring.workers.compare.result.load_results import decode
 from hubring.workers.compare.result.statistics import median_interval
 from hubring.workers.slowdown.straggler import Straggler
 

@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from hubring.protos import control_pb2 as pb
-from hubring.ps.checkpoint import manifest
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.coordinator.control_service import Control
 from hubring.ps.coordinator.coordinator import Coordinator
-from hubring.ps.coordinator.fleet import Fleet, Shard
+from hubring.ps.coordinator.shard_fleet import Fleet, Shard
 from hubring.ps.core.errors import HubringError, JobFailed
 from hubring.ps.core.types import PROTOCOL, BucketSpec, ShardPlan, Slice, TensorSpec, View
 from hubring.ps.store.consistency import by_name
@@ -83,7 +83,7 @@ class FakeFleet(Fleet):
         await self.may_save.wait()
         path = folder / "shard-0.safetensors"
         path.write_bytes(b"tensors")
-        return [pb.SaveReply(file=path.name, sha256=manifest.digest(path), bytes=7, keys=[0])]
+        return [pb.SaveReply(file=path.name, sha256=checkpoint_folder.digest(path), bytes=7, keys=[0])]
 
     async def stats(self) -> list[pb.ShardStats]:
         if self.silent_ones:
@@ -118,7 +118,7 @@ class Hub:
         monkeypatch.setattr("hubring.ps.coordinator.coordinator.Fleet", FakeFleet)
         self.time = FakeTime()
         config = ServerConfig(**{"workers": 2, "slice_bytes": 64, **settings})
-        restored = manifest.newest(config.checkpoint_dir) if config.checkpoint_dir else None
+        restored = checkpoint_folder.newest(config.checkpoint_dir) if config.checkpoint_dir else None
         consistency = by_name(config.mode, config.staleness, config.backup)
         self.coordinator = Coordinator(config, consistency, self.time, restored)
         self.control = Control(self.coordinator)
@@ -171,5 +171,5 @@ def run(story: Coroutine[Any, Any, T]) -> T:
 
 def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
     """Leaves a checkpoint in the directory."""
-    folder = manifest.begin(directory)
-    manifest.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))
+    folder = checkpoint_folder.begin(directory)
+    checkpoint_folder.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))

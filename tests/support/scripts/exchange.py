@@ -13,7 +13,7 @@ import torch
 
 import hubring
 from hubring.ps.core.messages import Call, Collective
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.buckets.bucketing import make_buckets
 from hubring.workers.runtime import context
 

@@ -17,9 +17,9 @@ from hubring.workers.bench.job import Job
 from hubring.workers.bench.line import Line
 from hubring.workers.bench.member import Member
 from hubring.workers.bench.rows.bound import Bound, BoundCopy, BoundCuda, BoundOfTwo
+from hubring.workers.bench.rows.expected_parameters import PERIOD, Truth
 from hubring.workers.bench.rows.model import OPTIMIZERS, Bucket, FlatModel, optimizer_of
-from hubring.workers.bench.rows.side import Side
-from hubring.workers.bench.rows.truth import PERIOD, Truth
+from hubring.workers.bench.rows.row_member import Side
 from hubring.workers.bench.team import wrong_in
 from tests.support.fakes.lazy_device import LazyDevice, LazyMark
 

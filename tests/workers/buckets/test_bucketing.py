@@ -12,7 +12,7 @@ from torch import nn
 
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec
-from hubring.ps.job.plans import LEAST_BUCKET, difference
+from hubring.ps.job.plan_protos import LEAST_BUCKET, difference
 from hubring.workers.buckets.bucketing import Bucket, make_buckets
 from hubring.workers.buckets.layout import lay_out
 

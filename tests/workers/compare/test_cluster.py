@@ -27,7 +27,7 @@ from hubring.workers.compare.cluster.spread import Spread
 from hubring.workers.compare.cluster.task import Task, check, find
 from hubring.workers.compare.commands import run as command
 from hubring.workers.compare.experiment.experiment import Experiment
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.noise import Sample, of_machine
 from hubring.workers.compare.run.runner import clean_environment
 from hubring.workers.launchers.placement import FAMILIES, detect

@@ -15,7 +15,7 @@ from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.page import page
 from hubring.workers.compare.result.findings import Number
-from hubring.workers.compare.result.reading import encode
+from hubring.workers.compare.result.load_results import encode
 from tests.support.compare.results import EMULATED, full, minimal, read, summary
 from tests.support.pages.html_tree import Node, html_tree
 

@@ -13,7 +13,7 @@ import pytest
 
 from hubring.ps.core.errors import DeadlineExceeded
 from hubring.workers.compare.page import page
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.outcome import latest, read_record
 from hubring.workers.compare.run.process import Process, Processes, ProcessFailed
 from tests.support.compare.replayed import Replayed, carried_out, compared

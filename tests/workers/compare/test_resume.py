@@ -28,9 +28,9 @@ from hubring.workers.compare.experiment.experiment import LinkTable
 from hubring.workers.compare.experiment.job import Job
 from hubring.workers.compare.experiment.plan import Run, runs
 from hubring.workers.compare.judge.measure import Numbers, measure
-from hubring.workers.compare.result.reading import decode
-from hubring.workers.compare.run import keeper
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.result.load_results import decode
+from hubring.workers.compare.run import child_reaper
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.noise import Noise
 from hubring.workers.compare.run.outcome import Line, Outcome
 from hubring.workers.compare.run.runner import Runner
@@ -344,7 +344,7 @@ def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> 
 def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
-    keeper.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
+    child_reaper.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
     assert killed == [6, 7]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.core.offset import Offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.trace import Trace
 from hubring.workers.compare.commands.timeline import timeline
 from hubring.workers.compare.run.timeline import merge

@@ -13,7 +13,7 @@ import torch
 
 from hubring.ps.core.errors import ConfigError, UsageError
 from hubring.ps.core.types import Hyper
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.peers import interface, ray, rows, rpc
 from hubring.workers.peers.ray import Array
 from hubring.workers.peers.rows import PEERS, find

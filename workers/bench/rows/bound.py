@@ -16,7 +16,7 @@ from hubring.ps.optim.mean_and_step import optimizer_for
 from hubring.ps.optim.zeros import zeros, zeros_like
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.model import on_server
-from hubring.workers.bench.rows.side import Side
+from hubring.workers.bench.rows.row_member import Side
 
 
 class Bound(Side):

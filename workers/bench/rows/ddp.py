@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.model import optimizer_of, views
-from hubring.workers.bench.rows.side import Side
+from hubring.workers.bench.rows.row_member import Side
 from hubring.workers.peers import process_group
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.rows.side import FlatSide
+from hubring.workers.bench.rows.row_member import FlatSide
 from hubring.workers.peers import process_group
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import hubring
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.model import optimizer_of
-from hubring.workers.bench.rows.side import Side
+from hubring.workers.bench.rows.row_member import Side
 
 
 class Hubring(Side):

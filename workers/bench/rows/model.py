@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hubring.ps.core.types import Hyper
-from hubring.ps.optim.hyper import hyper_of
+from hubring.ps.optim.hyperparameters import hyper_of
 from hubring.workers.bench.shapes import Dims
 
 OPTIMIZERS = ("sgd", "adam")

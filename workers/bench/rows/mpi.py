@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.rows.side import FlatSide
+from hubring.workers.bench.rows.row_member import FlatSide
 from hubring.workers.peers.mpi import World
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hubring.workers.bench.job import Job
-from hubring.workers.bench.rows.side import FlatSide
+from hubring.workers.bench.rows.row_member import FlatSide
 
 ADDRESS = "address"
 """File in the job's directory that says where the server listens."""

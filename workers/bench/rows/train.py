@@ -24,7 +24,7 @@ import hubring
 from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.ddp import wrap
 from hubring.workers.bench.rows.model import optimizer_of
-from hubring.workers.bench.rows.side import Side
+from hubring.workers.bench.rows.row_member import Side
 from hubring.workers.bench.shapes import MLP, SAMPLES
 from hubring.workers.examples import digits
 from hubring.workers.peers import process_group

@@ -24,7 +24,7 @@ from hubring.workers.compare.cluster.messages import (
     Tell,
 )
 from hubring.workers.compare.cluster.task import Task
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.noise import Listener
 from hubring.workers.compare.run.process import GRACE_SECONDS, POLL_SECONDS, Process
 from hubring.workers.compare.run.runner import clean_environment

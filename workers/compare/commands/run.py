@@ -141,7 +141,7 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
     from hubring.workers.compare.experiment.plan import runs
     from hubring.workers.compare.hardship import hosts
     from hubring.workers.compare.output.screen import Screen
-    from hubring.workers.compare.run.lifeline import Lifeline
+    from hubring.workers.compare.run.child_reaper_start import Lifeline
     from hubring.workers.compare.run.runner import Runner
 
     comparison = Comparison.begin(experiment, folder, typed())
@@ -159,7 +159,7 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> Findings:
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.experiment.plan import runs
     from hubring.workers.compare.output.screen import Screen
-    from hubring.workers.compare.run.lifeline import Lifeline
+    from hubring.workers.compare.run.child_reaper_start import Lifeline
     from hubring.workers.compare.run.runner import Runner
 
     labels = [run.label for run in runs(experiment)]

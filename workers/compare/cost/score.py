@@ -1,7 +1,7 @@
 """The score: predictions beside what was measured, and how far they are apart where nothing was fitted.
 
 Of each row the first plain setting in which it was measured calibrates what the job takes beside its
-exchange (`hubring.workers.compare.cost.overhead`): it is marked so and does not count. All else of that row
+exchange (`fitted_overhead.py`): it is marked so and does not count. All else of that row
 is predicted; a row that nothing calibrated is not, since the model lacks the job's own part of its step.
 """
 
@@ -12,10 +12,10 @@ from statistics import fmean
 
 from msgspec.structs import replace
 
+from hubring.workers.compare.cost.fitted_overhead import Overhead
 from hubring.workers.compare.cost.measured import Point, points
 from hubring.workers.compare.cost.model.constants import Constants
 from hubring.workers.compare.cost.model.crossing import overtaking
-from hubring.workers.compare.cost.overhead import Overhead
 from hubring.workers.compare.cost.prediction import Forecast, Job, predict
 from hubring.workers.compare.cost.row_case import Reading, read
 from hubring.workers.compare.experiment.row import EVERY

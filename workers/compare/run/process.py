@@ -12,7 +12,7 @@ from typing import Any
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
 from hubring.ps.process.child import Child
 from hubring.ps.process.children import Children
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0

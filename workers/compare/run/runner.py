@@ -20,7 +20,7 @@ from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.hardship.loss import Loss, outlived
 from hubring.workers.compare.run import timeline
-from hubring.workers.compare.run.lifeline import Lifeline
+from hubring.workers.compare.run.child_reaper_start import Lifeline
 from hubring.workers.compare.run.outcome import Line, Outcome, divergence, latest
 from hubring.workers.compare.run.process import Processes, ProcessFailed, RunProcess
 from hubring.workers.compare.run.programs import Programs

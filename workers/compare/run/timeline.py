@@ -1,7 +1,7 @@
 """One timeline of a run: the traces of all its processes in one file, which Perfetto loads.
 
 Traces of several hosts are put on the coordinator's clock, each by what it notes of its own
-(`hubring.ps.core.offset`). Of all traces of one host the measurement with the shortest round trip moves them
+(`ps/core/clock_offset.py`). Of all traces of one host the measurement with the shortest round trip moves them
 all, so that they stay as they were to each other, and one that cannot tell the two clocks apart moves
 nothing: the timeline of one host is exact. Between hosts it is true to half of that round trip, and to what
 the clocks have drifted since the processes began.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hubring.ps.core.offset import Offset
+from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.trace import CLOCK_OFFSET
 
 Event = dict[str, Any]

@@ -11,8 +11,8 @@ from hubring.workers import collectives
 from hubring.workers.horovod.collectives.reduction import Reduction
 from hubring.workers.horovod.collectives.sendable import sendable
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.ops import chosen
 from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.reduce_ops import chosen
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 from hubring.workers.horovod.world.world import current
 

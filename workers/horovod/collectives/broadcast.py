@@ -11,7 +11,7 @@ from hubring.workers import collectives
 from hubring.workers.horovod.collectives.allreduce import allreduce, gradient_name, written
 from hubring.workers.horovod.collectives.sendable import sendable
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.ops import Average
+from hubring.workers.horovod.reduce_ops import Average
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 from hubring.workers.horovod.world.world import current
 

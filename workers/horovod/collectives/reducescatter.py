@@ -14,8 +14,8 @@ from hubring.workers.horovod.collectives.reduction import Reduction, scaled
 from hubring.workers.horovod.collectives.sendable import sendable
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.errors import Refused
-from hubring.workers.horovod.ops import Average, Sum
 from hubring.workers.horovod.optimizer.compression import Compression, Compressor
+from hubring.workers.horovod.reduce_ops import Average, Sum
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 from hubring.workers.horovod.world.world import current
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from hubring.ps.core.messages import ReduceOp
-from hubring.workers.horovod.ops import OURS, Adasum, Average
+from hubring.workers.horovod.reduce_ops import OURS, Adasum, Average
 from hubring.workers.horovod.world.process_set import ProcessSet, global_process_set
 
 
@@ -20,7 +20,7 @@ class Reduction:
     Its average is the sum, divided likewise.
 
     Attributes:
-        op: One of the constants of `hubring.workers.horovod.ops`.
+        op: One of the constants of `hubring.workers.horovod.reduce_ops`.
         prescale: What tensors are multiplied by before they are reduced.
         postscale: And after.
     """

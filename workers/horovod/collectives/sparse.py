@@ -8,7 +8,7 @@ import torch
 
 from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.ops import Average, Sum
+from hubring.workers.horovod.reduce_ops import Average, Sum
 from hubring.workers.horovod.world.process_set import ProcessSet, checked, global_process_set
 
 

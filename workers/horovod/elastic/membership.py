@@ -14,7 +14,7 @@ import secrets
 import torch
 
 from hubring.workers import collectives
-from hubring.workers.horovod.elastic.board import OVER, UNDER_WAY, Board, Lives
+from hubring.workers.horovod.elastic.newcomers import OVER, UNDER_WAY, Board, Lives
 from hubring.workers.horovod.errors import HorovodInternalError, HostsUpdatedInterrupt, translated
 from hubring.workers.horovod.world.world import World, current
 from hubring.workers.runtime import context

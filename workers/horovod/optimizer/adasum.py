@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 
 from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.ops import Adasum
 from hubring.workers.horovod.optimizer.compression import Compressor
 from hubring.workers.horovod.optimizer.gradient_group import Parcel
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.optimizer.trainer import Trainer
+from hubring.workers.horovod.reduce_ops import Adasum
 
 if TYPE_CHECKING:
     _Base = Optimizer

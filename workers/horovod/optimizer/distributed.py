@@ -18,12 +18,12 @@ from torch.optim import Optimizer
 
 from hubring.ps.config.environment import environment
 from hubring.workers.horovod.collectives.reduction import Reduction
-from hubring.workers.horovod.ops import Adasum, Average, chosen
 from hubring.workers.horovod.optimizer.adasum import DeltaOptimizer
 from hubring.workers.horovod.optimizer.compression import Compression, Compressor
 from hubring.workers.horovod.optimizer.gradient_group import PARCEL_BYTES, Groups, Parcel, check_groups, pack
 from hubring.workers.horovod.optimizer.gradients import GradientExchange
 from hubring.workers.horovod.optimizer.trainer import Trainer
+from hubring.workers.horovod.reduce_ops import Adasum, Average, chosen
 from hubring.workers.horovod.world.process_set import ProcessSet, global_process_set
 from hubring.workers.horovod.world.world import current
 

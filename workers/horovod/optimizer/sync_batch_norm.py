@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from hubring.workers.horovod.collectives.allgather import allgather_async
 from hubring.workers.horovod.collectives.allreduce import allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
-from hubring.workers.horovod.ops import Sum
+from hubring.workers.horovod.reduce_ops import Sum
 from hubring.workers.horovod.world.ranks import size
 
 Tensor = torch.Tensor

@@ -16,7 +16,7 @@ import cloudpickle
 
 from hubring.ps.config.environment import export
 from hubring.ps.job.job import Reason
-from hubring.ps.process.following import follow
+from hubring.ps.process.end_with_parent import follow
 from hubring.workers.horovod import alias
 from hubring.workers.runtime import context
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.workers.compare.cost.simulate.free import Crowd
+from hubring.workers.compare.cost.simulate.asynchronous import Crowd
 from hubring.workers.compare.cost.simulate.lockstep import all_but_some, all_for_all, around_the_ring
 from hubring.workers.compare.cost.simulate.scene import Course, Scene
 

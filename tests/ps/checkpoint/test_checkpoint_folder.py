@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.checkpoint import manifest
-from hubring.ps.checkpoint.manifest import FileEntry, Manifest
+from hubring.ps.checkpoint import checkpoint_folder
+from hubring.ps.checkpoint.checkpoint_folder import FileEntry, Manifest
 from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 from hubring.ps.core.types import BucketSpec, Slice, TensorSpec
 
@@ -17,16 +17,16 @@ SLICES = (Slice(0, 0, 0, 4, 0),)
 
 
 def write(directory: Path, step: int, content: bytes = b"tensors") -> Path:
-    folder = manifest.begin(directory)
+    folder = checkpoint_folder.begin(directory)
     path = folder / "shard-0.safetensors"
     path.write_bytes(content)
-    entry = FileEntry(path.name, manifest.digest(path), len(content), (0,))
-    return manifest.publish(folder, Manifest("job", "bsp", step, 7, BUCKETS, SLICES, (entry,)))
+    entry = FileEntry(path.name, checkpoint_folder.digest(path), len(content), (0,))
+    return checkpoint_folder.publish(folder, Manifest("job", "bsp", step, 7, BUCKETS, SLICES, (entry,)))
 
 
 def test_what_was_published_is_read_back(tmp_path: Path) -> None:
     folder = write(tmp_path, 12)
-    found = manifest.newest(tmp_path)
+    found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     path, read = found
     assert path == folder
@@ -35,14 +35,14 @@ def test_what_was_published_is_read_back(tmp_path: Path) -> None:
 
 
 def test_an_empty_directory_holds_no_checkpoint(tmp_path: Path) -> None:
-    assert manifest.newest(tmp_path) is None
-    assert manifest.newest(tmp_path / "missing") is None
+    assert checkpoint_folder.newest(tmp_path) is None
+    assert checkpoint_folder.newest(tmp_path / "missing") is None
 
 
 def test_the_newest_is_the_last_written_whatever_its_step(tmp_path: Path) -> None:
     write(tmp_path, 30)
     last = write(tmp_path, 20)
-    found = manifest.newest(tmp_path)
+    found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     assert found[0] == last
 
@@ -67,7 +67,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
         file.unlink()
     else:
         (newest / "manifest.json").write_text("{")
-    found = manifest.newest(tmp_path)
+    found = checkpoint_folder.newest(tmp_path)
     assert found is not None
     assert found[0] == before
 
@@ -75,7 +75,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path: Path, 
 def test_when_every_checkpoint_is_damaged_it_says_so(tmp_path: Path) -> None:
     (write(tmp_path, 1) / "shard-0.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointCorrupt, match="--checkpoint-dir"):
-        manifest.newest(tmp_path)
+        checkpoint_folder.newest(tmp_path)
 
 
 def test_a_file_that_may_not_be_read_is_no_whole_checkpoint(
@@ -86,24 +86,24 @@ def test_a_file_that_may_not_be_read_is_no_whole_checkpoint(
     def locked(path: Path) -> str:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(manifest, "digest", locked)
+    monkeypatch.setattr(checkpoint_folder, "digest", locked)
     with pytest.raises(CheckpointCorrupt, match=r"shard-0\.safetensors cannot be read: Permission denied"):
-        manifest.newest(tmp_path)
+        checkpoint_folder.newest(tmp_path)
 
 
 def test_a_file_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"tensors")
-    folder = manifest.begin(tmp_path / "saved")
-    entry = FileEntry("../../secret", manifest.digest(tmp_path / "secret"), 7, (0,))
-    path = manifest.publish(folder, Manifest("job", "bsp", 1, 1, BUCKETS, SLICES, (entry,)))
+    folder = checkpoint_folder.begin(tmp_path / "saved")
+    entry = FileEntry("../../secret", checkpoint_folder.digest(tmp_path / "secret"), 7, (0,))
+    path = checkpoint_folder.publish(folder, Manifest("job", "bsp", 1, 1, BUCKETS, SLICES, (entry,)))
     with pytest.raises(CheckpointCorrupt, match="plain file name"):
-        manifest.read(path)
+        checkpoint_folder.read(path)
 
 
 def test_a_half_written_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Path) -> None:
-    stale = manifest.begin(tmp_path)
+    stale = checkpoint_folder.begin(tmp_path)
     (stale / "shard-0.safetensors").write_bytes(b"half")
-    assert manifest.newest(tmp_path) is None
+    assert checkpoint_folder.newest(tmp_path) is None
     write(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["000001-step-1"]
 
@@ -111,14 +111,14 @@ def test_a_half_written_folder_is_no_checkpoint_and_is_cleared_away(tmp_path: Pa
 def test_a_directory_that_cannot_be_written_is_a_bad_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot write checkpoints"):
-        manifest.begin(tmp_path / "file")
+        checkpoint_folder.begin(tmp_path / "file")
 
 
 def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(manifest, "sync", full)
+    monkeypatch.setattr(checkpoint_folder, "sync", full)
     with pytest.raises(ConfigError, match="No space left"):
         write(tmp_path, 1)
 
@@ -126,7 +126,7 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_old_checkpoint_that_cannot_be_removed_is_no_reason_to_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stuck, *_ = [write(tmp_path, step) for step in range(manifest.KEEP)]
+    stuck, *_ = [write(tmp_path, step) for step in range(checkpoint_folder.KEEP)]
     remove = shutil.rmtree
 
     def busy(folder: Path) -> None:
@@ -137,7 +137,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_no_reason_to_fail(
     monkeypatch.setattr(shutil, "rmtree", busy)
     for step in (10, 11):
         found = write(tmp_path, step)
-        assert manifest.newest(tmp_path) == (found, manifest.read(found))
+        assert checkpoint_folder.newest(tmp_path) == (found, checkpoint_folder.read(found))
     assert f"the old checkpoint {stuck} cannot be removed: [Errno 39] Directory not empty" in caplog.text
     kept = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir())
     assert kept == [0, 2, 10, 11]
@@ -146,11 +146,11 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_no_reason_to_fail(
 def test_a_directory_that_cannot_be_read_is_not_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot read checkpoints"):
-        manifest.newest(tmp_path / "file")
+        checkpoint_folder.newest(tmp_path / "file")
 
 
 def test_other_peoples_folders_are_left_alone(tmp_path: Path) -> None:
     for name in ("1st-step-one", "7-step-3"):
         (tmp_path / name).mkdir()
-    assert manifest.newest(tmp_path) is None
+    assert checkpoint_folder.newest(tmp_path) is None
     assert write(tmp_path, 4).name == "000001-step-4"

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hubring.ps.observe.journal import LogEntry
-from hubring.ps.page.document import answer, page
 from hubring.ps.page.history import Sample
+from hubring.ps.page.html_page import answer, page
 from hubring.ps.page.kit.chart import bins
 from hubring.ps.page.kit.figures import duration, loss, number, size
 from hubring.ps.page.kit.scale import Linear

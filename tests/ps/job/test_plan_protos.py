@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hubring.ps.checkpoint.manifest import Manifest
+from hubring.ps.checkpoint.checkpoint_folder import Manifest
 from hubring.ps.coordinator.agreed_model import AgreedModel
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.types import BucketSpec, TensorSpec
-from hubring.ps.job.plans import bucket_from_proto, bucket_to_proto, difference
+from hubring.ps.job.plan_protos import bucket_from_proto, bucket_to_proto, difference
 from hubring.ps.job.sharding import plan
 from hubring.ps.store.consistency import BSP
 

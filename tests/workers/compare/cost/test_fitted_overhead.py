@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from hubring.workers.compare.cost.overhead import Overhead
+from hubring.workers.compare.cost.fitted_overhead import Overhead
 from hubring.workers.compare.cost.prediction import Job, predict
 from hubring.workers.compare.cost.score import Score
 from hubring.workers.compare.experiment.setting import Link, Setting

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hubring.workers.bench.job import Job
+from hubring.workers.bench.rows.expected_parameters import Truth
 from hubring.workers.bench.rows.model import Bucket, FlatModel
-from hubring.workers.bench.rows.truth import Truth
 
 _CODED_SLACK = 0.02
 """Of the largest parameter. A codec rounds: an 8-bit one by 1/254 of the largest gradient near by."""

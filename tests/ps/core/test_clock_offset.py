@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from hubring.ps.core.offset import TRIES, Offset, measure
+from hubring.ps.core.clock_offset import TRIES, Offset, measure
 
 
 class Elsewhere:

@@ -15,7 +15,7 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ShardControlStub
 from hubring.ps.core.errors import ConfigError, HubringError, JobFailed
 from hubring.ps.core.types import BucketSpec, ShardPlan, View
-from hubring.ps.job.plans import bucket_to_proto, slice_to_proto
+from hubring.ps.job.plan_protos import bucket_to_proto, slice_to_proto
 from hubring.ps.transport.grpc.channel import open_async_channel
 
 if TYPE_CHECKING:

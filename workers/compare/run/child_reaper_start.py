@@ -12,7 +12,7 @@ from subprocess import PIPE
 from types import TracebackType
 
 from hubring.ps.process.child import Child
-from hubring.workers.compare.run import keeper
+from hubring.workers.compare.run import child_reaper
 
 
 class Lifeline:
@@ -20,7 +20,7 @@ class Lifeline:
 
     def __enter__(self) -> Lifeline:
         # Neither what is installed nor what stands in the environment can keep it from starting.
-        command = [sys.executable, "-I", "-S", keeper.__file__]
+        command = [sys.executable, "-I", "-S", child_reaper.__file__]
         self._child = Child("the lifeline", command, stdin=PIPE, session=True)
         return self
 
