@@ -55,9 +55,9 @@ def bench(
     timeout: Annotated[float, typer.Option(help="seconds that one case may take")] = 900.0,
     out: Annotated[Path | None, typer.Option(help="file to write [results/bench-DATE.json]")] = None,
     summary: Annotated[
-        Path | None, typer.Option(help="measure nothing: print the README's tables of this file")
+        Path | None, typer.Option(help="measure nothing: print the tables of this file")
     ] = None,
-    into: Annotated[Path | None, typer.Option(help="with --summary: write them into this README")] = None,
+    into: Annotated[Path | None, typer.Option(help="with --summary: write the tables into this page")] = None,
 ) -> None:
     """Time one exchange of a model: push, mean, optimizer, parameters back in every worker.
 

@@ -1,1 +1,1 @@
-"""What the bench shows: the table of a run, the ratios that are wanted, and the tables of the README."""
+"""What the bench shows: the table of a run, the ratios that are wanted, and the tables of RESULTS.md."""

@@ -1,4 +1,4 @@
-"""The tables in the README, made from the bench's JSON."""
+"""The tables in RESULTS.md, made from the bench's JSON."""
 
 from __future__ import annotations
 
