@@ -27,9 +27,12 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("asked", "sentence"),
     [
-        ({"workers": 5}, "5 workers of 1 CPU each need 5, but Ray's cluster has 4: give fewer workers"),
-        ({"workers": 2, "cpus": 2.5}, "2 workers of 2.5 CPU each need 5, .* or a smaller cpus="),
-        ({"workers": 2, "gpus": 1}, "2 workers of 1 GPU each need 2, but Ray's cluster has 0: .* gpus="),
+        ({"workers": 5}, r"5 worker\(s\) with 1 CPU each need 5, but the Ray cluster has 4; reduce workers="),
+        ({"workers": 2, "cpus": 2.5}, r"2 worker\(s\) with 2.5 CPU each need 5, .* or cpus="),
+        (
+            {"workers": 2, "gpus": 1},
+            r"2 worker\(s\) with 1 GPU each need 2, but the Ray cluster has 0; .* gpus=",
+        ),
     ],
 )
 def test_a_cluster_that_has_no_room_for_all_workers_is_refused_before_anything_starts(

@@ -1,1 +1,1 @@
-"""What each family of launchers tells a process it started; `placement` decides between them."""
+"""Reads the environment variables of each launcher family; `placement` chooses among the families."""

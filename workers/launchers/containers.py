@@ -1,9 +1,9 @@
-"""Kubernetes and Compose: one worker a container, and what a container can know of its own number.
+"""Kubernetes and Compose: one worker per container.
 
-A pod of an indexed Job, or of a JobSet of one such, has JOB_COMPLETION_INDEX. Where nothing else says the
-rank, a pod's hostname does if it ends in a number, as a StatefulSet's `train-3`: one of up to four digits
-is no accident, since random suffixes have five characters. How many pods there are stands in no variable,
-so the server says it. A Compose replica's number stands in a label outside the container alone, so the
+A pod of an indexed Job, or of a JobSet of one indexed Job, has JOB_COMPLETION_INDEX. If no other source gives
+the rank, a pod's hostname gives it if it ends in a number, for example `train-3` of a StatefulSet. The number
+can have up to four digits, since random suffixes have five characters. No variable holds the number of pods,
+so the server supplies it. The number of a Compose replica is only in a label outside the container, so the
 hub assigns its rank.
 """
 
@@ -27,7 +27,7 @@ def _read(environment: Environment) -> list[Reading]:
 
 
 def ordinal(environment: Environment, hostname: str) -> Reading | None:
-    """A pod's number by its hostname; None outside of Kubernetes, and where the name has none."""
+    """Returns the number at the end of a pod's hostname; None without one, and outside Kubernetes."""
     match = _ORDINAL.fullmatch(hostname.partition(".")[0])
     if match is None or _IN_A_POD not in environment:
         return None
@@ -39,12 +39,12 @@ KUBERNETES = Family(
     (_INDEX, _IN_A_POD),
     _started,
     _read,
-    "Kubernetes tells a pod its index alone: give --world-size, or ps-server start --workers",
+    "Kubernetes gives a pod only its index; set --world-size, or ps-server start --workers",
 )
 COMPOSE = Family(
     "compose",
     (),
     lambda _: False,
     lambda _: [],
-    "a Compose replica cannot see its own number: the hub assigns its rank",
+    "a Compose replica cannot see its own number; the hub assigns its rank",
 )

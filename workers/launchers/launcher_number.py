@@ -1,4 +1,4 @@
-"""One number that a launcher gave, and the family that knows where to look for it."""
+"""Numbers that launchers put into environment variables."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One number and where it stood.
+    """One number and its source.
 
     Attributes:
-        field: Of `Placement`: rank, size, local_rank, local_size, node_rank, nodes or restart.
+        field: A field of `Placement`: rank, size, local_rank, local_size, node_rank, nodes or restart.
         value: The number.
-        source: `NAME=value` as it stood there.
+        source: `NAME=value`, the flag and its value, or the hostname.
     """
 
     field: str
@@ -28,14 +28,14 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Launchers that speak alike.
+    """Launchers that set the same variables.
 
     Attributes:
-        name: What the placement calls it.
-        names: Every variable that is looked at.
-        started: Whether it started this process, as far as the variables betray it.
-        read: What it says.
-        note: What cannot be known from it, for `ps-worker env --explain`.
+        name: The value of `Placement.launcher`.
+        names: Every variable that the family reads.
+        started: Whether the variables show that this family started the process.
+        read: Returns the numbers in the variables.
+        note: What the family does not provide, for `ps-worker env --explain`.
     """
 
     name: str
@@ -46,10 +46,10 @@ class Family:
 
 
 def read(environment: Environment, names: Mapping[str, str]) -> list[Reading]:
-    """The numbers among these variables, by field.
+    """Returns the numbers in these variables (field to variable name), without those that are not set.
 
     Raises:
-        ConfigError: One holds no number; names it.
+        ConfigError: A variable holds no number.
     """
     return [
         Reading(field, number(name, environment[name]), f"{name}={environment[name]}")
@@ -59,11 +59,11 @@ def read(environment: Environment, names: Mapping[str, str]) -> list[Reading]:
 
 
 def number(name: str, text: str) -> int:
-    """Reads a whole number of 0 or more.
+    """Parses a whole number of 0 or more.
 
     Raises:
-        ConfigError: It is none; names the variable.
+        ConfigError: The text is not such a number.
     """
     if not re.fullmatch(r"\s*\d+\s*", text, re.ASCII):
-        raise ConfigError(f"{name}={text!r} is no whole number of 0 or more; unset it or correct it")
+        raise ConfigError(f"{name}={text!r}: expected a whole number of 0 or more; unset or correct {name}")
     return int(text)

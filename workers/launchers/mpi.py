@@ -1,11 +1,11 @@
-"""Open MPI, MPICH and its kin, and others whose daemons speak PMIx.
+"""Open MPI, MPICH and its derivatives, and other launchers that use PMIx.
 
-Open MPI says OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE, and PMIX_RANK must agree. Of PMIx
-alone PMIX_RANK is all there is: the number of processes is asked for through the library, and stands in no
-variable. A namespace that begins with `slurm.` is srun's, which says more itself.
+Open MPI sets OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE; PMIX_RANK must agree. PMIx alone sets
+only PMIX_RANK: the number of processes is available through the PMIx library, but not in a variable. A
+namespace that begins with `slurm.` belongs to srun, and SLURM's own variables hold more.
 
-Hydra, the mpiexec of MPICH and Intel MPI, says PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS. srun
---mpi=pmi2 says the first two as well, and never the others.
+Hydra, the mpiexec of MPICH and Intel MPI, sets PMI_RANK, PMI_SIZE, MPI_LOCALRANKID and MPI_LOCALNRANKS. srun
+--mpi=pmi2 sets only the first two.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def speaks_pmix(environment: Environment) -> bool:
 
 
 def of_slurm(environment: Environment) -> bool:
-    """Whether what is said in PMIx's variables was said by srun."""
+    """Whether srun set the PMIx variables."""
     namespace = environment.get("PMIX_NAMESPACE", "")
     return namespace.startswith("slurm.") or (not namespace and "SLURM_STEP_ID" in environment)
 
 
 def pmix(environment: Environment) -> list[Reading]:
-    """What a PMIx daemon says."""
+    """Returns the numbers that a PMIx daemon sets."""
     return read(environment, _PMIX)
 
 
@@ -69,5 +69,5 @@ PMIX = Family(
     ("PMIX_RANK", "PMIX_NAMESPACE"),
     speaks_pmix,
     pmix,
-    "PMIx puts the rank alone into a variable: give --world-size, or ps-server start --workers",
+    "PMIx sets a variable only for the rank; set --world-size, or ps-server start --workers",
 )

@@ -1,9 +1,8 @@
-"""Which rank am I? Read from the flags and from whatever started this process.
+"""Finds this worker's rank and sizes from flags and from the launcher's variables.
 
-What each launcher says is for its own file to know (`hubring.workers.launchers`). The
-law: sources agree or the worker does not start. One exception: a launcher that
-runs inside another, which its own variables betray, counts alone: torchrun
-under srun or mpirun, and mpirun in a SLURM job, whose daemons are srun's tasks.
+The rule: all sources agree, or the worker does not start. One exception: if a launcher runs inside another
+launcher, only the variables of the inner one count. Examples are torchrun under srun or mpirun, and mpirun
+in a SLURM job, where srun starts mpirun's daemons.
 """
 
 from __future__ import annotations
@@ -20,23 +19,24 @@ from hubring.workers.launchers.slurm import SLURM
 from hubring.workers.launchers.torchrun import OURS, OWN, TORCHRUN, bare
 
 FAMILIES: tuple[Family, ...] = (OWN, TORCHRUN, OPEN_MPI, MPICH, PMIX, SLURM, KUBERNETES, COMPOSE)
-"""The innermost first."""
+"""Innermost launcher first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where this worker stands.
+    """This worker's rank and sizes.
 
     Attributes:
-        rank: Among all workers; None lets the server choose.
-        size: How many workers there are; None leaves it to the server.
-        local_rank: Among the workers on this host, as far as is known: 0 otherwise.
-        local_size: How many workers this host has, as far as is known: 1 otherwise.
-        node_rank: Which of the hosts this is.
-        nodes: How many hosts there are; None where nobody says.
-        restart: How often the launcher has started this job again.
-        launcher: A family's name, `ps-worker` or `ps-run`, `environment` for bare RANK variables, or `shell`.
-        readings: What was read.
+        rank: Among all workers; None: the server assigns it.
+        size: Number of workers; None: the server knows it.
+        local_rank: Among the workers on this host; 0 if unknown.
+        local_size: Number of workers on this host; 1 if unknown.
+        node_rank: Index of this host among all hosts.
+        nodes: Number of hosts; None if unknown.
+        restart: How often the launcher has restarted this job.
+        launcher: A family's name, `ps-worker` or `ps-run`, `environment` for RANK variables without a known
+            launcher, or `shell`.
+        readings: The numbers that were read.
     """
 
     rank: int | None = None
@@ -51,12 +51,12 @@ class Placement:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """What was read, as `NAME=value`."""
+        """The sources of all numbers, as `NAME=value`."""
         return tuple(reading.source for reading in self.readings)
 
     @property
     def ends_together(self) -> bool:
-        """Whether its launcher stops all of its workers when it stops one: a pre-emption is the job's."""
+        """Whether the launcher stops all workers when it stops one, so that a pre-emption ends the job."""
         return self.launcher in ("torchrun", "openmpi", "mpich", "pmix", "slurm", "ps-worker", "ps-run")
 
 
@@ -67,17 +67,17 @@ def detect(
     local_rank: int | None = None,
     hostname: str = "",
 ) -> Placement:
-    """Finds this worker's place.
+    """Finds this worker's rank and sizes.
 
     Args:
-        environment: The process's variables.
-        rank: From `--rank`; None where it was not given.
-        world_size: From `--world-size`.
-        local_rank: From `--local-rank`.
-        hostname: This host's, which in a pod may end in its number.
+        environment: The process's environment variables.
+        rank: The value of `--rank`; None if not set.
+        world_size: The value of `--world-size`; None if not set.
+        local_rank: The value of `--local-rank`; None if not set.
+        hostname: This host's name; in a pod it can end in the pod's number.
 
     Raises:
-        ConfigError: Two sources disagree, or a number cannot be; names source and value.
+        ConfigError: Two sources disagree, or a number is invalid. The message names source and value.
     """
     launcher, readings = _launcher(environment)
     readings = [*_given(rank, world_size, local_rank), *readings]
@@ -91,14 +91,14 @@ def detect(
 
 
 def set_aside(environment: Environment) -> tuple[str, ...]:
-    """What outer launchers say, which counts for nothing beside the innermost one."""
+    """Returns the values of outer launchers, which are ignored."""
     outer = [family for family in FAMILIES if family.started(environment)][1:]
-    said = [reading.source for family in outer for reading in family.read(environment)]
-    return tuple(source for source in dict.fromkeys(said) if source not in detect(environment).sources)
+    found = [reading.source for family in outer for reading in family.read(environment)]
+    return tuple(source for source in dict.fromkeys(found) if source not in detect(environment).sources)
 
 
 def absent(environment: Environment) -> Mapping[str, tuple[str, ...]]:
-    """What was looked at and is not there, by family."""
+    """Returns the variables that are not set, by family."""
     return {
         family.name: tuple(name for name in family.names if name not in environment)
         for family in FAMILIES
@@ -116,12 +116,12 @@ def _given(rank: int | None, world_size: int | None, local_rank: int | None) -> 
 
 
 def _launcher(environment: Environment) -> tuple[str, list[Reading]]:
-    """The launcher's name and what it says; the innermost one's alone, beside bare variables."""
+    """Returns the innermost launcher's name and numbers, with those of the RANK variables."""
     for family in FAMILIES:
         if family.started(environment):
             name = environment[OURS] if family is OWN else family.name
-            said = family.read(environment)
-            return name, said if family in (OWN, TORCHRUN) else [*bare(environment), *said]
+            found = family.read(environment)
+            return name, found if family in (OWN, TORCHRUN) else [*bare(environment), *found]
     found = bare(environment)
     return ("environment" if found else "shell"), found
 
@@ -130,8 +130,8 @@ def _check_agreement(readings: Sequence[Reading]) -> None:
     for one, other in combinations(readings, 2):
         if one.field == other.field and one.value != other.value:
             raise ConfigError(
-                f"two sources disagree on the {spell(one.field)}: {one.source} and {other.source}; "
-                "unset one of them"
+                f"two sources disagree on the {spell(one.field)}: {one.source} and {other.source};"
+                " unset one of them"
             )
 
 
@@ -143,7 +143,7 @@ def _placement(launcher: str, readings: Sequence[Reading]) -> Placement:
         size=found.get("size"),
         local_rank=found.get("local_rank", 0),
         local_size=local_size,
-        # Open MPI does not say; it, like the others by default, fills one host after the other.
+        # Open MPI sets no node rank. By default it fills one host after another, like the other launchers.
         node_rank=found.get("node_rank", (rank or 0) // max(1, local_size)),
         nodes=found.get("nodes"),
         restart=found.get("restart", 0),
@@ -172,5 +172,5 @@ def _find(readings: Sequence[Reading], field: str) -> Reading | None:
 
 
 def spell(field: str) -> str:
-    """A field in words."""
+    """Returns a field's name as words for a message."""
     return {"size": "world size", "local_size": "number of local workers"}.get(field, field.replace("_", " "))

@@ -1,7 +1,7 @@
-"""SLURM: the tasks of a step, that is what srun starts.
+"""SLURM: the tasks of a step, which srun starts.
 
-SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NUM_TASKS, SLURM_STEP_TASKS_PER_NODE. In a batch
-script, and in the shell of salloc, they speak of the script or the shell itself, so a step alone counts.
+Reads SLURM_PROCID, SLURM_LOCALID, SLURM_NODEID, SLURM_STEP_NUM_TASKS and SLURM_STEP_TASKS_PER_NODE. They
+count only in a step: in a batch script, and in the shell of salloc, they describe the script or the shell.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _TASK = {
 _TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
 _LAYOUT = "SLURM_STEP_TASKS_PER_NODE"
 _FIRST_RESERVED = 0xFFFFFFF0
-"""Step ids from here on are those of batch scripts, interactive shells and the like."""
+"""Step ids from this value on belong to batch scripts, interactive shells and the like."""
 
 
 def _started(environment: Environment) -> bool:
-    """Whether srun did."""
+    """Whether srun started this process."""
     step = environment.get("SLURM_STEP_ID", "")
     return bool(step) and not (step.isdecimal() and int(step) >= _FIRST_RESERVED)
 
@@ -44,15 +44,15 @@ def _read(environment: Environment) -> list[Reading]:
 
 
 def _tasks_on(node: int, layout: str) -> int:
-    """Reads SLURM's `4(x2),3`: four tasks on each of two nodes, three on the next."""
+    """Returns a node's number of tasks. `4(x2),3`: four tasks on each of two nodes, three on the third."""
     counts: list[int] = []
     for part in layout.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part, re.ASCII)
         if match is None:
-            raise ConfigError(f"{_LAYOUT}={layout!r} is not of the form 4(x2),3")
+            raise ConfigError(f"{_LAYOUT}={layout!r}: expected the form 4(x2),3; unset or correct {_LAYOUT}")
         counts += [int(match[1])] * int(match[2] or 1)
     if node >= len(counts):
-        raise ConfigError(f"SLURM_NODEID={node}, but {_LAYOUT}={layout} has no such node")
+        raise ConfigError(f"SLURM_NODEID={node}, but {_LAYOUT}={layout} lists {len(counts)} node(s)")
     return counts[node]
 
 

@@ -1,8 +1,8 @@
-"""torchrun, the launchers of ours that spell things as it does, and bare variables.
+"""torchrun, Hubring's own launchers, which set the same variables, and RANK variables of unknown origin.
 
-TORCHELASTIC_RUN_ID betrays torchrun. HUBRING_LAUNCHER names one of ours: `ps-worker --gpus N`, or `ps-run`,
-which may say the same in Horovod's words too; HOROVOD_* that anybody else has set say nothing to us. Bare
-RANK and the like are set by hand, or by an operator such as Kubeflow's.
+torchrun sets TORCHELASTIC_RUN_ID. HUBRING_LAUNCHER names one of Hubring's launchers: `ps-worker --gpus N` or
+`ps-run`. HOROVOD_* variables count only under `ps-run`, and must agree with RANK and the others. RANK and the
+like without a launcher's variable are set by hand, or by an operator such as Kubeflow's.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ HOROVOD = {
 }
 
 
-def told(rank: int, size: int, local_rank: int, local_size: int, node_rank: int) -> dict[str, str]:
-    """The variables that tell a worker its place, as torchrun would."""
+def place_variables(rank: int, size: int, local_rank: int, local_size: int, node_rank: int) -> dict[str, str]:
+    """Returns the variables that give a worker its rank and sizes, as torchrun sets them."""
     place = {"rank": rank, "size": size, "local_rank": local_rank, "local_size": local_size}
     return {VARIABLES[name]: str(value) for name, value in {**place, "node_rank": node_rank}.items()}
 
 
 def bare(environment: Environment) -> list[Reading]:
-    """What variables of torch's names say, whoever set them."""
+    """Returns the numbers in RANK and the like, whatever set them."""
     return read(environment, VARIABLES)
 
 

@@ -1,1 +1,1 @@
-"""`ps-run`: a server and some workers on this machine, as one command."""
+"""`ps-run`: one command that starts a server and its workers on this machine."""

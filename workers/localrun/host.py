@@ -1,4 +1,4 @@
-"""On which hosts workers are to run, as `horovodrun` is told; here that is this one."""
+"""Reads `horovodrun`'s host lists. `ps-run` accepts only this machine."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from pathlib import Path
 from hubring.ps.core.errors import UsageError
 
 ELSEWHERE = (
-    "ps-run starts workers on this machine alone. On several, start ps-server on one of them and let the"
-    " cluster's launcher start ps-worker: srun, torchrun, mpirun, or Kubernetes"
+    "ps-run starts workers only on this machine; for several machines, start ps-server on one of them, and"
+    " ps-worker with the cluster's launcher: srun, torchrun, mpirun, or Kubernetes"
 )
 
 
 def room(hosts: str | None, hostfile: Path | str | None, script: str | None, default: int = 1) -> int | None:
-    """How many workers there is room for; None where no hosts are given.
+    """Returns the number of worker slots; None without hosts.
 
     Args:
-        hosts: As in `localhost:4`.
-        hostfile: A file with lines as `localhost slots=4`.
-        script: A program that prints lines as `localhost:4`; asked once.
-        default: Slots where a host comes without a number.
+        hosts: A list such as `localhost:4`, separated by commas.
+        hostfile: A file with lines such as `localhost slots=4`.
+        script: A program that prints lines such as `localhost:4`; it runs once.
+        default: Slots of a host without a number.
 
     Raises:
-        UsageError: Hosts are given twice, are other machines, or are not of that form.
+        UsageError: Two options name hosts, a host is another machine, or a host is malformed.
     """
     ways = {"--hosts": hosts, "--hostfile": hostfile, "--host-discovery-script": script}
     given = [way for way, value in ways.items() if value]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)} both say where workers run: give one of them")
+        raise UsageError(f"{' and '.join(given)} both set the hosts; remove all but one")
     if hosts:
         return _total(hosts.split(","), default)
     if hostfile:
         return _total(_lines_of(Path(hostfile)), default)
-    return _total(_said_by(script), default) if script else None
+    return _total(_output_of(script), default) if script else None
 
 
 def _lines_of(hostfile: Path) -> list[str]:
     if not hostfile.is_file():
-        raise UsageError(f"--hostfile {hostfile}: there is no such file")
+        raise UsageError(f"--hostfile {hostfile}: the file does not exist")
     lines = [line.partition("#")[0].strip() for line in hostfile.read_text().splitlines()]
     return [re.sub(r"\s+slots\s*=\s*", ":", line) for line in lines if line]
 
 
-def _said_by(script: str) -> list[str]:
+def _output_of(script: str) -> list[str]:
     flag = f"--host-discovery-script {script}"
     try:
         done = subprocess.run([script], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UsageError(f"{flag}: it cannot be run: {error.strerror}") from error
+        raise UsageError(f"{flag}: the script cannot be run: {error.strerror}") from error
     if done.returncode:
-        raise UsageError(f"{flag}: it ended with exit code {done.returncode}: {done.stderr.strip()}")
+        raise UsageError(f"{flag}: the script exited with {done.returncode}: {done.stderr.strip()}")
     return [line for line in done.stdout.splitlines() if line.strip()]
 
 
@@ -65,5 +65,5 @@ def _slots(text: str, default: int) -> int:
     if match is None:
         raise UsageError(f"host {text!r}: expected HOST:SLOTS, as in localhost:4")
     if match["host"] not in ("localhost", "127.0.0.1", "::1", socket.gethostname()):
-        raise UsageError(f"host {match['host']!r} is another machine. {ELSEWHERE}")
+        raise UsageError(f"host {match['host']!r} is another machine; {ELSEWHERE}")
     return int(match["slots"] or default)

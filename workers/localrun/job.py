@@ -1,4 +1,4 @@
-"""A job on this machine: its server, its workers, and what they are told."""
+"""A job on this machine: its server, its workers, and their arguments and environment variables."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from hubring.ps.config.environment import environment
 from hubring.ps.core.errors import UsageError
 from hubring.ps.process.children import passing_on
 from hubring.ps.process.command import module_command
-from hubring.workers.launchers.torchrun import OURS, told
+from hubring.workers.launchers.torchrun import OURS, place_variables
 from hubring.workers.localrun import host
 from hubring.workers.localrun.server import Server
 from hubring.workers.localrun.team import Patience, Team, Verdict
 
 RESTARTS = 3
-"""How many workers are started anew under elastic training, unless --reset-limit says otherwise."""
+"""How many workers elastic training restarts if --reset-limit is not set."""
 
 
 LEASE_SECONDS = 5.0
-"""For how long the hub keeps the place of a worker that it does not hear of."""
+"""How long the hub reserves the rank of a silent worker."""
 
 
 _cluster = partial(typer.Option, rich_help_panel="Cluster")
@@ -35,7 +35,7 @@ _debugging = partial(typer.Option, rich_help_panel="Debugging")
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
-    """What `ps-run` does; the fields are its flags."""
+    """A job of `ps-run`; the fields are the command's flags."""
 
     num_proc: Annotated[
         int | None,
@@ -46,7 +46,7 @@ class LocalJob:
     ] = None
     hostfile: Annotated[
         Path | None,
-        _cluster("-hostfile", "--hostfile", help="file with lines as in localhost slots=4"),
+        _cluster("-hostfile", "--hostfile", help="file with lines such as: localhost slots=4"),
     ] = None
     host_discovery_script: Annotated[
         str | None, _cluster(help="elastic: program that prints localhost:SLOTS; runs once")
@@ -57,19 +57,19 @@ class LocalJob:
     min_num_proc: Annotated[
         int | None,
         _cluster(
-            "--min-np", "--min-num-proc", min=1, help="elastic: workers that training needs to continue"
+            "--min-np", "--min-num-proc", min=1, help="elastic: fewest workers with which training continues"
         ),
     ] = None
     max_num_proc: Annotated[
         int | None,
-        _cluster("--max-np", "--max-num-proc", help="elastic: upper limit; there are never more than -np"),
+        _cluster("--max-np", "--max-num-proc", help="elastic: most workers; ps-run starts at most -np"),
     ] = None
     reset_limit: Annotated[
         int | None, _cluster(min=0, help=f"elastic: lost workers to replace [default: {RESTARTS}]")
     ] = None
     shards: Annotated[int, _cluster(min=1, help="shard processes of the hub")] = 1
     start_timeout: Annotated[
-        float, _cluster(envvar="HOROVOD_START_TIMEOUT", help="seconds that the start may take")
+        float, _cluster(envvar="HOROVOD_START_TIMEOUT", help="seconds within which the server must start")
     ] = 300.0
     topology: Annotated[str, _data_path(help="hub or ring")] = "hub"
     backend: Annotated[
@@ -94,29 +94,30 @@ class LocalJob:
 
     @property
     def size(self) -> int:
-        """How many workers there are.
+        """Number of workers.
 
         Raises:
-            UsageError: The hosts have no room for them, or are other machines.
+            UsageError: The hosts have too few slots, or are other machines.
         """
         room = host.room(self.hosts, self.hostfile, self.host_discovery_script, self.slots_per_host or 1)
         if room is not None and self.num_proc is not None and self.num_proc > room:
             raise UsageError(
-                f"-np {self.num_proc}: the hosts have {room} slot(s); give them more, or start fewer"
+                f"-np {self.num_proc}: the hosts have only {room} slot(s); add slots, or reduce -np"
             )
         return self.num_proc or room or self.min_num_proc or 1
 
     @property
     def elastic(self) -> bool:
-        """Whether training goes on when a worker is lost."""
+        """Whether training continues when a worker is lost."""
         return self.min_num_proc is not None or self.host_discovery_script is not None
 
     def run(self, words: list[str]) -> int:
-        """Runs a script and its arguments; returns the exit code.
+        """Runs a script with its arguments, and returns the exit code.
 
         Raises:
-            UsageError: The flags make no sense.
-            ServerUnreachable: The server does not start.
+            UsageError: The flags contradict each other, or name another machine.
+            ServerUnreachable: The server did not start.
+            DeadlineExceeded: The server did not start within `start_timeout`.
         """
         size, flags = self.size, ["--shards", str(self.shards), "--lease", str(LEASE_SECONDS)]
         patience, limit = self._patience(size), self.start_timeout
@@ -125,7 +126,7 @@ class LocalJob:
             places = [self._variables(rank, size) for rank in range(size)]
             team = Team([command] * size, places, self.output_filename, patience)
             with passing_on((SIGINT, SIGTERM), team.signal):
-                code = team.run(_say)
+                code = team.run(_report)
             if code:
                 server.end(0.0)
         return code
@@ -141,11 +142,11 @@ class LocalJob:
             return None
         if self.topology == "ring":
             raise UsageError(
-                "elastic training needs a hub: around a ring, who is lost ends the job."
-                " Leave out --min-num-proc and --host-discovery-script, or take --topology hub"
+                "elastic training needs a hub: with --topology ring, a lost worker ends the job;"
+                " remove --min-num-proc and --host-discovery-script, or use --topology hub"
             )
         if most > size:
-            print(f"ps-run: --max-num-proc {most}: there are never more than -np {size}", file=sys.stderr)
+            print(f"ps-run: --max-num-proc {most}: ps-run starts at most -np {size} workers", file=sys.stderr)
         restarts = RESTARTS if self.reset_limit is None else self.reset_limit
         return Patience(least, restarts, pause=1.5 * LEASE_SECONDS)
 
@@ -159,8 +160,8 @@ class LocalJob:
         return [*command, "--aggregate"] if self.aggregate else command
 
     def _variables(self, rank: int, size: int) -> dict[str, str]:
-        variables = {**environment(), **told(rank, size, rank, size, 0), OURS: "ps-run"}
-        variables["PYTHONUNBUFFERED"] = "1"  # or the last lines before a crash are lost
+        variables = {**environment(), **place_variables(rank, size, rank, size, 0), OURS: "ps-run"}
+        variables["PYTHONUNBUFFERED"] = "1"  # otherwise the last lines before a crash are lost
         if self.timeline_filename:
             variables["HOROVOD_TIMELINE"] = self.timeline_filename
         if self.fusion_threshold_mb is not None:
@@ -170,5 +171,5 @@ class LocalJob:
         return variables
 
 
-def _say(rank: int, code: int, verdict: Verdict) -> None:
-    print(f"ps-run: rank {rank} ended with exit code {code}; {verdict}", file=sys.stderr)
+def _report(rank: int, code: int, verdict: Verdict) -> None:
+    print(f"ps-run: rank {rank} exited with {code}; {verdict}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The server of one job: started before its workers, and gone after them."""
+"""The server of one job. It starts before the workers, and ends after them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from hubring.ps.process.command import module_command
 
 LOOK_SECONDS = 0.1
 GRACE_SECONDS = 20.0
-"""How long it gets to end by itself once its job is over."""
+"""How long the server has to end by itself after the job."""
 
 
 class Server:
-    """A `ps-server start --once` on this machine; leaving the `with` block ends it.
+    """Runs `ps-server start --once` on this machine; leaving the `with` block ends the server.
 
     Args:
-        workers: How many the job has.
-        flags: More for `ps-server start`.
-        environment: All of its variables.
-        verbose: Its log goes to standard error; else it is shown only if it fails to start.
-        timeout: Seconds that its start may take.
+        workers: Number of workers in the job.
+        flags: More flags for `ps-server start`.
+        environment: All environment variables of the server.
+        verbose: Whether the log goes to standard error. Otherwise it is shown only if the start fails.
+        timeout: Seconds within which the server must start.
 
     Attributes:
-        address: Where it listens.
+        address: Address of the server.
 
     Raises:
-        ServerUnreachable: It ended at once; the text holds its log, or with `verbose` its last line.
-        DeadlineExceeded: It does not listen in time.
+        ServerUnreachable: The server ended during the start. The message holds its log, or with `verbose` its
+            last line of output.
+        DeadlineExceeded: The server did not listen within `timeout`.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Server:
         )
         command += ["--address-file", str(where), *flags]
         with self._log.open("wb") as log:
-            # Its last line is of no use beside the workers', but tells why it did not start.
+            # The server's last line matters only if the start fails: then it holds the error.
             outputs = (log, None) if verbose else (DEVNULL, log)
             self._child = Child("the server", command, environment, stdout=outputs[0], stderr=outputs[1])
         try:
@@ -71,7 +72,7 @@ class Server:
         self.end(GRACE_SECONDS if kind is None else 0.0)
 
     def end(self, patience: float | None) -> None:
-        """Waits `patience` seconds (None: as long as it takes) for its end, and then makes it end."""
+        """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
         if not self._child.wait(patience):
             self._child.stop(GRACE_SECONDS)
         self._folder.cleanup()
@@ -80,8 +81,8 @@ class Server:
         deadline = time.monotonic() + timeout
         while not where.exists():
             if self._child.wait(LOOK_SECONDS):
-                said = self._log.read_text(errors="replace") or f"it {self._child.ended} and said nothing"
-                raise ServerUnreachable(f"the server did not start:\n{said}")
+                text = self._log.read_text(errors="replace") or f"it {self._child.ended}, with an empty log"
+                raise ServerUnreachable(f"the server did not start:\n{text}")
             if time.monotonic() > deadline:
-                raise DeadlineExceeded(f"the server did not listen within {timeout:g} s (--start-timeout)")
+                raise DeadlineExceeded(f"the server did not start within {timeout:g} s (--start-timeout)")
         return where.read_text().strip()

@@ -1,4 +1,4 @@
-"""The workers of one job on this machine: started together, and ended together when one fails."""
+"""The workers of one job on this machine. They start together, and stop together when one fails."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hubring.ps.process.output import Output
 
 OUTPUTS = ("stdout", "stderr")
 HEAR_SECONDS, LOOK_SECONDS = 5.0, 0.1
-"""How long the outputs of workers that have ended are waited for: of all together, and of each at least."""
+"""Seconds to wait for the rest of the output of ended workers: for all together, and at least for each."""
 
 
 def folder_of(outputs: Path | str | None, rank: int, size: int) -> Path | None:
-    """Where one of `size` workers has copies of its outputs, made if need be; None: nowhere."""
+    """Creates and returns the folder for one worker's output; None without `outputs`."""
     if outputs is None:
         return None
     folder = Path(outputs) / f"rank.{rank:0{len(str(size - 1))}}"
@@ -32,10 +32,10 @@ class Worker(Child):
     """One worker process and its outputs.
 
     Args:
-        rank: Its rank.
+        rank: The worker's rank.
         command: Program and arguments.
-        environment: All of its variables.
-        folder: Where copies of its outputs go; None: nowhere.
+        environment: All environment variables of the worker.
+        folder: Folder for copies of the output; None: no copies.
     """
 
     def __init__(
@@ -50,27 +50,27 @@ class Worker(Child):
         ]
 
     def hear_out(self, seconds: float) -> None:
-        """Returns once everything it said is out, or nothing came for so many seconds."""
+        """Returns once all output is written, or after `seconds` for each stream."""
         for output in self._outputs:
             output.join(seconds)
 
 
 class Verdict(StrEnum):
-    """What becomes of a job when a worker fails."""
+    """What happens to a job when a worker fails."""
 
-    ANEW = "starting it anew"
-    WITHOUT = "going on without it"
-    END = "ending the others"
+    RESTART = "restarting it"
+    WITHOUT = "continuing without it"
+    END = "stopping the other workers"
 
 
 @dataclass
 class Patience:
-    """How many failures are borne; as it is made, none.
+    """How many failures a job survives; by default none.
 
     Attributes:
-        least: How many workers training needs.
-        restarts: How many may still be started anew.
-        pause: Seconds until the place of one that is lost is free.
+        least: Number of workers that training needs.
+        restarts: Number of restarts that are left.
+        pause: Seconds until the rank of a lost worker is free.
     """
 
     least: int
@@ -78,26 +78,26 @@ class Patience:
     pause: float = 0.0
 
     def verdict(self, running: int, finished: int) -> Verdict:
-        """What to do about one more failure.
+        """Decides what to do about one more failure.
 
         Args:
-            running: Others that run; without any, nobody has what a new one needs.
-            finished: Others that are done, after which nobody is let in.
+            running: Other workers that run. Without any, no worker has the state that a new worker needs.
+            finished: Other workers that finished. After the first, no worker can join.
         """
         if self.restarts and running and not finished:
             self.restarts -= 1
-            return Verdict.ANEW
+            return Verdict.RESTART
         return Verdict.WITHOUT if running + finished >= self.least else Verdict.END
 
 
 class Team:
-    """Some workers, waited for as one.
+    """Runs the workers of a job, and waits for all of them.
 
     Args:
-        commands: One for each rank.
-        environments: Likewise.
-        folder: Where outputs are copied to, as rank.N/stdout and rank.N/stderr; None: nowhere.
-        patience: How many failures are borne; None: none.
+        commands: One command for each rank.
+        environments: All environment variables, for each rank.
+        folder: Folder for copies of the output, as rank.N/stdout and rank.N/stderr; None: no copies.
+        patience: How many failures the job survives; None: none.
     """
 
     def __init__(
@@ -112,21 +112,21 @@ class Team:
         self._workers: Children[Worker] = Children()
         self._running: list[Worker] = []
         self._places: dict[int, float] = {}
-        """When the place of a rank that is to be started anew will be free."""
+        """Rank of each worker to restart, to the time at which the rank is free."""
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to all; none is started anew after that."""
+        """Forwards a signal to all workers. After that, no worker is restarted."""
         self._patience = Patience(least=len(self._commands))
         self._workers.signal(number)
 
     def run(self, on_failure: Callable[[int, int, Verdict], None]) -> int:
-        """Starts all and waits for them; when one fails whom training needs, the others are ended.
+        """Starts all workers and waits for them. Stops all if training cannot continue after a failure.
 
         Args:
-            on_failure: Told rank and exit code of one that fails, and what is done about it.
+            on_failure: Called with the rank, the exit code and the verdict of each failure.
 
         Returns:
-            The exit code of the failure that ended the job; 0 if there was none.
+            The exit code of the failure that ended the job; 0 without one.
         """
         try:
             return self._supervise(on_failure)
@@ -153,7 +153,7 @@ class Team:
                 on_failure(worker.rank, worker.exit_code(), verdict)
                 if verdict is Verdict.END:
                     return worker.exit_code()
-                if verdict is Verdict.ANEW:
+                if verdict is Verdict.RESTART:
                     self._places[worker.rank] = time.monotonic() + self._patience.pause
         return 0
 
@@ -166,7 +166,7 @@ class Team:
         return max(0.0, min(self._places.values()) - time.monotonic()) if self._places else None
 
     def _fill(self, finished: int) -> None:
-        """Starts workers anew whose places are free."""
+        """Restarts the lost workers whose ranks are free."""
         for rank in [rank for rank, free in self._places.items() if free <= time.monotonic()]:
             del self._places[rank]
             if self._patience.pause and not finished:

@@ -1,10 +1,10 @@
-"""Other people's ways to exchange gradients, which `ps-worker bench` and `ps-compare` hold against ours.
+"""Peers: other libraries' gradient exchange, which `ps-worker bench` and `ps-compare` compare with Hubring.
 
     ddp   torch's DistributedDataParallel on a process group of Gloo or NCCL
-    mpi   Open MPI's allreduce by mpi4py
+    mpi   Open MPI's allreduce through mpi4py
     rpc   a parameter server on torch.distributed.rpc
-    ray   a parameter server that is an actor of Ray's
+    ray   a parameter server in a Ray actor
 
-`rows` lists them. Each other file is one peer's exchange and how its processes meet;
-`server` is what both parameter servers do, and `serve` is their program.
+`rows` lists the peers. `process_group`, `mpi`, `rpc` and `ray` each implement one peer. `server` is the logic
+of both parameter servers, and `serve` is their program.
 """

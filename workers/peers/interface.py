@@ -1,4 +1,4 @@
-"""Which network interface has an address: libraries want its name."""
+"""Finds the network interface of an address, since libraries need the interface's name."""
 
 from __future__ import annotations
 
@@ -6,28 +6,29 @@ from hubring.ps.config.environment import export
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.transport.network_interfaces import addresses
 
-_ASKED = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
-"""Where Gloo, NCCL, TensorPipe and Open MPI look for a name."""
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "OMPI_MCA_btl_tcp_if_include")
+"""The variables from which Gloo, NCCL, TensorPipe and Open MPI read the name."""
 
 
 def talk_through(address: str | None) -> None:
-    """Lets libraries that begin later talk through the interface with this address alone; None: any.
+    """Restricts libraries that start later to the interface with this address; None: no restriction.
 
-    Raises as `interface`.
+    Raises:
+        ConfigError: No interface of this host has the address.
     """
     if address is not None:
-        export(dict.fromkeys(_ASKED, interface(address)))
+        export(dict.fromkeys(_VARIABLES, interface(address)))
 
 
 def interface(address: str) -> str:
-    """The name of this host's interface that has the IPv4 address.
+    """Returns the name of this host's interface with the IPv4 address.
 
     Raises:
-        ConfigError: None has it.
+        ConfigError: No interface of this host has the address.
     """
     found = addresses()
     for name, own in found.items():
         if own == address:
             return name
     shown = ", ".join(f"{name} {own}" for name, own in found.items() if own)
-    raise ConfigError(f"--host {address}: no interface here has that address; there are {shown}")
+    raise ConfigError(f"--host {address}: no interface has that address; expected one of {shown}")

@@ -12,10 +12,10 @@ from hubring.workers.peers.seat import Seat
 
 
 def join(seat: Seat) -> None:
-    """Makes this process a rank of the group.
+    """Joins the process group as a rank.
 
     Raises:
-        RingBroken: The ranks did not find each other.
+        RingBroken: The ranks could not connect.
     """
     talk_through(seat.host)
     try:
@@ -27,4 +27,4 @@ def join(seat: Seat) -> None:
             timeout=timedelta(seconds=seat.timeout),
         )
     except (RuntimeError, ValueError) as cause:
-        raise RingBroken(f"rank {seat.rank} did not find the others at {seat.meet}: {cause}") from cause
+        raise RingBroken(f"rank {seat.rank} could not join the others at {seat.meet}: {cause}") from cause

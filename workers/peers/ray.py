@@ -1,8 +1,7 @@
-"""Ray's parameter-server pattern: an actor that averages every rank's gradients and steps.
+"""Ray's parameter-server pattern: an actor averages the gradients of all ranks and steps the optimizer.
 
-A worker is a driver of a cluster of Ray's on this machine, which is this run's
-own: it listens on loopback and wants a token that lies in the run's folder. Arrays
-go through Ray's object store, which is shared memory.
+Each worker is a driver of a Ray cluster on this machine. The cluster belongs to one run: it listens on
+loopback, and requires a token from the run's folder. Arrays go through Ray's object store in shared memory.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _QUIET: dict[str, Any] = {"namespace": _NAMESPACE, "log_to_driver": False, "logg
 
 
 class Client:
-    """A worker's tie to the actor."""
+    """A worker's client of the actor."""
 
     def __init__(self, seat: Seat) -> None:
         self._rank, self._timeout = seat.rank, seat.timeout
@@ -48,24 +47,24 @@ class Client:
             ray.init(meet.read_text(), **_QUIET)
             self._server = ray.get_actor(_ACTOR)
         except (OSError, RuntimeError, ValueError) as cause:
-            raise ServerUnreachable(f"no parameter server of Ray's at {meet}: {cause}") from cause
+            raise ServerUnreachable(f"rank {seat.rank} cannot reach Ray at {meet}: {cause}") from cause
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has given, in rank order."""
+        """Returns the values of all ranks, in rank order."""
         values: list[Any] = self._ask("gather", self._rank, value)
         return values
 
     def hold(self, number: int, values: Tensor, optimizer: str) -> None:
-        """Gives a slice's first values to the actor; for one rank to call."""
+        """Sends a slice's initial values to the actor. One rank must call this for each slice."""
         self._ask("hold", number, values.numpy(), optimizer)
 
     def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
-        """Sends a slice's gradients; what it returns brings the answer `into` place."""
+        """Sends a slice's gradients; the returned function waits for the answer, and copies it into `into`."""
         answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), dict(hyper))
         return lambda: np.copyto(into.numpy(), self._ray.get(answer, timeout=self._timeout))
 
     def leave(self) -> None:
-        """Lets the actor end once all workers have left."""
+        """Leaves the job; the actor ends once all workers have left."""
         self._ask("leave")
         self._ray.shutdown()
 
@@ -73,27 +72,27 @@ class Client:
         try:
             return self._ray.get(getattr(self._server, method).remote(*arguments), timeout=self._timeout)
         except self._ray.exceptions.RayError as cause:
-            raise HubringError(f"Ray's parameter server did not answer {method}: {cause}") from cause
+            raise HubringError(f"the Ray parameter server did not answer {method}: {cause}") from cause
 
 
 class Actor:
-    """Runs in Ray's process; every call is a coroutine of its one event loop.
+    """Runs in Ray's process. Every call is a coroutine of one event loop.
 
     Args:
-        size: How many workers there are.
+        size: Number of workers.
     """
 
     def __init__(self, size: int) -> None:
-        # What Ray hands out cannot be written, and torch warns of it.
+        # Arrays from Ray are read-only, and torch warns about that.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        torch.set_num_threads(1)  # as a shard does
+        torch.set_num_threads(1)  # the same as a shard
         self._size = self._staying = size
         self._gathering = Gathering(size)
         self._rounds: dict[int, Round] = {}
         self._all_left = asyncio.Event()
 
     async def hold(self, number: int, values: Array, optimizer: str) -> None:
-        """Makes the round of a slice, see `Round`."""
+        """Creates the round of a slice; see `Round`."""
         self._rounds[number] = Round(self._size, torch.from_numpy(values), optimizer, keeps=False)
 
     async def gather(self, rank: int, value: Any) -> list[Any]:
@@ -110,18 +109,18 @@ class Actor:
         return values
 
     async def leave(self) -> None:
-        """Notes that a worker is done."""
+        """Records that a worker has left."""
         self._staying -= 1
         if not self._staying:
             self._all_left.set()
 
     async def end(self) -> None:
-        """Returns once all workers are done."""
+        """Returns once all workers have left."""
         await self._all_left.wait()
 
 
 def serve(seat: Seat) -> None:
-    """Has a cluster with the actor until all workers have left; writes its address to `seat.meet`."""
+    """Runs a cluster with the actor until all workers have left; writes its address to `seat.meet`."""
     meet = Path(seat.meet)
     token = _use_token(meet)
     token.touch(0o600)
@@ -137,12 +136,12 @@ def serve(seat: Seat) -> None:
             meet.write_text(ray.get_runtime_context().gcs_address)
             ray.get(actor.end.remote())
         finally:
-            ray.shutdown()  # with it go all processes of the cluster
+            ray.shutdown()  # ends all processes of the cluster
             token.unlink()
 
 
 def _use_token(meet: Path) -> Path:
-    """Lets Ray, which is not yet imported, use this run's token; returns the file, beside `meet`."""
+    """Makes Ray use this run's token. Call this before importing ray. Returns the token file."""
     token = meet.with_suffix(".token")
     export({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)})
     return token

@@ -1,4 +1,4 @@
-"""The peers: what each is, what it needs, and how its programs are started. No torch is imported here."""
+"""The peers: a description, requirements and commands for each. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hubring.ps.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """One peer. All of them are synchronous.
+    """One peer. All peers are synchronous.
 
     Attributes:
-        name: What the user calls it.
-        about: What it does, in one sentence.
-        served: It has servers of its own, which run `hubring.workers.peers.serve`.
-        leads: It has one server, and workers start once that has written the file where all meet.
-        launched: `mpirun` starts all workers at once.
-        needs: Library that it needs, and the extra that brings it; None: torch alone.
-        linked: It can be run on hosts behind links.
+        name: The name on the command line.
+        about: One-line description.
+        served: Whether the peer has server processes, which run `hubring.workers.peers.serve`.
+        leads: Whether the peer has a single server, and workers start after it wrote the rendezvous file.
+        launched: Whether `mpirun` starts all workers.
+        needs: The required library, and the extra that installs it; None: only torch.
+        linked: Whether the peer can run on hosts with an emulated link.
     """
 
     name: str
@@ -34,30 +34,30 @@ class PeerRow:
     linked: bool = True
 
     def missing(self) -> str:
-        """What this machine lacks for the row, and how to get it; empty where nothing is."""
+        """Returns what this machine lacks for the row, and how to install it; empty if nothing is missing."""
         if self.launched and which("mpirun") is None:
-            return "there is no mpirun here (apt install openmpi-bin)"
+            return "mpirun is not installed (apt install openmpi-bin)"
         if self.needs is not None and find_spec(self.needs[0]) is None:
             return f"{self.needs[0]} is not installed (pip install 'hubring[{self.needs[1]}]')"
         return ""
 
     def check(self) -> None:
-        """Makes sure that the row can be run here.
+        """Checks that the row can run on this machine.
 
         Raises:
-            UsageError: It cannot; says what to install.
+            UsageError: A requirement is missing. The message names what to install.
         """
         if missing := self.missing():
             raise UsageError(f"row {self.name}: {missing}")
 
     def serve(self, size: int, meet: Path, number: int = 0, servers: int = 1) -> list[str]:
-        """The module that a server runs, and its arguments.
+        """Returns the module of a server, and its arguments.
 
         Args:
-            size: How many workers there are.
-            meet: The file by which all find each other.
-            number: Which server this is.
-            servers: How many there are.
+            size: Number of workers.
+            meet: The rendezvous file of all processes.
+            number: Index of this server.
+            servers: Number of servers.
         """
         flags = {"peer": self.name, "world-size": size, "meet": meet, "number": number, "servers": servers}
         return ["hubring.workers.peers.serve", *spelt(flags)]
@@ -73,10 +73,10 @@ PEERS = {
             launched=True,
             needs=("mpi4py", "peers-mpi"),
         ),
-        PeerRow("rpc", "a parameter server on torch's RPC waits for all, averages and steps", served=True),
+        PeerRow("rpc", "a parameter server on torch's RPC waits for all, averages, and steps", served=True),
         PeerRow(
             "ray",
-            "a parameter server as an actor of Ray's waits for all, averages and steps",
+            "a parameter server in a Ray actor waits for all, averages, and steps",
             served=True,
             leads=True,
             needs=("ray", "peers-ray"),
@@ -87,22 +87,22 @@ PEERS = {
 
 
 def find(name: str) -> PeerRow:
-    """The peer of that name.
+    """Returns the peer with this name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No peer has this name.
     """
     if name not in PEERS:
-        raise UsageError(f"there is no peer {name!r}; there are {', '.join(PEERS)}")
+        raise UsageError(f"no peer {name!r}; expected one of {', '.join(PEERS)}")
     return PEERS[name]
 
 
 def mpirun(commands: Iterable[Sequence[str]]) -> list[str]:
-    """The command that starts these as one world of Open MPI's, each as one rank, in this order."""
+    """Returns the mpirun command that starts these commands as the ranks of one Open MPI world, in order."""
     words = [word for command in commands for word in (":", "-n", "1", *command)]
     return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", *words[1:]]
 
 
 def spelt(flags: Mapping[str, object]) -> list[str]:
-    """Flags as words of a command line."""
+    """Returns flags as words of a command line."""
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]

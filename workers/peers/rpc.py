@@ -1,8 +1,8 @@
-"""torch.distributed.rpc: a parameter server as PyTorch's tutorial writes one, tuned.
+"""torch.distributed.rpc: the parameter server of PyTorch's tutorial, tuned.
 
-A worker sends every slice of its gradients as a call of its own; the call is
-answered with the stepped values once all ranks' gradients are there
-(`async_execution`), so that slices overlap. They lie on the servers in turn.
+A worker sends each slice of its gradients in a separate call. The server answers with the stepped values once
+it has the gradients of all ranks (`async_execution`), so that slices overlap. Slices go to the servers
+round-robin.
 """
 
 from __future__ import annotations
@@ -22,38 +22,41 @@ from hubring.workers.peers.seat import Seat
 from hubring.workers.peers.server import Gathering, Round
 
 SLICE_BYTES = 4 << 20
-"""Of 4, 10 and 25 MiB the fastest."""
+"""The fastest of 4, 10 and 25 MiB."""
 
 _THREADS = 4
-# What this process serves, as a remote call names a function, not an object.
+# State of this server process. It is global because a remote call names a function, not an object.
 _ROUNDS: dict[int, Round] = {}
 _GATHERING: list[Gathering] = []
 
 
 class Client:
-    """A worker's tie to the servers."""
+    """A worker's client of the servers."""
 
     def __init__(self, seat: Seat) -> None:
         self._seat = seat
         _join(f"worker-{seat.rank}", seat.servers + seat.rank, seat)
 
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has given, in rank order."""
+        """Returns the values of all ranks, in rank order."""
         values: list[Any] = self._ask(0, gather, self._seat.rank, value)
         return values
 
     def hold(self, number: int, values: Tensor, optimizer: str) -> None:
-        """Gives a slice's first values to its server; for one rank to call."""
+        """Sends a slice's initial values to its server. One rank must call this for each slice."""
         self._ask(number, hold, number, self._seat.size, values, optimizer)
 
     def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
-        """Sends a slice's gradients, `own` memory; what it returns brings the answer `into` place."""
-        told = self._seat.rank, number, gradients, dict(hyper)
-        call = rpc.rpc_async(self._server(number), push_pull, told)
+        """Sends a slice's gradients; the returned function waits for the answer and copies it into `into`.
+
+        Pass the result of `own` as gradients, or RPC sends a copy.
+        """
+        arguments = self._seat.rank, number, gradients, dict(hyper)
+        call = rpc.rpc_async(self._server(number), push_pull, arguments)
         return lambda: into.copy_(call.wait())
 
     def leave(self) -> None:
-        """Returns once all members leave."""
+        """Leaves the group; returns once all members leave."""
         rpc.shutdown()
 
     def _server(self, number: int) -> str:
@@ -68,26 +71,26 @@ class Client:
 
 
 def own(flat: Tensor) -> Tensor:
-    """The same memory as a storage of its own: of a part of a larger one, RPC would send a copy."""
+    """Returns the same memory as a separate storage. RPC would send a copy of a part of a larger storage."""
     return torch.from_numpy(flat.numpy())
 
 
 def serve(number: int, seat: Seat) -> None:
-    """Is a server until all workers have left."""
-    torch.set_num_threads(1)  # as a shard does
+    """Runs a server until all workers have left."""
+    torch.set_num_threads(1)  # the same as a shard
     _GATHERING.append(Gathering(seat.size))
     _join(f"server-{number}", number, seat)
     rpc.shutdown()
 
 
-def hold(number: int, *told: Any) -> None:
-    """On a server: makes the round of a slice, see `Round`."""
-    _ROUNDS[number] = Round(*told, keeps=True)
+def hold(number: int, *arguments: Any) -> None:
+    """On a server: creates the round of a slice; see `Round`."""
+    _ROUNDS[number] = Round(*arguments, keeps=True)
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def gather(rank: int, value: Any) -> Future[list[Any]]:
-    """On a server: the answer is every rank's value."""
+    """On a server: answers with the values of all ranks."""
     answer: Future[list[Any]] = Future()
     _GATHERING[0].give(rank, value, answer.set_result)
     return answer
@@ -95,26 +98,26 @@ def gather(rank: int, value: Any) -> Future[list[Any]]:
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def push_pull(rank: int, number: int, gradients: Tensor, hyper: Hyper) -> Future[Tensor]:
-    """On a server: the answer is the slice's values after the step, or the mean."""
+    """On a server: answers with the slice's values after the step, or with the mean."""
     answer: Future[Tensor] = Future()
     _ROUNDS[number].give(rank, (gradients, hyper), answer.set_result)
     return answer
 
 
 def _join(name: str, place: int, seat: Seat) -> None:
-    """Makes this process a member of the RPC group.
+    """Joins the RPC group.
 
     Args:
-        name: Under which others call it.
-        place: Among servers and workers, servers first.
-        seat: Names the meeting place and how many members there are.
+        name: The name under which other members call this process.
+        place: Rank in the group; servers come first.
+        seat: The rendezvous and the number of members.
 
     Raises:
-        RingBroken: They did not find each other.
+        RingBroken: The members could not connect.
     """
     talk_through(seat.host)
-    # torch's first choice, its transport over shared memory, spins while it waits, where workers compute.
-    # cma reads the sender's memory, past the link of a host that is a namespace.
+    # torch prefers its shared-memory transport, which spins while it waits and takes cores from the workers.
+    # cma reads the sender's memory, which would bypass the link of a host that is a network namespace.
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=_THREADS,
         rpc_timeout=seat.timeout,
@@ -122,8 +125,8 @@ def _join(name: str, place: int, seat: Seat) -> None:
         _transports=["uv"],
         _channels=["cma", "basic"] if seat.host is None else ["basic"],
     )
-    told = {"rank": place, "world_size": seat.servers + seat.size, "rpc_backend_options": options}
+    group = {"rank": place, "world_size": seat.servers + seat.size, "rpc_backend_options": options}
     try:
-        rpc.init_rpc(name, **told)  # type: ignore[no-untyped-call]
+        rpc.init_rpc(name, **group)  # type: ignore[no-untyped-call]
     except RuntimeError as cause:
-        raise RingBroken(f"{name} did not find the others at {seat.meet}: {cause}") from cause
+        raise RingBroken(f"{name} could not join the other members at {seat.meet}: {cause}") from cause

@@ -1,4 +1,4 @@
-"""A process's place among the members of a peer's group."""
+"""A process's rank and rendezvous in a peer's group."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hubring.ps.core.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """What a peer is told of its place.
+    """A process's rank and rendezvous in a peer's group.
 
     Attributes:
-        rank: This worker's.
-        size: How many workers there are.
-        meet: Where they find each other: `HOST:PORT`, or a file that all of them see.
-        host: This worker's address, through whose interface alone it then talks; None: whatever is fastest.
-        servers: Server processes, where the peer has any.
-        backend: Of a process group: `gloo` or `nccl`.
-        timeout: Seconds that one exchange may take.
-        aggregate: A server only averages, as the script wants the mean in its hands.
+        rank: This worker's rank.
+        size: Number of workers.
+        meet: The rendezvous of all processes: `HOST:PORT`, or a file that all of them can access.
+        host: This worker's address; it uses only the interface with this address. None: no restriction.
+        servers: Number of the peer's server processes.
+        backend: Backend of a process group: `gloo` or `nccl`.
+        timeout: Seconds within which one exchange must finish.
+        aggregate: Whether a server only averages, because the script needs the mean.
 
     Raises:
-        UsageError: There is no such place.
+        UsageError: The rank or the backend is invalid.
     """
 
     rank: int
@@ -37,11 +37,13 @@ class Seat:
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
-            raise UsageError(f"--rank {self.rank} of --world-size {self.size}: ranks go from 0 on")
+            raise UsageError(
+                f"--rank {self.rank} of --world-size {self.size}: expected a rank from 0 to {self.size - 1}"
+            )
         if self.backend not in ("gloo", "nccl"):
-            raise UsageError(f"--backend {self.backend}: allowed are gloo and nccl")
+            raise UsageError(f"--backend {self.backend}: expected gloo or nccl")
 
     @property
     def init_method(self) -> str:
-        """The meeting place as torch spells it: of a path its file, else the address."""
+        """The rendezvous as torch's init_method: file:// for a path, tcp:// for an address."""
         return f"file://{self.meet}" if "/" in self.meet else f"tcp://{self.meet}"

@@ -1,4 +1,4 @@
-"""A server of a peer's row: `python -m hubring.workers.peers.serve`. It ends when all workers have left."""
+"""A peer's server: `python -m hubring.workers.peers.serve`. It ends when all workers have left."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROGRAM = "peer-server"
 @app.command()
 def serve(
     peer: Annotated[str, typer.Option(help="rpc or ray")],
-    world_size: Annotated[int, typer.Option(help="how many workers there are")],
-    meet: Annotated[str, typer.Option(help="HOST:PORT, or a file that all see; ray writes it")],
-    number: Annotated[int, typer.Option(help="of rpc: which server this is")] = 0,
-    servers: Annotated[int, typer.Option(help="of rpc: how many servers there are")] = 1,
-    host: Annotated[str | None, typer.Option(help="own address: talk through its interface alone")] = None,
+    world_size: Annotated[int, typer.Option(help="number of workers")],
+    meet: Annotated[str, typer.Option(help="rendezvous: HOST:PORT, or a shared file; ray writes the file")],
+    number: Annotated[int, typer.Option(help="rpc: index of this server")] = 0,
+    servers: Annotated[int, typer.Option(help="rpc: number of servers")] = 1,
+    host: Annotated[str | None, typer.Option(help="address of the only interface to use")] = None,
 ) -> None:
-    """Hold a model for the workers of somebody else's way to train."""
+    """Run a parameter server of a peer library."""
 
     def act() -> dict[str, Any]:
         from hubring.workers.peers import ray, rpc
@@ -35,7 +35,7 @@ def serve(
         elif peer == "ray":
             ray.serve(seat)
         else:
-            raise UsageError(f"--peer {peer}: rpc and ray have servers")
+            raise UsageError(f"--peer {peer}: expected rpc or ray")
         return {"peer": peer, "number": number, "exit_code": 0}
 
     raise SystemExit(terminal.conclude(PROGRAM, act))

@@ -1,6 +1,6 @@
-"""What a peer's parameter server does: it waits for all ranks, then answers all of them.
+"""The logic of a peer's parameter server: it waits for all ranks, then answers all of them.
 
-Here is no I/O: a library's own server gives what came, and sends what the answers are called with.
+This module does no I/O: a library's own server passes in the values, and sends the answers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from hubring.ps.core.types import Hyper
 from hubring.ps.optim.mean_and_step import Assign, SliceOptimizer, SliceStep
 
 Answer = Callable[[Any], object]
-"""Gets a rank's answer, once."""
+"""Called once with a rank's answer."""
 
 
 class Gathering:
-    """Collects a value from every rank; the last one's call answers all, and the next round begins."""
+    """Collects one value from every rank. The last rank's call answers all ranks; then a new round starts."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -29,7 +29,7 @@ class Gathering:
         self._answers: list[Answer] = []
 
     def give(self, rank: int, value: Any, answer: Answer) -> None:
-        """Takes a rank's value; the answer is the same for all ranks."""
+        """Adds a rank's value; the answer is the same for all ranks."""
         with self._lock:
             self._take(rank, value)
             self._answers.append(answer)
@@ -48,13 +48,13 @@ class Gathering:
 
 
 class Round(Gathering):
-    """Adds up a slice's gradients, given as `(gradients, hyper)`, and steps it; the answer is its values.
+    """Sums a slice's gradients, given as `(gradients, hyper)`, and steps it; answers with the slice's values.
 
     Args:
-        size: How many ranks there are.
-        values: The first ones; copied.
-        optimizer: Name of what steps them; empty: the answer is the mean.
-        keeps: Gradients are this round's to keep, and to write to; otherwise they are only read.
+        size: Number of ranks.
+        values: The initial values; copied.
+        optimizer: Name of the optimizer; empty: the answer is the mean.
+        keeps: Whether the round owns the gradients and writes to them; otherwise it only reads them.
     """
 
     def __init__(self, size: int, values: Tensor, optimizer: str, *, keeps: bool) -> None:

@@ -1,6 +1,6 @@
-"""`ps-worker env`: where this process stands, and where each value comes from.
+"""`ps-worker env`: the rank, sizes and device that this process would have, and the source of each value.
 
-Starts nothing and asks nobody: what only a server could say is left to it.
+It starts nothing and contacts no server. Values that only the server knows stay empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value; None where it is the server's to say."""
+    """One value; None if only the server knows it."""
 
     value: int | str | None
     source: str
@@ -39,7 +39,7 @@ def env(
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
-    """Print this worker's place: rank, sizes, launcher, server, device and threads."""
+    """Print this worker's rank, world size, launcher, server, device and threads."""
     raise SystemExit(_run(flags, config, explain, as_json))
 
 
@@ -62,14 +62,14 @@ def _run(flags: Mapping[str, object], config_file: Path | None, explain: bool, a
 
 
 def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict[str, Any]:
-    """All values with their sources, what was set aside, and what was not there.
+    """Returns all values with their sources, the ignored values, and the variables that are not set.
 
     Args:
-        flags: Field name to what the command line gave; None where it gave nothing.
-        config_file: TOML file; None: the one that PS_CONFIG names, if any.
+        flags: Field name to the value on the command line; None if the flag is absent.
+        config_file: TOML file; None: the file that PS_CONFIG names, if any.
 
     Raises:
-        ConfigError: Sources disagree, or a value cannot be.
+        ConfigError: Two sources disagree, or a value is invalid.
     """
     from hubring.ps.config.environment import environment
     from hubring.ps.config.sources import load_worker, worker_origins
@@ -79,18 +79,18 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
     config, origins = load_worker(flags, config_file), worker_origins(flags, config_file)
     variables = environment()
     here = detect(variables, config.rank, config.world_size, config.local_rank, socket.gethostname())
-    said = {reading.field: reading.source for reading in reversed(here.readings)}
-    said.update({field: origins[name] for field, name in _SETTINGS.items() if name in origins})
+    sources = {reading.field: reading.source for reading in reversed(here.readings)}
+    sources.update({field: origins[name] for field, name in _SETTINGS.items() if name in origins})
     choice = choose(config.backend, here, variables)
     values = {
-        "rank": Value(here.rank, said.get("rank", "nobody says: the server assigns it")),
-        "world size": Value(here.size, said.get("size", "nobody says: the server knows (--workers), else 1")),
-        "local rank": Value(here.local_rank, said.get("local_rank", "nobody says: default")),
-        "local size": Value(here.local_size, said.get("local_size", "nobody says: default")),
-        "node rank": Value(here.node_rank, said.get("node_rank", "rank divided by local size")),
-        "restart": Value(here.restart, said.get("restart", "nobody says: default")),
-        "launcher": Value(here.launcher, _betrayed(variables, here.launcher)),
-        "server": Value(config.server, origins.get("server", "nobody says: this worker trains alone")),
+        "rank": Value(here.rank, sources.get("rank", "not set: the server assigns it")),
+        "world size": Value(here.size, sources.get("size", "not set: the server's --workers, or 1")),
+        "local rank": Value(here.local_rank, sources.get("local_rank", "default")),
+        "local size": Value(here.local_size, sources.get("local_size", "default")),
+        "node rank": Value(here.node_rank, sources.get("node_rank", "rank divided by local size")),
+        "restart": Value(here.restart, sources.get("restart", "default")),
+        "launcher": Value(here.launcher, _launcher_source(variables, here.launcher)),
+        "server": Value(config.server, origins.get("server", "not set: this worker trains alone")),
         "device": Value(choice.device, choice.why),
         "threads": Value(*_threads(variables, here.local_size)),
     }
@@ -103,34 +103,37 @@ def gather(flags: Mapping[str, object], config_file: Path | None = None) -> dict
 
 
 def lines(report: Mapping[str, Any], explain: bool) -> list[str]:
-    """The report for people."""
+    """Returns the report as lines of text."""
     values = {name: part for name, part in report.items() if isinstance(part, dict) and "source" in part}
     shown = {name: "-" if part["value"] is None else str(part["value"]) for name, part in values.items()}
     if not explain:
         return [f"{name:<11} {value}" for name, value in shown.items()]
     width = max(map(len, shown.values()))
-    told = [f"{name:<11} {shown[name]:<{width}}  {part['source']}" for name, part in values.items()]
-    told += [f"set aside   {source}  (an outer launcher's)" for source in report["set aside"]]
-    told += [f"not there   {family}: {', '.join(names)}" for family, names in report["absent"].items()]
-    return [*told, *(f"note        {note}" for note in report["notes"])]
+    text = [f"{name:<11} {shown[name]:<{width}}  {part['source']}" for name, part in values.items()]
+    text += [f"ignored     {source}  (set by an outer launcher)" for source in report["set aside"]]
+    text += [f"not set     {family}: {', '.join(names)}" for family, names in report["absent"].items()]
+    return [*text, *(f"note        {note}" for note in report["notes"])]
 
 
 _SETTINGS = {"rank": "rank", "size": "world_size", "local_rank": "local_rank"}
 
 
-def _betrayed(variables: Mapping[str, str], launcher: str) -> str:
+def _launcher_source(variables: Mapping[str, str], launcher: str) -> str:
     from hubring.workers.launchers.placement import FAMILIES
 
     for family in FAMILIES:
         if family.started(variables):
             name = next(name for name in family.names if name in variables)
             return f"{name}={variables[name]}"
-    found = {"environment": "RANK or the like, of no launcher known", "kubernetes": "the hostname of a pod"}
-    return found.get(launcher, "no launcher's variables are there")
+    found = {"environment": "RANK or the like, no known launcher", "kubernetes": "the hostname of a pod"}
+    return found.get(launcher, "no launcher's variables are set")
 
 
 def _threads(variables: Mapping[str, str], local_size: int) -> tuple[int, str]:
-    """As `runtime.topology` shares the cores; the server counts the workers on a host, which we cannot."""
+    """Shares the cores as `runtime.topology` does, but only by `local_size`.
+
+    Only the server knows how many workers run on this host.
+    """
     if "OMP_NUM_THREADS" in variables:
         import torch
 

@@ -1,8 +1,8 @@
-"""The workers that one command starts on its host: `ps-worker --nodes N --gpus G --nr R`.
+"""Starts the workers of one host: `ps-worker --nodes N --gpus G --nr R`.
 
-Ranks go as in PyTorch's tutorials: worker i of node r is rank r G + i of N G. Where a launcher started
-this command, once a node, it says N and r. Workers do not outlive the command: where it is killed before it
-can pass anything on, the kernel sends them SIGTERM.
+Ranks follow PyTorch's tutorials: worker i of node r is rank r G + i of N G. If a launcher starts this
+command once per node, N and r come from the launcher. Workers do not outlive the command: if the command
+is killed before it can forward a signal, the kernel sends SIGTERM to the workers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hubring.ps.process.command import module_command
 from hubring.ps.process.end_with_parent import follow
 from hubring.ps.process.output import Output
 from hubring.workers.launchers.placement import Placement, detect
-from hubring.workers.launchers.torchrun import OURS, told
+from hubring.workers.launchers.torchrun import OURS, place_variables
 
 log = logging.getLogger(__name__)
 
@@ -36,60 +36,61 @@ LAUNCHER = "ps-worker"
 _OWN_FLAGS = ("nodes", "gpus", "nr")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 PARENT = "HUBRING_PARENT"
-"""Variable: the process with which a worker is to end."""
+"""Environment variable with the id of the process whose end ends the worker."""
 
 
 def wanted(config: WorkerConfig) -> bool:
-    """Whether this process is to start workers, rather than to be one of those that were started."""
+    """Whether this process starts workers, rather than being one of the started workers."""
     return config.gpus is not None and environment().get(OURS) != LAUNCHER
 
 
 def follow_launcher() -> None:
-    """Ends this worker when the command that started it ends; others are left alone."""
-    follow(int(environment().get(PARENT, 0)))  # a script's own process has the variable too
+    """Ends this worker when the command that started it ends. Workers without a parent are not affected."""
+    follow(int(environment().get(PARENT, 0)))  # a process that the script starts inherits the variable
 
 
 def places(config: WorkerConfig, outer: Placement) -> list[dict[str, str]]:
-    """The variables that tell each worker of this node its place.
+    """Returns the environment variables that give each worker of this node its rank and sizes.
 
     Args:
-        config: Its `gpus`, `nodes` and `nr`.
-        outer: Where a launcher put this very command.
+        config: The settings; `gpus`, `nodes` and `nr` are used.
+        outer: The placement of this command by an outer launcher.
 
     Raises:
-        ConfigError: The launcher started several on this host, or says another node than the flags.
+        ConfigError: The launcher started several commands on this host, or the flags contradict it.
     """
     if outer.local_size > 1:
         raise ConfigError(
             f"{outer.launcher} started {outer.local_size} commands on this host, and each would start"
-            f" --gpus {config.gpus} workers: let it start one a host, or leave --gpus out"
+            f" --gpus {config.gpus} workers; start one command per host, or remove --gpus"
         )
     gpus = config.gpus or 1
     nodes = _agreed("nodes", config.nodes, outer.size, outer.launcher) or 1
     node = _agreed("nr", config.nr, outer.rank, outer.launcher) or 0
     if node >= nodes:
-        raise ConfigError(f"--nr {node} of {nodes} node(s): nodes go from 0 to {nodes - 1}; give --nodes")
+        raise ConfigError(f"--nr {node} of {nodes} node(s): expected 0 to {nodes - 1}; set --nodes")
     return [
-        {OURS: LAUNCHER, **told(node * gpus + local, nodes * gpus, local, gpus, node)}
+        {OURS: LAUNCHER, **place_variables(node * gpus + local, nodes * gpus, local, gpus, node)}
         for local in range(gpus)
     ]
 
 
 def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | None, words: list[str]) -> int:
-    """Runs this node's workers to their end; the last line tells the result of each.
+    """Runs this node's workers until they end. The last line holds the result of each.
 
     Args:
         config: The settings.
-        flags: What the command line gave; None where it gave nothing.
-        config_file: From `--config`.
+        flags: Field name to the value on the command line; None if the flag is absent.
+        config_file: The value of `--config`.
         words: The script and its arguments.
 
     Returns:
-        The exit code: 0 if all ended well, 75 if all who did not were pre-empted, else the first failure's.
+        The exit code: 0 if all workers succeeded, 75 if every other worker was pre-empted, else the exit
+        code of the failed worker with the lowest rank.
     """
     variables = places(config, detect(environment()))
     if not os.path.exists("/dev/nvidia0") and config.backend != "nccl":
-        log.info("no GPU here: --gpus %d starts so many worker processes on the CPU", config.gpus)
+        log.info("no GPU on this host; --gpus %d starts %d worker(s) on the CPU", config.gpus, config.gpus)
     command = module_command("hubring.workers.programs.ps_worker", *_again(flags, config_file), "--", *words)
     own = {f"PS_{name.upper()}" for name in _OWN_FLAGS}
     given = {name: value for name, value in environment().items() if name not in own}
@@ -103,16 +104,17 @@ def run(config: WorkerConfig, flags: Mapping[str, object], config_file: Path | N
         return code
 
 
-def _agreed(name: str, given: int | None, said: int | None, launcher: str) -> int | None:
-    if given is not None and said is not None and given != said:
+def _agreed(name: str, given: int | None, launched: int | None, launcher: str) -> int | None:
+    if given is not None and launched is not None and given != launched:
         raise ConfigError(
-            f"two sources disagree on the node: {flag(name)} {given}, and {launcher} says {said}; drop one"
+            f"two sources disagree on the node: {flag(name)} is {given}, but {launcher} reports {launched};"
+            f" remove {flag(name)}"
         )
-    return said if given is None else given
+    return launched if given is None else given
 
 
 def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
-    """The command line once more, less what is this process's own."""
+    """Returns the command line without the flags that only this process uses."""
     given = {name: value for name, value in flags.items() if value is not None and name not in _OWN_FLAGS}
     words = [] if config_file is None else ["--config", str(config_file)]
     for name, value in given.items():
@@ -121,14 +123,14 @@ def _again(flags: Mapping[str, object], config_file: Path | None) -> list[str]:
 
 
 class Worker(Child):
-    """One worker; its standard output goes on to ours, but for the last line, which is its result."""
+    """One worker. Its standard output is forwarded, except for the last line, which is its result."""
 
     def __init__(self, name: str, command: Sequence[str], variables: Mapping[str, str]) -> None:
         super().__init__(name, command, variables, stdin=None, stdout=PIPE)
         self._output = Output(self.stdout, sys.stdout.buffer, keeps_last=True)
 
     def result(self) -> dict[str, Any]:
-        """Waits for its end; returns its result, which is empty if it was killed, or never came so far."""
+        """Waits until the worker ends, and returns its result; empty if it ended without a result."""
         last = self._output.join()
         try:
             result: dict[str, Any] = json.loads(last)

@@ -1,11 +1,11 @@
-"""Ray: it places the hub, as an actor, and the workers, as tasks; `ps-server` and `ps-worker` run there.
+"""Trains on a Ray cluster: Ray runs `ps-server` in an actor, and each `ps-worker` in a task.
 
     ray.init()
     results = on_ray.train(["train.py", "--epochs", "3"], workers=4, worker=["--topology", "ring"])
 
-The workers hear from the actor where the server listens. Whoever reaches that address
-may change the model, as everywhere beyond loopback; a cluster of Ray's is a trusted one.
-Script and package have to be on every node, as for any function of Ray's.
+The actor gives the workers the server's address. The server listens with `--insecure`: any process that
+reaches the address can change the model, so use a Ray cluster only on a trusted network.
+The script and this package must be installed on every node.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ def train(
     cpus: float = 1,
     gpus: float = 0,
 ) -> list[dict[str, Any]]:
-    """Trains in the cluster of Ray's that this process is connected to.
+    """Trains on the Ray cluster that this process is connected to.
 
     Args:
-        script: The script and its arguments; empty: the job that ships.
-        workers: How many there are.
-        server: More flags of `ps-server start`.
-        worker: More flags of `ps-worker`.
-        cpus: What Ray keeps for each worker, in cores.
-        gpus: And in GPUs.
+        script: The script and its arguments; empty: the built-in job.
+        workers: Number of workers.
+        server: More flags for `ps-server start`.
+        worker: More flags for `ps-worker`.
+        cpus: Cores that Ray reserves for each worker.
+        gpus: GPUs that Ray reserves for each worker.
 
     Returns:
-        The last line of each worker, by rank. One that Ray lost has `error` and an `exit_code` of 1: on a hub
-        the others go on.
+        The last line of each worker, in rank order. If Ray loses a worker, its entry has `error` and an
+        `exit_code` of 1. With a hub the other workers continue.
 
     Raises:
-        UsageError: Ray is not installed, or its cluster too small for all workers at once.
+        UsageError: Ray is not installed, or the cluster cannot run all workers at the same time.
     """
     if find_spec("ray") is None:
-        raise UsageError("ray is not installed (pip install 'hubring[ray]')")
+        raise UsageError("ray is not installed; install it: pip install 'hubring[ray]'")
     import ray
 
     if not ray.is_initialized():
-        ray.init()  # as the first remote call would
+        ray.init()  # the first remote call would do the same
     _check_room(ray.cluster_resources(), workers, {"CPU": cpus, "GPU": gpus})
-    # It waits more than it works: a core of its own would be one worker's.
+    # The server mostly waits. A core reserved for it would be lost to a worker.
     hub = ray.remote(Hub).options(num_cpus=0).remote(workers, list(server))
     try:
         address = ray.get(hub.address.remote())
@@ -65,7 +65,7 @@ def train(
             ["--server", address, "--rank", str(rank), *worker, "--", *script] for rank in range(workers)
         ]
         results = [_result(started) for started in [task.remote(each) for each in words]]
-        # A job that began ends by itself, once its last checkpoint is written; one that did not waits on.
+        # If the job started, its server ends by itself after the last checkpoint. Otherwise it waits forever.
         ray.get(hub.end.remote(None if any("rank" in one for one in results) else 0.0))
         return results
     finally:
@@ -73,22 +73,22 @@ def train(
 
 
 def _check_room(has: Mapping[str, float], workers: int, each: Mapping[str, float]) -> None:
-    """A job begins once all are there: one for whom Ray has no room would keep the others waiting."""
+    """Raises UsageError if the cluster cannot run all workers; a job starts only once all have joined."""
     for kind, wanted in each.items():
-        need, there = workers * wanted, has.get(kind, 0.0)
-        if need > there:
+        need, available = workers * wanted, has.get(kind, 0.0)
+        if need > available:
             raise UsageError(
-                f"{workers} workers of {wanted:g} {kind} each need {need:g}, but Ray's cluster has {there:g}:"
-                f" give fewer workers or a smaller {kind.lower()}s=, or add nodes first"
+                f"{workers} worker(s) with {wanted:g} {kind} each need {need:g}, but the Ray cluster has"
+                f" {available:g}; reduce workers= or {kind.lower()}s=, or add nodes"
             )
 
 
 class Hub:
-    """A server, on whichever node Ray runs this actor.
+    """A server on the node where Ray runs this actor.
 
     Args:
-        workers: How many it is to wait for.
-        flags: More for `ps-server start`.
+        workers: Number of workers in the job.
+        flags: More flags for `ps-server start`.
     """
 
     def __init__(self, workers: int, flags: Sequence[str]) -> None:
@@ -98,25 +98,25 @@ class Hub:
         self._server = Server(workers, [*here, *flags], environment(), verbose=True)
 
     def address(self) -> str:
-        """Where it listens."""
+        """Returns the server's address."""
         return self._server.address
 
     def end(self, patience: float | None) -> None:
-        """Waits so many seconds (None: as long as it takes) for its end, and then makes it end."""
+        """Waits `patience` seconds (None: without limit) until the server ends, then stops it."""
         self._server.end(patience)
 
 
 def work(words: Sequence[str]) -> dict[str, Any]:
-    """Runs one worker on this node; returns its last line."""
+    """Runs one worker on this node, and returns its last line."""
     variables = {**environment(), PARENT: str(os.getpid())}
     with Children[Worker]() as started:
         worker = started.add(
             Worker("the worker", module_command("hubring.workers.programs.ps_worker", *words), variables)
         )
         result, code = worker.result(), worker.exit_code()
-    if worker.code != code:  # a signal ended it
+    if worker.code != code:  # a signal ended the worker
         return {"error": worker.ended, "exit_code": code}
-    return result or {"error": f"{worker.ended} and no result; its log says why", "exit_code": code or 1}
+    return result or {"error": f"{worker.ended} and no result; see its log", "exit_code": code or 1}
 
 
 def _result(started: Any) -> dict[str, Any]:

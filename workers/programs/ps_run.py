@@ -1,6 +1,6 @@
-"""`ps-run`: one command for a job on this machine, with `horovodrun`'s most used flags.
+"""`ps-run`: starts a job on this machine with one command, and accepts `horovodrun`'s flags.
 
-Nothing that imports torch is imported here, so that `--help` answers at once.
+This module imports nothing that imports torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def run(
     jsrun: Annotated[bool | None, typer.Option(hidden=True)] = None,
     **flags: Any,
 ) -> None:
-    """Start a server and workers on this machine, and run a script on them.
+    """Start a server and workers on this machine, and run a script on each worker.
 
-    The script may use hubring or horovod.torch. Each line of its output is marked with its rank. When one
-    worker fails, ps-run stops all workers. The exit code is that of the first failure.
+    The script can use hubring or horovod.torch. Each line of output starts with the worker's rank. If one
+    worker fails, ps-run stops all workers, and exits with the exit code of the first failure.
 
     ps-run accepts horovodrun's other flags, and prints which of them have no effect.
     """
@@ -54,7 +54,7 @@ def run(
 
 def main() -> None:
     """Console entry of `ps-run`."""
-    elsewhere = "other settings of server and workers come by the environment, as in PS_MODE=asp ps-run ..."
+    elsewhere = "set other options of the server and the workers with PS_* variables: PS_MODE=asp ps-run ..."
     terminal.run(app, "ps-run", elsewhere=elsewhere)
 
 
@@ -70,7 +70,7 @@ def _run(command: list[str], flags: dict[str, Any], *, jsrun: bool | None) -> in
         words = script(command)
         if jsrun:
             raise UsageError(f"--jsrun: {ELSEWHERE}")
-        for line in ignored_flags.told(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
+        for line in ignored_flags.notices(name for name in ignored_flags.IDLE if flags.pop(name) is not None):
             print(f"ps-run: {line}", file=sys.stderr)
         return LocalJob(**flags).run(words)
     except HubringError as error:
@@ -80,20 +80,20 @@ def _run(command: list[str], flags: dict[str, Any], *, jsrun: bool | None) -> in
 
 
 def script(command: list[str]) -> list[str]:
-    """Script and arguments of a command; `python` and `-u` before them change nothing.
+    """Returns the script and its arguments, without a leading `python` and `-u`.
 
     Raises:
-        UsageError: There is no script, or no such file.
+        UsageError: The command names no script, or a file that does not exist.
     """
     left = command
     if left and re.fullmatch(r"python(3(\.\d+)?)?", Path(left[0]).name):
         left = left[1:]
         left = left[1:] if left[:1] == ["-u"] else left
     if not left or left[0].startswith("-"):
-        given = f"{left[0]!r} is none" if left else "there is none"
-        raise UsageError(f"ps-run needs a script, and {given}: ps-run -np 2 train.py [ARGS]...")
-    if not Path(left[0]).is_file():  # said now: each worker would, one by one, once the server runs
-        raise UsageError(f"no script {left[0]}: name a file, as in ps-run -np 2 train.py [ARGS]...")
+        found = f"{left[0]!r} is not a script" if left else "the command line names none"
+        raise UsageError(f"ps-run needs a script, but {found}; for example: ps-run -np 2 train.py [ARGS]...")
+    if not Path(left[0]).is_file():  # checked here so that the error appears once, not once per worker
+        raise UsageError(f"script {left[0]} does not exist; for example: ps-run -np 2 train.py [ARGS]...")
     return left
 
 

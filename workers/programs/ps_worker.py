@@ -1,6 +1,6 @@
 """`ps-worker`: runs a training script, or a built-in job, as one worker.
 
-Only typer and the settings are imported here, so that `--help` answers at once.
+This module imports only typer and the settings, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def run(
 
     Pass arguments to a built-in job after --, as in: ps-worker --job digits -- --epochs 3
 
-    ps-worker bench measures the exchange: see ps-worker bench --help
+    ps-worker bench measures the exchange; see ps-worker bench --help
 
-    ps-worker env --explain prints which rank this worker would have, and why
+    ps-worker env --explain prints this worker's rank and settings, and the source of each
     """
     raise SystemExit(_run(flags, config, command or []))
 
 
 def main() -> None:
     """Console entry of `ps-worker`."""
-    if sys.argv[1:2] == ["bench"]:  # a word of its own, where any other would name a script
+    if sys.argv[1:2] == ["bench"]:  # a subcommand; any other first argument names a script
         from hubring.workers.bench import cli
 
         cli.main(sys.argv[2:])
@@ -57,7 +57,7 @@ def main() -> None:
         from hubring.workers.programs import explain
 
         explain.main(sys.argv[2:])
-    elsewhere = "a job's own arguments stand behind --, as in ps-worker --job digits -- --epochs 3"
+    elsewhere = "pass arguments to a built-in job after --: ps-worker --job digits -- --epochs 3"
     terminal.run(app, "ps-worker", elsewhere=elsewhere)
 
 
@@ -70,7 +70,7 @@ def _run(flags: dict[str, object], config_file: Path | None, words: list[str]) -
     try:
         config = load_worker(flags, config_file)
         origin = logs.configure(config.log_format)
-        if node_launcher.wanted(config):  # which trains nothing itself, and does without torch
+        if node_launcher.wanted(config):  # the launcher does not train, and does not import torch
             return node_launcher.run(config, flags, config_file, words)
     except HubringError as error:
         return _end(error.exit_code, {}, str(error))
@@ -88,14 +88,14 @@ def _train(config: WorkerConfig, origin: LogOrigin, words: list[str]) -> int:
         outcome = Outcome(error.exit_code, {}, error=str(error))
     code = _end(outcome.code, outcome.result, outcome.error, outcome.traceback)
     if outcome.stuck:
-        # A broken ring leaves threads inside torch that no call can free.
+        # A broken ring leaves threads blocked inside torch. No call can end them.
         sys.stderr.flush()
         os._exit(code)
     return code
 
 
 def _end(code: int, result: dict[str, Any], error: str, traceback: str = "") -> int:
-    """Tells people and programs how it ended; returns the code."""
+    """Prints the error and the result line, and returns the exit code."""
     if error:
         print(f"ps-worker: {error}", file=sys.stderr)
     if traceback:

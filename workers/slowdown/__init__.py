@@ -1,1 +1,1 @@
-"""How an experiment slows a worker down: for how long, and where in a step it sleeps."""
+"""Slows workers down in an experiment: how long a worker sleeps, and where in a step."""

@@ -1,7 +1,7 @@
-"""How long a worker's step is made to take: the same in every process that is told the same.
+"""The delay of each step of a worker.
 
-The law: a delay follows from the seed, the rank and the step alone, so every row meets the same
-delays in the same steps, whatever it does between them.
+The rule: a delay depends only on the seed, the rank and the step. So every row of a comparison has the same
+delays in the same steps.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.slowdown.straggler import Straggler
 
 SLOW_SHARE = 0.1
-"""How many of its steps a slow host is slow in."""
+"""Share of the steps in which a slow host is slow."""
 
 
 class Slowness(Struct, frozen=True, forbid_unknown_fields=True):
-    """What all workers of a run are told, in the file that `ps-worker --hardship` reads.
+    """The contents of the file that `ps-worker --hardship` reads; the same for all workers of a run.
 
     Attributes:
-        straggler: Who is slow, and how; None: nobody.
-        compute: Seconds that a step computes elsewhere, on a GPU say; None: what it computes here counts.
-        seed: Of what is drawn.
+        straggler: Which ranks are slow, and how; None: none.
+        compute: Seconds of computing in a step on the emulated device, for example a GPU; None: no emulation.
+        seed: Seed of the random delays.
     """
 
     straggler: Straggler | None = None
@@ -32,10 +32,10 @@ class Slowness(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.compute is not None and not self.compute >= 0:
-            raise UsageError(f"compute: {self.compute:g} s a step; seconds are at least 0")
+            raise UsageError(f"compute: {self.compute:g} s per step; expected at least 0")
 
     def of(self, rank: int) -> Delays:
-        """One worker's part of it."""
+        """Returns the delays of one worker."""
         return Delays(self.straggler, self.compute, self.seed, rank)
 
 
@@ -43,13 +43,13 @@ class Delays:
     """The delays of one worker.
 
     Args:
-        straggler: Who is slow, and how; None: nobody.
-        compute: Seconds that every step computes at the least; None: only as long as it does.
-        seed: Of what is drawn.
-        rank: Whose delays these are.
+        straggler: Which ranks are slow, and how; None: none.
+        compute: Seconds that every step computes at least; None: no minimum.
+        seed: Seed of the random delays.
+        rank: The worker's rank.
 
     Attributes:
-        compute: As given; 0 for None.
+        compute: The argument; 0 for None.
     """
 
     def __init__(self, straggler: Straggler | None, compute: float | None, seed: int, rank: int) -> None:
@@ -59,7 +59,7 @@ class Delays:
         self._straggler = straggler if straggler and rank in (straggler.ranks or (rank,)) else None
 
     def lateness(self, step: int) -> float:
-        """How many seconds more this worker takes for a step, counted from 0."""
+        """Returns the extra seconds of a step; steps count from 0."""
         straggler = self._straggler
         if straggler is None:
             return 0.0
@@ -68,10 +68,10 @@ class Delays:
         if straggler.kind == "host":
             slow = self._draw(step) < SLOW_SHARE
             return straggler.seconds / SLOW_SHARE if slow else 0.0
-        # Lomax: a Pareto distribution that begins at 0. Its mean is scale / (shape - 1).
+        # Lomax: a Pareto distribution that starts at 0. Its mean is scale / (shape - 1).
         scale = straggler.seconds * (straggler.shape - 1)
         return float(scale * ((1 - self._draw(step, self._rank)) ** (-1 / straggler.shape) - 1))
 
     def _draw(self, *words: int) -> float:
-        """An even number from 0 to below 1; seeded by text, `Random` gives the same one everywhere."""
+        """Returns a uniform number from [0, 1). A text seed gives the same number on every host."""
         return Random("/".join(map(str, (self._seed, *words)))).random()  # noqa: S311 - no secret

@@ -1,17 +1,20 @@
-"""What a worker endures in an experiment: it sleeps where a slower one, or a given GPU, would compute.
+"""Slows a worker down in an experiment: it sleeps while a slower worker, or a given GPU, would compute.
 
-Wherever the gradients go then, around a ring, to a hub or nowhere, it sleeps at the same places: in the
-training thread, when backward has a gradient and before any bucket is handed over. So the sleep is part of
-what is computed, not of what the exchange costs, and what is under way goes on meanwhile.
+The worker sleeps at the same places for every topology: in the training thread, when backward has a
+gradient, and before any bucket is sent. So the sleep is part of computing, not of the exchange, and running
+exchanges continue during the sleep.
 
-A straggler sleeps once a step, at the first gradient. An emulated device has its gradients one after another,
-as a real one: backward takes two thirds of the step's computing, and of that each gradient as much as it has
-of all elements. This machine sleeps until then; where it is later than the device would be, it does not. So
-a step computes for as long as it is told, however few cores the workers share, as long as these can keep up.
-What a step hands over and waits for in exchanges is no computing; where a peer's optimizer cannot tell, it
-hides in the sleep. What passes between two steps is: an evaluation, say, leaves less to sleep. A parameter
-that gets no gradient shortens the step by its share. A step of several backward passes or several optimizers
-is one step, and so is one that is skipped and taken anew: of passes and of optimizers the first sleeps.
+A straggler sleeps once per step, at the first gradient. An emulated device has its gradients one after
+another, like a real one: backward takes two thirds of the step's computing, divided among the gradients by
+their elements. The worker sleeps until the emulated time of each gradient; if it is already later, it does
+not sleep. So a step takes the given time even if the workers share few cores, as long as these are fast
+enough.
+
+Time that a step waits for exchanges is not computing. If a peer's optimizer cannot measure that time, it
+counts as computing and shortens the sleep. Time between two steps, such as an evaluation, also shortens the
+sleep. A parameter without a gradient shortens the step by its share. Several backward passes or several
+optimizers in one step, and a step that is skipped and repeated, count as one step: only the first pass
+sleeps.
 """
 
 from __future__ import annotations
@@ -32,20 +35,20 @@ if TYPE_CHECKING:
     import torch
 
 FORWARD = 1 / 3
-"""Part of a step's computing that is over when backward begins: it takes about twice what forward takes."""
+"""Share of a step's computing before backward starts; backward takes about twice as long as forward."""
 
 
 class Hardship:
     """Sleeps in every step.
 
     Args:
-        delays: For how long.
-        waited: Tells how many seconds training has waited for exchanges so far.
-        clock: Instead of `time.monotonic`.
-        sleep: Instead of `time.sleep`.
+        delays: The delay of each step.
+        waited: Returns the seconds that training has waited for exchanges so far.
+        clock: Replaces `time.monotonic`.
+        sleep: Replaces `time.sleep`.
 
     Attributes:
-        seconds: Slept so far.
+        seconds: Seconds slept so far.
     """
 
     def __init__(
@@ -65,32 +68,32 @@ class Hardship:
         self._step = -1
         self._began = 0.0
         self._there = 0
-        self._lock = threading.Lock()  # backward runs one thread a device
+        self._lock = threading.Lock()  # backward runs one thread per device
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Sleeps from now on when backward has these parameters' gradients.
+        """Sleeps from now on when backward has a gradient of these parameters.
 
-        To be called before others ask to be told of them, or they are told first.
+        Call this before other hooks are registered, so that the sleep runs first.
         """
-        alive = weakref.ref(self)  # torch keeps hooks where the garbage collector does not see them
+        alive = weakref.ref(self)  # torch holds hooks where the garbage collector does not see them
 
         def accumulated(parameter: torch.Tensor) -> None:
             if (hardship := alive()) is not None:
-                hardship._endure(parameter.numel())
+                hardship._sleep_for(parameter.numel())
 
         for parameter in parameters:
             self._elements += parameter.numel()
             parameter.register_post_accumulate_grad_hook(accumulated)  # type: ignore[no-untyped-call]
 
     def begin(self, step: int) -> None:
-        """A step begins, the one after so many."""
+        """Starts a step; steps count from 0."""
         self._step, self._there = step, 0
         self._began = self._computed()
 
     def _computed(self) -> float:
         return self._clock() - self._waited()
 
-    def _endure(self, elements: int) -> None:
+    def _sleep_for(self, elements: int) -> None:
         with self._lock:
             if not self._there:
                 extra = self._delays.lateness(self._step)
@@ -108,13 +111,13 @@ class Hardship:
 
 
 def read(path: Path) -> Slowness:
-    """What a file for `--hardship` says.
+    """Reads a file for `--hardship`.
 
-    It holds a JSON object with `straggler` (null, or `kind`, `seconds`, `ranks`, `shape` as in
+    The file holds a JSON object with `straggler` (null, or `kind`, `seconds`, `ranks`, `shape` as in
     `hubring.workers.slowdown.straggler.Straggler`), `compute` (null, or seconds) and `seed`.
 
     Raises:
-        ConfigError: There is no such file, or it says something else.
+        ConfigError: The file cannot be read, or does not hold such an object.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Slowness)
@@ -122,6 +125,6 @@ def read(path: Path) -> Slowness:
         raise ConfigError(f"--hardship {path} cannot be read: {cause.strerror}") from cause
     except (msgspec.DecodeError, UsageError) as cause:
         raise ConfigError(
-            f'--hardship {path}: {cause}; it holds an object such as {{"straggler": {{"kind": "constant",'
+            f'--hardship {path}: {cause}; expected an object such as {{"straggler": {{"kind": "constant",'
             ' "seconds": 0.1, "ranks": [1]}, "compute": 0.05, "seed": 0}'
         ) from cause

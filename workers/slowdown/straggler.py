@@ -1,4 +1,4 @@
-"""Who is slow in an experiment, and how."""
+"""Which ranks are slow in an experiment, and how."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Kind = Literal["constant", "pareto", "host"]
 
 
 class Straggler(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who is slow, and how.
+    """Which ranks are slow, and how.
 
     Attributes:
-        kind: `constant`: the same every step; `pareto`: mostly little, seldom much; `host`: the
-            ranks are one host, slow in the same steps.
-        seconds: What a step takes longer, on average.
-        ranks: Who; empty: all.
-        shape: Of the Pareto distribution, above 1; the smaller, the heavier its tail.
+        kind: `constant`: the same delay in every step; `pareto`: mostly short delays, and a few long ones;
+            `host`: the ranks share one host and are slow in the same steps.
+        seconds: Mean delay of a step.
+        ranks: The slow ranks; empty: all.
+        shape: Shape of the Pareto distribution, above 1; a smaller shape has a heavier tail.
     """
 
     kind: Kind
@@ -29,11 +29,11 @@ class Straggler(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if self.kind not in (kinds := get_args(Kind)):
-            raise UsageError(f"straggler: kind {self.kind!r}; there are {', '.join(kinds)}")
+            raise UsageError(f"straggler: kind {self.kind!r}; expected one of {', '.join(kinds)}")
         if self.seconds < 0 or self.shape <= 1:
             raise UsageError(
                 f"straggler: {self.seconds:g} s with shape {self.shape:g};"
-                " seconds are at least 0, and the shape is above 1, or there is no mean"
+                " expected at least 0 s, and a shape above 1, since otherwise there is no mean"
             )
 
     def __str__(self) -> str:

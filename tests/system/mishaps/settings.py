@@ -220,7 +220,7 @@ SETTINGS = [
         "NCCL without a GPU",
         "the worker",
         who="--backend nccl",
-        why="needs a CUDA device, and torch finds none here",
+        why="needs a CUDA device, but torch finds none on this host",
         mend="use --backend gloo",
         code=78,
         provoke=no_gpu_for_the_ring,

@@ -108,7 +108,7 @@ def test_rows_are_chosen_by_name_once() -> None:
 
 def test_a_row_asked_for_that_cannot_be_had_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(UsageError, match="--rows mpi: there is no mpirun"):
+    with pytest.raises(UsageError, match="--rows mpi: mpirun is not installed"):
         cli.rows_of("gloo+sgd,mpi")
     assert "mpi" not in [row.name for row in cli.rows_of(None)]
 

@@ -9,19 +9,19 @@ import pytest
 
 from hubring.ps.core.errors import UsageError
 from hubring.workers.localrun import host
-from hubring.workers.localrun.ignored_flags import IDLE, told
+from hubring.workers.localrun.ignored_flags import IDLE, notices
 from hubring.workers.localrun.job import LocalJob
 from hubring.workers.localrun.team import Patience, Verdict
 from hubring.workers.programs import ps_run
 
 
-def test_flags_that_change_nothing_are_told_with_the_reason() -> None:
-    assert list(told(["gloo", "cycle_time_ms", "mpi"])) == [
-        "--gloo, --mpi: without effect here, as workers meet at the hub; a ring runs on Gloo anyway, and"
+def test_flags_without_effect_are_listed_with_the_reason() -> None:
+    assert list(notices(["gloo", "cycle_time_ms", "mpi"])) == [
+        "--gloo, --mpi: no effect, since workers meet at the server, a ring always runs on Gloo or NCCL, and"
         " there is no MPI",
-        "--cycle-time-ms: without effect here, as operations begin at once, not in cycles",
+        "--cycle-time-ms: no effect, since operations start immediately, not in cycles",
     ]
-    assert not list(told([]))
+    assert not list(notices([]))
 
 
 def test_every_idle_flag_is_one_of_the_command() -> None:
@@ -40,18 +40,18 @@ def test_a_discovery_script_says_which_hosts_there_are(tmp_path: Path) -> None:
     assert asked("echo localhost", default=2) == 2
     with pytest.raises(UsageError, match=r"'node7' is another machine.*srun, torchrun, mpirun"):
         asked("echo localhost:1; echo node7:1")
-    with pytest.raises(UsageError, match="exit code 3: no cloud"):
+    with pytest.raises(UsageError, match="the script exited with 3: no cloud"):
         asked("echo no cloud >&2; exit 3")
     with pytest.raises(UsageError, match="cannot be run"):
         host.room(None, None, str(tmp_path / "none"))
 
 
-def test_a_lost_worker_is_started_anew_while_somebody_has_the_state() -> None:
+def test_a_lost_worker_is_restarted_while_another_has_the_state() -> None:
     patience = Patience(least=2, restarts=2)
-    assert patience.verdict(running=1, finished=0) is Verdict.ANEW
+    assert patience.verdict(running=1, finished=0) is Verdict.RESTART
     assert patience.verdict(running=1, finished=1) is Verdict.WITHOUT
     assert patience.verdict(running=0, finished=0) is Verdict.END
-    assert patience.verdict(running=2, finished=0) is Verdict.ANEW
+    assert patience.verdict(running=2, finished=0) is Verdict.RESTART
     assert patience.verdict(running=2, finished=0) is Verdict.WITHOUT
     assert patience.verdict(running=1, finished=0) is Verdict.END
 
@@ -68,7 +68,7 @@ def test_without_elastic_training_the_first_failure_ends_all() -> None:
         ({"num_proc": 2, "min_num_proc": 3}, "min-num-proc <= np"),
         ({"num_proc": 2, "max_num_proc": 1}, "np <= max-num-proc"),
         ({"num_proc": 2, "min_num_proc": 1, "topology": "ring"}, "elastic training needs a hub"),
-        ({"num_proc": 3, "hosts": "localhost:2"}, "the hosts have 2 slot"),
+        ({"num_proc": 3, "hosts": "localhost:2"}, "the hosts have only 2 slot"),
         ({"hosts": "localhost", "hostfile": Path("hosts")}, "--hosts and --hostfile both say"),
     ],
 )

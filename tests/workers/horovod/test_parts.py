@@ -121,7 +121,7 @@ def test_a_script_may_stand_behind_python(
 
 
 def test_a_script_that_is_not_there_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UsageError, match=r"no script nosuch\.py: name a file"):
+    with pytest.raises(UsageError, match=r"script nosuch\.py does not exist; for example: ps-run"):
         script(["python", "nosuch.py"])
 
 
@@ -129,7 +129,7 @@ def test_ps_run_too_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit, match="2"):
         app(["-np", "2", "nosuch.py"], standalone_mode=False)
     told = capsys.readouterr()
-    assert told.err.startswith("ps-run: no script nosuch.py")
+    assert told.err.startswith("ps-run: script nosuch.py does not exist")
     assert json.loads(told.out) == {"error": told.err.strip().removeprefix("ps-run: "), "exit_code": 2}
 
 
@@ -152,7 +152,7 @@ def test_hosts_are_this_machine_alone(tmp_path: Path) -> None:
     hostfile = tmp_path / "hosts"
     hostfile.write_text("# mine\nlocalhost slots=3\n")
     assert host.room(None, hostfile, None) == 3
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(UsageError, match="the file does not exist"):
         host.room(None, tmp_path / "none", None)
-    with pytest.raises(UsageError, match="--hosts and --hostfile both say"):
+    with pytest.raises(UsageError, match="--hosts and --hostfile both set the hosts"):
         host.room("localhost", hostfile, None)

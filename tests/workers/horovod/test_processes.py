@@ -62,7 +62,7 @@ def test_ps_run_starts_all_and_marks_what_they_say(cluster: Cluster, tmp_path: P
     lines = program.out.read_text().splitlines()
     assert all(re.match(r"\[[01]\]<stdout>:", line) for line in lines)
     assert final_loss(program.out.read_text())
-    assert "--gloo, --mpi: without effect here" in program.said()
+    assert "--gloo, --mpi: no effect" in program.said()
     assert "final loss" in (outputs / "rank.0" / "stdout").read_text()
     assert (outputs / "rank.1" / "stderr").exists()
     assert "allreduce.avg_loss" in {
@@ -82,7 +82,7 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(cluster: Cluster, tmp_p
     )
     program = ps_run(cluster, "-np", "2", str(script))
     assert program.wait() == 7, program.said()
-    assert "rank 1 ended with exit code 7" in program.said()
+    assert "rank 1 exited with 7" in program.said()
 
 
 def test_a_signal_reaches_the_workers(cluster: Cluster, tmp_path: Path) -> None:
@@ -196,5 +196,5 @@ def test_a_lost_worker_is_started_anew_and_let_in(cluster: Cluster, tmp_path: Pa
     )
     program = ps_run(cluster, "-np", "2", "--min-num-proc", "1", str(script))
     assert program.wait() == 0, program.said()
-    assert "rank 0 ended with exit code 137; starting it anew" in program.said()
+    assert "rank 0 exited with 137; restarting it" in program.said()
     assert program.out.read_text().count("all 2.0 [2, 1, 2]") == 2

@@ -28,7 +28,9 @@ def test_a_gpu_that_the_launcher_gave_is_this_workers(monkeypatch: pytest.Monkey
 
 def test_more_workers_than_gpus_are_refused_with_what_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, 2)
-    with pytest.raises(ConfigError, match=r"local rank 2.*finds 2 here \(CUDA_VISIBLE_DEVICES=4,5\)"):
+    with pytest.raises(
+        ConfigError, match=r"local rank 2.*finds 2 GPU\(s\) on this host \(CUDA_VISIBLE_DEVICES=4,5\)"
+    ):
         choose("nccl", Placement(local_rank=2, local_size=3), {"CUDA_VISIBLE_DEVICES": "4,5"})
     with pytest.raises(ConfigError, match="local rank 2"):
         choose("nccl", Placement(local_rank=2, local_size=3), {})

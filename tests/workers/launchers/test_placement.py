@@ -124,7 +124,10 @@ def test_sources_that_disagree_are_both_named_with_their_values(
 
 @pytest.mark.parametrize("text", ["", "two", "-1", "1.5", "0x1"])
 def test_what_is_no_number_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE='.*' is no whole number"):
+    with pytest.raises(
+        ConfigError,
+        match=r"WORLD_SIZE='.*': expected a whole number of 0 or more; unset or correct WORLD_SIZE",
+    ):
         detect({"RANK": "0", "WORLD_SIZE": text})
 
 

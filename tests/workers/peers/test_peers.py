@@ -27,7 +27,7 @@ SIZE = 3
 
 
 def test_a_peer_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(UsageError, match="no peer 'nccl'; there are ddp, mpi, rpc, ray"):
+    with pytest.raises(UsageError, match="no peer 'nccl'; expected one of ddp, mpi, rpc, ray"):
         find("nccl")
 
 
@@ -61,7 +61,9 @@ def test_a_seat_outside_the_team_is_refused() -> None:
 
 def test_an_address_has_its_interface_and_a_strange_one_is_named() -> None:
     assert interface.interface("127.0.0.1") == "lo"
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.77: no interface here .* lo 127\.0\.0\.1"):
+    with pytest.raises(
+        ConfigError, match=r"192\.0\.2\.77: no interface has that address; expected one of .*lo 127\.0\.0\.1"
+    ):
         interface.interface("192.0.2.77")
 
 

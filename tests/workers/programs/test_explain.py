@@ -45,7 +45,7 @@ def test_what_nobody_says_is_left_to_the_server() -> None:
     assert report["rank"]["value"] is None
     assert "the server assigns it" in report["rank"]["source"]
     lines = explain.lines(report, explain=True)
-    assert any(line.startswith("not there   slurm: SLURM_STEP_ID, SLURM_PROCID") for line in lines)
+    assert any(line.startswith("not set     slurm: SLURM_STEP_ID, SLURM_PROCID") for line in lines)
     assert any("a Compose replica cannot see its own number" in line for line in lines)
     assert explain.lines(report, explain=False)[0] == "rank        -"
 

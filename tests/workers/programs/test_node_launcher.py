@@ -37,8 +37,12 @@ def test_a_launcher_that_starts_one_a_host_says_which() -> None:
     ("outer", "flags", "words"),
     [
         (Placement(local_size=4, launcher="slurm"), {}, "slurm started 4 commands on this host"),
-        (Placement(rank=1, size=2, launcher="slurm"), {"nr": 0}, "--nr 0, and slurm says 1"),
-        (Placement(rank=1, size=2, launcher="slurm"), {"nodes": 3}, "--nodes 3, and slurm says 2"),
+        (
+            Placement(rank=1, size=2, launcher="slurm"),
+            {"nr": 0},
+            "--nr is 0, but slurm reports 1; remove --nr",
+        ),
+        (Placement(rank=1, size=2, launcher="slurm"), {"nodes": 3}, "--nodes is 3, but slurm reports 2"),
         (Placement(), {"nr": 1}, "--nr 1 of 1 node"),
     ],
 )
