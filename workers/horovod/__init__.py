@@ -1,25 +1,29 @@
-"""`horovod.torch`'s names on this project's topologies: `import hubring.horovod as hvd`.
+"""The API of `horovod.torch` on a hub or a ring: `import hubring.horovod as hvd`.
 
-A script that says `import horovod.torch as hvd` runs unedited under
-`ps-worker --as-horovod SCRIPT` (`hubring.workers.horovod.alias`). What differs from
-Horovod 0.28.1, all of it harmless to scripts that run there:
+A script with `import horovod.torch as hvd` runs without edits under `ps-worker --as-horovod SCRIPT`
+(`hubring.workers.horovod.alias`). The differences from Horovod 0.28.1:
 
-    MPI               there is none, and the functions that tell say so
-    Adasum            needs a power of 2 of ranks, as Horovod's on the CPU
-    process sets      may be added at any time; HOROVOD_DYNAMIC_PROCESS_SETS is not asked for
-    timeline          may be started at any time; operations have no cycles to mark
-    variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD count; HOROVOD_CYCLE_TIME and
-                      HOROVOD_STALL_CHECK_TIME_SECONDS do not: nothing runs in cycles, and who waits
-                      for long is told for whom
-    tensors           a 0-d one is one row of an allgather; bool, bfloat16 and small integers are reduced too
-    factors           prescale_factor and postscale_factor may differ by rank, and count for that rank
-    SyncBatchNorm     runs on the CPU too
-    optimizer state   one that is empty on the root stays empty: no step is taken to fill it, and so no
-                      parameter decays; gradients are zeros afterwards, as in Horovod
-    shutdown          ends the world, after which `init` may begin another; the place in the job is kept
-                      until the script ends
-    errors            what Horovod's Python part refuses is a ValueError, what its core does is both that
-                      and a HorovodInternalError
+    frameworks        only PyTorch
+    MPI               not supported: mpi_built() and mpi_enabled() return False, mpi_threads_supported()
+                      raises ValueError, and init(comm=) accepts only the list of all ranks
+    launchers         ps-run and horovod.run start workers only on this machine
+    Adasum            needs a power of 2 of ranks, like Horovod on the CPU
+    process sets      you can add one at any time, without HOROVOD_DYNAMIC_PROCESS_SETS
+    timeline          you can start it at any time; there are no cycles to mark
+    variables         HOROVOD_TIMELINE and HOROVOD_FUSION_THRESHOLD have an effect; HOROVOD_CYCLE_TIME and
+                      HOROVOD_STALL_CHECK_TIME_SECONDS do not: operations do not run in cycles, and
+                      waiting workers always log who is missing
+    tensors           allgather accepts a 0-d tensor as one row; allreduce accepts bool, bfloat16 and small
+                      integers
+    factors           prescale_factor and postscale_factor can differ between ranks; each rank applies its own
+    SyncBatchNorm     also runs on the CPU
+    optimizer state   broadcast_optimizer_state leaves a state empty if it is empty on the root. It takes no
+                      step to fill the state, so no parameter decays. Gradients are zeros afterwards, as in
+                      Horovod.
+    shutdown          ends the world; init can start a new one. The worker remains in the job until the script
+                      ends.
+    errors            ValueError where Horovod's Python code refuses a call; an error that is both ValueError
+                      and HorovodInternalError where Horovod's core does
     elastic training  see `hubring.workers.horovod.elastic`
 """
 

@@ -1,8 +1,7 @@
-"""Makes `import horovod.torch as hvd` mean `hubring.workers.horovod`, in this process alone.
+"""Makes `import horovod.torch as hvd` import `hubring.workers.horovod`, only in this process.
 
-A finder in front of `sys.meta_path` answers for `horovod` and what is below it.
-Each of its modules is a view of files here: the same objects under the names
-that Horovod's users import.
+A finder at the front of `sys.meta_path` handles `horovod` and its submodules. Each module shows the objects
+of the files here under the names that Horovod's users import.
 """
 
 from __future__ import annotations
@@ -41,36 +40,36 @@ VIEWS: dict[str, tuple[str, ...]] = {
     "horovod.runner": ("hubring.workers.horovod.runner.run",),
     "horovod.version": (),
 }
-"""What each module shows, by the files whose names it has."""
+"""Module name to the files whose public names it shows."""
 
 VERSION = "0.28.1"
-"""The release whose surface this is."""
+"""The Horovod release whose API this is."""
 
 
 class HorovodFinder(MetaPathFinder, Loader):
-    """Finds and makes Horovod's modules."""
+    """Finds and creates Horovod's modules."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Answers for Horovod's names alone.
+        """Handles only Horovod's names.
 
         Raises:
-            ModuleNotFoundError: The name is Horovod's for something that is not here.
+            ModuleNotFoundError: Hubring does not provide this module of Horovod.
         """
         if fullname.partition(".")[0] != "horovod":
             return None
         if fullname not in VIEWS:
             known = ", ".join(VIEWS)
-            raise ModuleNotFoundError(f"there is no {fullname} here; there are {known}", name=fullname)
+            raise ModuleNotFoundError(f"Hubring has no {fullname}; expected one of {known}", name=fullname)
         is_package = any(other.startswith(f"{fullname}.") for other in VIEWS)
         return ModuleSpec(fullname, self, origin=__name__, is_package=is_package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None  # as usual
+        return None  # the default module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fills in the names."""
+        """Adds the names to the module."""
         for source in VIEWS[module.__name__]:
             shown = vars(import_module(source))
             module.__dict__.update({name: one for name, one in shown.items() if not name.startswith("_")})
@@ -78,7 +77,7 @@ class HorovodFinder(MetaPathFinder, Loader):
 
 
 def tell_place(placement: Placement) -> None:
-    """Sets HOROVOD_RANK and the rest as `horovodrun` does, as far as they are known before `init`."""
+    """Sets HOROVOD_RANK and the like, as `horovodrun` does, if rank and size are known before `init`."""
     if placement.rank is None or placement.size is None:
         return
     around = Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
@@ -86,7 +85,7 @@ def tell_place(placement: Placement) -> None:
 
 
 def install() -> None:
-    """Puts the finder in front, once; modules of a Horovod that was imported before are forgotten."""
+    """Installs the finder once, and removes Horovod modules that were imported before from `sys.modules`."""
     if any(isinstance(finder, HorovodFinder) for finder in sys.meta_path):
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:

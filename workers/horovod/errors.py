@@ -1,11 +1,11 @@
-"""Errors by the names that Horovod's users catch.
+"""The errors that Horovod's users catch.
 
-HorovodInternalError       an operation that had begun failed, on every rank
-  Refused                  what Horovod's core, and not its Python part, refuses: also a ValueError
-HostsUpdatedInterrupt      workers came: synchronise, then go on
-ValueError                 the call itself cannot mean anything; nothing was sent
+HorovodInternalError       an operation failed, on every rank
+  Refused                  a call that Horovod's core refuses, not its Python code; also a ValueError
+HostsUpdatedInterrupt      a worker joins: synchronize the state, then continue
+ValueError                 the call is invalid; nothing was sent
 ImportError
-  HorovodVersionMismatchError    never raised: nothing here was compiled for a version of torch
+  HorovodVersionMismatchError    never raised, since nothing here is compiled for a version of torch
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from hubring.ps.core.errors import HubringError, UsageError
 
 
 class HorovodInternalError(RuntimeError):
-    """An operation failed: ranks disagreed on it, or somebody whom it needs is gone."""
+    """An operation failed: ranks disagree about it, or a rank that it needs is lost."""
 
 
 class Refused(HorovodInternalError, ValueError):
-    """A call that cannot be made: before `init`, for which Horovod raises now the one, now the other."""
+    """An invalid call, such as a call before `init`. Horovod raises one of the two errors in such cases."""
 
 
 class HorovodVersionMismatchError(ImportError):
-    """What scripts may name in an `except`."""
+    """Exists only for `except` clauses of scripts."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(get_version_mismatch_message(name, version, installed_version))
@@ -33,15 +33,15 @@ class HorovodVersionMismatchError(ImportError):
 
 
 def get_version_mismatch_message(name: str, version: str, installed_version: str) -> str:
-    """The text of a `HorovodVersionMismatchError`."""
+    """Returns the text of a `HorovodVersionMismatchError`."""
     return f"{name} {installed_version} was expected, but {version} was found"
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The set of workers has changed in a way that undoes nothing.
+    """The set of workers has changed, and no progress is lost.
 
     Attributes:
-        skip_sync: No state needs to be brought to anybody.
+        skip_sync: Whether no rank needs the state of another.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
@@ -51,7 +51,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns our errors into Horovod's: a call without meaning is a ValueError, any other internal."""
+    """Translates Hubring's errors: UsageError to ValueError, any other to HorovodInternalError."""
     try:
         yield
     except UsageError as error:

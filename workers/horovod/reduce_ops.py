@@ -1,4 +1,4 @@
-"""The reductions by Horovod's names and numbers."""
+"""Horovod's reduction constants."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ NAMES = "hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product"
 
 
 def chosen(op: int | None, average: bool | None) -> int:
-    """The reduction asked for, by `op` or by the older `average`; Average where neither is given.
+    """Returns the reduction of `op`, or of the older `average`; Average if both are None.
 
     Raises:
-        ValueError: Both are given, or there is no such reduction.
+        ValueError: Both are set, or `op` is unknown.
     """
     if op is not None and average is not None:
         raise ValueError("The op parameter supersedes average. Please provide only one of them.")
     if average is not None:
-        warnings.warn("average= is deprecated: give op=hvd.Average or hvd.Sum", DeprecationWarning, 4)
+        warnings.warn("average= is deprecated; use op=hvd.Average or op=hvd.Sum", DeprecationWarning, 4)
         return Average if average else Sum
     if op is None:
         return Average
     if op not in OURS:
-        raise ValueError(f"op is {op!r}; allowed: {NAMES}")
+        raise ValueError(f"op is {op!r}; expected one of {NAMES}")
     return op

@@ -1,9 +1,8 @@
-"""When each operation began and ended, as a file that Chrome's trace viewer and Perfetto load.
+"""Writes the start and the end of each operation to a file for Chrome's trace viewer and Perfetto.
 
-The Trace Event Format's JSON array: one process, a row for every tensor's name,
-and one complete event (`ph` X; `ts` and `dur` in microseconds) from an
-operation's call to its end. Written line by line, and the viewers forgive a
-missing end, so the file of a run that died can be read as well.
+The format is the Trace Event Format's JSON array: one process, one row per tensor name, and one complete
+event (`ph` X; `ts` and `dur` in microseconds) from an operation's call to its end. The file is written line
+by line, and the viewers accept a missing end. So the file of a crashed run is readable too.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hubring.ps.core.work import Work
 
 
 class Timeline:
-    """Writes the operations of this rank to a file until it is closed."""
+    """Writes this rank's operations to a file until `close`."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self._file = path.open("w")
@@ -28,11 +27,11 @@ class Timeline:
         self._open = True
         self._began = time.perf_counter_ns()
         self._file.write("[\n")
-        told = {"name": f"rank {rank}", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
-        self._write({"name": "process_name", "ph": "M", "pid": os.getpid(), "args": told})
+        process = {"name": f"rank {rank}", "start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        self._write({"name": "process_name", "ph": "M", "pid": os.getpid(), "args": process})
 
     def follow(self, kind: str, name: str, works: list[Work]) -> None:
-        """Notes an operation that begins now, once all of its exchanges are over."""
+        """Follows an operation that starts now; its event is written when all of its exchanges end."""
         began, left = self._now(), [len(works)]
 
         def ended(_: Work) -> None:
@@ -45,7 +44,7 @@ class Timeline:
             work.when_done(ended)
 
     def close(self) -> None:
-        """Ends the file; what is still under way is not in it."""
+        """Ends the file. Operations that have not ended are not in it."""
         with self._lock:
             if not self._open:
                 return

@@ -170,7 +170,7 @@ def test_splits_that_do_not_fit_are_a_value_error(on_two: Everybody, splits: Any
     def act() -> None:
         with pytest.raises(ValueError, match=told):
             hvd.alltoall(torch.arange(4), splits=splits)
-        with pytest.raises(ValueError, match="3 rows cannot be dealt out equally"):
+        with pytest.raises(ValueError, match="3 rows do not divide evenly among 2 ranks; pass splits"):
             hvd.alltoall(torch.arange(3))
 
     on_two(act)

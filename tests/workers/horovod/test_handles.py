@@ -39,7 +39,7 @@ def test_a_name_under_way_cannot_be_taken_twice(on_two: Everybody) -> None:
         handle = None
         if hvd.rank() == 0:
             handle = hvd.allreduce_async(torch.ones(1), name="same")
-            with pytest.raises(ValueError, match="is under way"):
+            with pytest.raises(ValueError, match="is running; call synchronize"):
                 hvd.allreduce_async(torch.ones(1), name="same")
         hvd.barrier()
         if handle is None:
@@ -118,7 +118,7 @@ def test_only_members_of_a_set_take_part(on_three: Everybody) -> None:
             with pytest.raises(ValueError, match="root_rank is 1"):
                 hvd.broadcast(torch.ones(1), 1, process_set=some)
         else:
-            with pytest.raises(ValueError, match="rank 1 is no member"):
+            with pytest.raises(ValueError, match="rank 1 is not a member"):
                 hvd.allreduce(torch.ones(1), process_set=some)
         assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
         with pytest.raises(ValueError, match="duplicate"):

@@ -354,7 +354,7 @@ def test_parameters_come_from_the_root_however_they_are_given(on_two: Everybody)
             assert model.bias.sum().item() == 2
         with pytest.raises(ValueError, match="invalid params of type"):
             hvd.broadcast_parameters(7, root_rank=0)
-        with pytest.raises(ValueError, match="'extra' is no tensor"):
+        with pytest.raises(ValueError, match="'extra' is not a tensor"):
             hvd.broadcast_parameters({"extra": 7}, root_rank=0)
         with pytest.raises(ValueError, match="LBFGS"):
             hvd.broadcast_optimizer_state(torch.optim.LBFGS(nn.Linear(1, 1).parameters()), root_rank=0)

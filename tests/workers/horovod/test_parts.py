@@ -1,4 +1,4 @@
-"""What stands on no communicator: hosts, parcels, aliases, variables, the launcher's reading of hosts."""
+"""What stands on no communicator: hosts, buckets, aliases, variables, the launcher's reading of hosts."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ def test_variables_are_those_of_horovodrun() -> None:
     }
 
 
-def test_parcels_fill_in_the_order_of_backward() -> None:
+def test_buckets_fill_in_the_order_of_backward() -> None:
     names = {torch.zeros(count): f"p{count}" for count in (1, 2, 3, 4)}
-    filled = [[len(one) for one in parcel.parameters] for parcel in pack(names, None, 5 * 4)]
+    filled = [[len(one) for one in bucket.parameters] for bucket in pack(names, None, 5 * 4)]
     assert filled == [[4], [3, 2], [1]]
-    assert [parcel.name for parcel in pack(names, None, 5 * 4)] == ["p4", "p3..p2", "p1"]
-    assert [[len(one) for one in parcel.parameters] for parcel in pack(names, 3, 0)] == [[4, 3], [2], [1]]
+    assert [bucket.name for bucket in pack(names, None, 5 * 4)] == ["p4", "p3..p2", "p1"]
+    assert [[len(one) for one in bucket.parameters] for bucket in pack(names, 3, 0)] == [[4, 3], [2], [1]]
     assert len(pack(names, 9, 0)) == 4
     one, *_, last = names
-    listed = [[len(one) for one in parcel.parameters] for parcel in pack(names, [[one, last]], 0)]
+    listed = [[len(one) for one in bucket.parameters] for bucket in pack(names, [[one, last]], 0)]
     assert listed == [[1, 4], [3], [2]]
 
 
@@ -93,7 +93,9 @@ def test_every_view_can_be_imported(name: str) -> None:
 
 @pytest.mark.usefixtures("horovod")
 def test_other_frameworks_are_said_to_be_missing() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"there is no horovod\.tensorflow here"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"Hubring has no horovod\.tensorflow; expected one of horovod"
+    ):
         importlib.import_module("horovod.tensorflow")
 
 

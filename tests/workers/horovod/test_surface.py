@@ -92,13 +92,16 @@ def test_horovod_run_takes_horovods_arguments() -> None:
     assert list(inspect.signature(run).parameters)[: len(RUN.split())] == RUN.split()
     with pytest.raises(ValueError, match="use_gloo and use_mpi"):
         run(print, use_gloo=True, use_mpi=True)
-    with pytest.raises(ValueError, match="there is no MPI"):
+    with pytest.raises(ValueError, match="Hubring has no MPI"):
         run(print, use_mpi=True)
-    with pytest.raises(ValueError, match="hosts and hostfile"):
+    with pytest.raises(ValueError, match="hosts= and hostfile= are both set"):
         run(print, hosts="localhost:1", hostfile="hosts")
     with pytest.raises(ValueError, match="min_num_proc <= num_proc"):
         run(print, num_proc=1, min_num_proc=2)
-    with pytest.warns(DeprecationWarning, match="np is deprecated"), pytest.raises(ValueError, match="is 0"):
+    with (
+        pytest.warns(DeprecationWarning, match="np is deprecated"),
+        pytest.raises(ValueError, match="num_proc=0"),
+    ):
         run(print, np=0)
 
 
@@ -169,7 +172,7 @@ def test_what_horovods_core_alone_refuses_is_both_errors(on_two: Everybody) -> N
 @pytest.mark.parametrize("splits", [torch.tensor([1, 1]), torch.ones(2, 1, dtype=torch.int32)], ids=str)
 def test_splits_are_int32_of_one_dimension(on_two: Everybody, splits: torch.Tensor) -> None:
     def act() -> None:
-        with pytest.raises(ValueError, match=r"torch\.int32 of one dimension"):
+        with pytest.raises(ValueError, match=r"torch\.int32 with one dimension"):
             hvd.alltoall(torch.ones(2), splits)
 
     on_two(act)
@@ -178,7 +181,7 @@ def test_splits_are_int32_of_one_dimension(on_two: Everybody, splits: torch.Tens
 def test_a_group_needs_a_tensor(on_two: Everybody) -> None:
     def act() -> None:
         for call in (hvd.grouped_allreduce, hvd.grouped_allgather, hvd.grouped_reducescatter):
-            with pytest.raises(ValueError, match="give"):
+            with pytest.raises(ValueError, match="at least one"):
                 call([])
 
     on_two(act)
@@ -211,7 +214,7 @@ def test_a_set_has_no_rank_for_those_outside_and_numbers_are_used_again(on_two: 
     def act() -> None:
         first, second = hvd.add_process_set([0]), hvd.add_process_set([1])
         assert (first.process_set_id, second.process_set_id) == (1, 2)
-        with pytest.raises(ValueError, match="no member"):
+        with pytest.raises(ValueError, match="is not a member"):
             (first, second)[1 - hvd.rank()].rank()
         assert hvd.remove_process_set(first)
         assert hvd.add_process_set([0]).process_set_id == 1

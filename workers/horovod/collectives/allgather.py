@@ -1,4 +1,4 @@
-"""Allgather by Horovod's names: the ranks' rows, one below the other."""
+"""Horovod's allgather: concatenates the tensors of all ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """Begins to join the ranks' tensors; returns a handle. Arguments and errors as of `allgather`."""
+    """Starts an allgather, and returns a handle. Arguments and errors are those of `allgather`."""
     world, members, given = current(), checked(process_set), sendable(tensor)
 
     def start(full: str) -> Any:
@@ -35,20 +35,20 @@ def allgather_async(
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """Joins the ranks' tensors along the first dimension; gradients flow through it.
+    """Concatenates the ranks' tensors along the first dimension. Differentiable.
 
     Args:
-        tensor: Of one dtype on all ranks, and of one shape but for the first dimension; a 0-d one
-            counts as one row.
-        name: What ranks are matched by; None: their order among those without a name.
-        process_set: Who takes part.
+        tensor: The same dtype, and the same shape except for the first dimension, on all ranks. A 0-d tensor
+            is one row.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        process_set: The ranks that take part.
 
     Returns:
         All rows in rank order.
 
     Raises:
-        ValueError: This rank is no member of the set, or an operation of that name is under way.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        ValueError: This rank is not a member of the set, or an operation with this name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     return _Allgather.apply(tensor, name, process_set)
 
@@ -56,10 +56,10 @@ def allgather(
 def grouped_allgather_async(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
-    """As `allgather_async` of many tensors in one exchange; `synchronize` gives a tuple."""
+    """Starts the allgather of many tensors in one exchange; `synchronize` returns a tuple."""
     world, members = current(), checked(process_set)
     if not tensors:
-        raise ValueError("grouped_allgather got no tensors; give at least one")
+        raise ValueError("grouped_allgather got no tensors; pass at least one")
     given = [sendable(tensor) for tensor in tensors]
 
     def start(full: str) -> Any:
@@ -72,12 +72,12 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """As `allgather` of each tensor, in one exchange."""
+    """Runs `allgather` of many tensors in one exchange."""
     return list(_GroupedAllgather.apply(name, process_set, *tensors))
 
 
 class _Allgather(torch.autograd.Function):
-    """The gradient is this rank's rows of the ranks' mean gradient, as in Horovod."""
+    """The gradient is this rank's rows of the mean of the ranks' gradients, as in Horovod."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Tensor:
@@ -92,7 +92,7 @@ class _Allgather(torch.autograd.Function):
 
 
 class _GroupedAllgather(torch.autograd.Function):
-    """The same of many tensors."""
+    """`_Allgather` for many tensors."""
 
     @staticmethod
     def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
@@ -110,7 +110,7 @@ class _GroupedAllgather(torch.autograd.Function):
 def _own_rows(
     wholes: Sequence[Tensor], shapes: Sequence[torch.Size], name: str | None, members: ProcessSet
 ) -> list[Tensor]:
-    """This rank's part of each, by asking all ranks for the lengths of theirs."""
+    """Returns this rank's rows of each tensor; the ranks exchange their lengths to find them."""
     lengths = torch.tensor([[shape[0] if shape else 1 for shape in shapes]])
     before = synchronize(allgather_async(lengths, name, members))[: members.rank()].sum(0)
     rows = zip(wholes, before.tolist(), lengths[0].tolist(), shapes, strict=True)

@@ -1,4 +1,4 @@
-"""Allreduce by Horovod's names: of one tensor or of many, in place or not, at once or with a handle."""
+"""Horovod's allreduce: one tensor or many, in place or not, synchronous or with a handle."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins to reduce the ranks' tensors to one; arguments and errors as of `allreduce`.
+    """Starts an allreduce. Arguments and errors are those of `allreduce`.
 
     Returns:
-        A handle; `synchronize` gives a new tensor.
+        A handle; `synchronize` returns a new tensor.
     """
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
     return _begin(tensor, how, name, process_set, lambda result: result)
@@ -46,7 +46,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `allreduce_async`, but `synchronize` writes the result into `tensor` and returns that."""
+    """Like `allreduce_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
     return _begin(tensor, how, name, process_set, lambda result: written(tensor, result))
 
@@ -61,26 +61,26 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Reduces the ranks' tensors, of one shape and dtype, to one; gradients flow through it.
+    """Reduces tensors with the same shape and dtype over the ranks. Differentiable.
 
     Args:
-        tensor: This rank's part; only read.
-        average: Horovod's older way to say `op`.
-        name: What ranks are matched by; None: their order among those without a name.
-        compression: What the tensor becomes for its way.
-        op: `hvd.Average` where None.
-        prescale_factor: Multiplies the tensor before it is reduced.
+        tensor: This rank's tensor; not modified.
+        average: The older form of `op`.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        compression: Compresses the tensor for the exchange.
+        op: The reduction; None: `hvd.Average`.
+        prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
-        process_set: Who takes part.
+        process_set: The ranks that take part.
 
     Returns:
-        A new tensor, equal on all ranks that take part.
+        A new tensor, the same on all ranks of the set.
 
     Raises:
-        ValueError: `op` and `average` are both given, `op` is unknown, this rank is no member of the
-            set, or an operation of that name is under way.
-        NotImplementedError: Adasum of a set, or of a number of ranks that is no power of 2.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        ValueError: `op` and `average` are both set, `op` is unknown, this rank is not a member of the set,
+            or an operation with this name is running.
+        NotImplementedError: Adasum of a process set, or of a number of ranks that is not a power of 2.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
     small, ctx = compression.compress(tensor)
@@ -96,7 +96,7 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """As `allreduce`, but writes the result into `tensor`, which it returns; no gradient flows."""
+    """Like `allreduce`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
     return synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -111,7 +111,7 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `allreduce_async` of many tensors in one exchange; `synchronize` gives a tuple."""
+    """Starts the allreduce of many tensors in one exchange; `synchronize` returns a tuple."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
     return _begin_group(tensors, how, name, process_set, tuple)
 
@@ -125,7 +125,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `grouped_allreduce_async`, but writes the results into `tensors`."""
+    """Like `grouped_allreduce_async`, but writes the results into `tensors`."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
 
     def write(results: list[Tensor]) -> tuple[Tensor, ...]:
@@ -144,7 +144,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As `allreduce` of each tensor, in one exchange."""
+    """Runs `allreduce` of many tensors in one exchange."""
     how = Reduction(chosen(op, average), prescale_factor, postscale_factor)
     small = [compression.compress(tensor) for tensor in tensors]
     results = _GroupedAllreduce.apply(how, name, process_set, *[tensor for tensor, _ in small])
@@ -160,25 +160,25 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> tuple[Tensor, ...]:
-    """As `allreduce_` of each tensor, in one exchange."""
+    """Runs `allreduce_` of many tensors in one exchange."""
     return synchronize(
         grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     )
 
 
 def written(tensor: Tensor, result: Tensor) -> Tensor:
-    """Overwrites a tensor, be it a parameter, without autograd's notice; returns it."""
+    """Overwrites a tensor outside of autograd, and returns it. The tensor can be a parameter."""
     tensor.detach().copy_(result.reshape(tensor.shape))
     return tensor
 
 
 def gradient_name(name: str | None) -> str | None:
-    """What the exchange of an operation's gradient is called."""
+    """Returns the name of the exchange of an operation's gradient."""
     return None if name is None else f"{name}.gradient"
 
 
 class _Allreduce(torch.autograd.Function):
-    """The gradient of a reduction is the same reduction of the ranks' gradients, as in Horovod."""
+    """The gradient is the same reduction of the ranks' gradients, as in Horovod."""
 
     @staticmethod
     def forward(
@@ -194,7 +194,7 @@ class _Allreduce(torch.autograd.Function):
 
 
 class _GroupedAllreduce(torch.autograd.Function):
-    """The same of many tensors."""
+    """`_Allreduce` for many tensors."""
 
     @staticmethod
     def forward(ctx: Any, how: Reduction, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
@@ -236,7 +236,7 @@ def _begin_group(
     world, members = current(), checked(process_set)
     how.check(members)
     if not tensors:
-        raise ValueError("grouped_allreduce got no tensors; give at least one")
+        raise ValueError("grouped_allreduce got no tensors; pass at least one")
     given = [how.before(sendable(tensor)) for tensor in tensors]
 
     def start(full: str) -> Any:

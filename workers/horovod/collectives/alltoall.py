@@ -1,4 +1,4 @@
-"""Alltoall by Horovod's names: each rank's rows are dealt out to all ranks."""
+"""Horovod's alltoall: each rank sends a part of its rows to every rank."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins to deal out rows; arguments and errors as of `alltoall`.
+    """Starts an alltoall. Arguments and errors are those of `alltoall`.
 
     Returns:
-        A handle; `synchronize` gives (output, received_splits), also where no splits were given.
+        A handle; `synchronize` returns (output, received_splits), even without `splits`.
     """
     world, members = current(), checked(process_set)
     counts = _counts(tensor, splits, len(members.ranks))
@@ -61,28 +61,29 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Deals this rank's rows out to all ranks, and joins what they deal to it; gradients flow through it.
+    """Sends a part of this rank's rows to every rank, and concatenates the received rows. Differentiable.
 
     Args:
-        tensor: Of one dtype on all ranks, and of one shape but for the first dimension.
-        splits: How many rows each rank gets, in rank order, as torch.int32 or a list; None: all get as many.
-        name: What ranks are matched by; None: their order among those without a name.
-        process_set: Who takes part.
+        tensor: The same dtype, and the same shape except for the first dimension, on all ranks.
+        splits: Number of rows for each rank, in rank order, as torch.int32 or a list; None: equal parts.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        process_set: The ranks that take part.
 
     Returns:
-        The rows from all ranks, in rank order; with `splits` also how many came from each.
+        The rows from all ranks, in rank order; with `splits` also the number of rows from each rank.
 
     Raises:
-        ValueError: The splits do not fit the tensor and the ranks, this rank is no member of the set,
-            or an operation of that name is under way.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        ValueError: The splits do not fit the tensor and the ranks, this rank is not a member of the set, or
+            an
+            operation with this name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     output, received = _Alltoall.apply(tensor, splits, name, process_set)
     return output if splits is None else (output, received)
 
 
 class _Alltoall(torch.autograd.Function):
-    """Gradients go back the way that the rows came."""
+    """Gradients return to the ranks that sent the rows."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, splits: Splits, name: str | None, process_set: ProcessSet) -> Any:
@@ -95,30 +96,30 @@ class _Alltoall(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         name = gradient_name(ctx.name)
         back, _ = synchronize(alltoall_async(gradients[0].contiguous(), ctx.received, name, ctx.process_set))
-        rest = ctx.shape[0] - back.shape[0]  # rows that the splits left out went nowhere
+        rest = ctx.shape[0] - back.shape[0]  # rows that are in no split were not sent
         return torch.cat([back, back.new_zeros(rest, *ctx.shape[1:])]), None, None, None
 
 
 def _counts(tensor: Tensor, splits: Splits, ranks: int) -> list[int]:
-    """Rows for each rank."""
+    """Returns the number of rows for each rank."""
     if tensor.dim() == 0:
-        raise ValueError("alltoall deals out rows, and a 0-d tensor has none: reshape it to (1,)")
+        raise ValueError("alltoall of a 0-d tensor: expected at least one dimension; reshape it to (1,)")
     rows = tensor.shape[0]
     if splits is None:
         if rows % ranks:
             raise ValueError(
-                f"alltoall without splits: {rows} rows cannot be dealt out equally to {ranks} ranks"
+                f"alltoall without splits: {rows} rows do not divide evenly among {ranks} ranks; pass splits"
             )
         return [rows // ranks] * ranks
     if isinstance(splits, Tensor) and (splits.dtype is not torch.int32 or splits.dim() != 1):
         raise ValueError(
-            f"alltoall: splits are {splits.dtype} of {splits.dim()} dimension(s); they are numbers of rows,"
-            " torch.int32 of one dimension"
+            f"alltoall: splits are {splits.dtype} with {splits.dim()} dimension(s);"
+            " expected numbers of rows as torch.int32 with one dimension"
         )
     counts = [int(count) for count in splits]
     if len(counts) != ranks or min(counts) < 0 or sum(counts) > rows:
         raise ValueError(
-            f"alltoall: splits are {counts}; expected {ranks} numbers, one for each rank, none below 0,"
+            f"alltoall: splits are {counts}; expected {ranks} numbers of at least 0, one for each rank,"
             f" that add up to at most the {rows} rows of the tensor"
         )
     return counts

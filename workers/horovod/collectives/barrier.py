@@ -1,4 +1,4 @@
-"""`barrier` and `join`: where ranks wait for each other without any tensor."""
+"""`barrier` and `join`: ranks wait for each other without a tensor."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns once every rank of the set has called it.
 
     Raises:
-        ValueError: This rank is no member of the set.
-        HorovodInternalError: Somebody is gone.
+        ValueError: This rank is not a member of the set.
+        HorovodInternalError: A rank is lost.
     """
     world, members = current(), checked(process_set)
 
@@ -28,18 +28,18 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 
 def join(device: int = -1) -> int:
-    """Tells that this rank has no more data, and waits until all ranks have told so.
+    """Declares that this rank has no more data, and waits until all ranks have called `join`.
 
-    Until then the others' allreduces get zeros from it, and their allgathers no rows.
+    Until then this rank contributes zeros to the others' allreduces, and no rows to their allgathers.
 
     Args:
-        device: Where Horovod makes the zeros; without effect here, where none are made.
+        device: Accepted, but has no effect: Horovod allocates the zeros there, but Hubring allocates none.
 
     Returns:
-        The last rank that joined.
+        The last rank that called `join`.
 
     Raises:
-        HorovodInternalError: Somebody is gone.
+        HorovodInternalError: A rank is lost.
     """
     world = current()
     with translated():

@@ -1,4 +1,4 @@
-"""Broadcast by Horovod's names: the root's tensor, on every rank."""
+"""Horovod's broadcast: copies the root's tensor to every rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Begins to bring the root's tensor to all; returns a handle. Arguments and errors as of `broadcast`."""
+    """Starts a broadcast, and returns a handle. Arguments and errors are those of `broadcast`."""
     return _begin(sendable(tensor), root_rank, name, process_set, lambda result: result)
 
 
@@ -34,7 +34,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """As `broadcast_async`, but `synchronize` writes the result into `tensor` and returns that."""
+    """Like `broadcast_async`, but `synchronize` writes the result into `tensor`, and returns `tensor`."""
     sendable(tensor)
     return overwrite_async(tensor, root_rank, name, process_set)
 
@@ -45,7 +45,7 @@ def overwrite_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """`broadcast_async_` for parameters, which may have a memory format of their own."""
+    """`broadcast_async_` for parameters, which can have any memory format."""
     return _begin(tensor, root_rank, name, process_set, lambda result: written(tensor, result))
 
 
@@ -55,20 +55,21 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Gives every rank the root's tensor; gradients flow through it, to the root.
+    """Copies the root's tensor to every rank. Differentiable; the gradient goes to the root.
 
     Args:
-        tensor: Of one shape and dtype on all ranks; the root's counts.
-        root_rank: A rank of the whole job, also where a process set is given.
-        name: What ranks are matched by; None: their order among those without a name.
-        process_set: Who takes part.
+        tensor: The same shape and dtype on all ranks; only the root's values are used.
+        root_rank: A rank of the whole job, even with a process set.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        process_set: The ranks that take part.
 
     Returns:
         A new tensor.
 
     Raises:
-        ValueError: The root or this rank is no member of the set, or an operation of that name is under way.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        ValueError: The root or this rank is not a member of the set, or an operation with this name is
+            running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     return _Broadcast.apply(tensor, root_rank, name, process_set)
 
@@ -79,12 +80,12 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """As `broadcast`, but writes the result into `tensor`, which it returns; no gradient flows."""
+    """Like `broadcast`, but writes the result into `tensor`, and returns `tensor`. Not differentiable."""
     return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
 
 
 class _Broadcast(torch.autograd.Function):
-    """The gradient is the ranks' mean gradient on the root and zeros elsewhere, as in Horovod."""
+    """The gradient is the mean of the ranks' gradients on the root, and zeros elsewhere, as in Horovod."""
 
     @staticmethod
     def forward(

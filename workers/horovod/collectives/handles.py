@@ -1,8 +1,8 @@
-"""Operations under way, by the numbers that `..._async` functions return.
+"""Running operations, by the handles that the `..._async` functions return.
 
-A result is taken, and an in-place operation's tensor written, by `synchronize`,
-or by a `poll` that tells that the operation is over. No two operations under
-way may have one name: nobody could tell which of them the other ranks mean.
+`synchronize`, or a `poll` that returns True, computes the result and writes the tensor of an in-place
+operation. Two running operations cannot have the same name, since the other ranks could not distinguish
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hubring.workers.horovod.errors import translated
 
 @dataclass(slots=True)
 class Pending:
-    """One operation, of one or more exchanges; `finish` makes its result of what they brought."""
+    """One operation of one or more exchanges; `finish` computes the result from their results."""
 
     name: str
     works: Sequence[Work]
@@ -31,10 +31,10 @@ class Pending:
         return all(work.done for work in self.works)
 
     def result(self) -> Any:
-        """What it brought; waits for it.
+        """Waits for the operation, and returns its result.
 
         Raises:
-            HorovodInternalError: What it failed with.
+            HorovodInternalError: The operation failed.
         """
         if not self._results:
             with translated():
@@ -45,7 +45,7 @@ class Pending:
 
 
 class Handles:
-    """The operations of one rank that nobody has synchronised yet."""
+    """The operations of one rank that are not synchronized yet."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -54,29 +54,29 @@ class Handles:
         self._lock = threading.Lock()
 
     def check_free(self, name: str) -> None:
-        """Refuses a second operation of a name that is under way.
+        """Checks that no running operation has this name.
 
         Raises:
-            ValueError: There is one.
+            ValueError: A running operation has this name.
         """
         earlier = self._by_name.get(name)
         if earlier is not None and not earlier.done:
             raise ValueError(
-                f"an operation named {name!r} is under way: synchronize() it first, or take another name"
+                f"an operation named {name!r} is running; call synchronize() first, or use another name"
             )
 
     def add(self, pending: Pending) -> int:
-        """Keeps an operation; returns its number."""
+        """Stores an operation, and returns its handle."""
         with self._lock:
             number = next(self._numbers)
             self._pending[number] = self._by_name[pending.name] = pending
         return number
 
     def poll(self, handle: int) -> bool:
-        """Whether `synchronize` would return at once; if so, tensors that it writes in place are written.
+        """Whether the operation has ended. If so, writes the tensors of an in-place operation.
 
         Raises:
-            ValueError: There is no such operation, or it was synchronised.
+            ValueError: The handle is unknown, or was synchronized before.
         """
         pending = self._pending.get(handle)
         if pending is None:
@@ -86,10 +86,10 @@ class Handles:
         return pending.done
 
     def synchronize(self, handle: int) -> Any:
-        """Waits for an operation and returns its result; None for a handle that is not under way.
+        """Waits for an operation, and returns its result; None for an unknown or synchronized handle.
 
         Raises:
-            HorovodInternalError: What the operation failed with.
+            HorovodInternalError: The operation failed.
         """
         with self._lock:
             pending = self._pending.pop(handle, None)

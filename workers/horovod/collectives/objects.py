@@ -1,10 +1,10 @@
-"""Python objects, sent as pickles.
+"""Exchange of Python objects as pickles.
 
-Whoever can send a pickle can run code where it is opened. These functions open
-what the other ranks of this very job sent, which all run the same script, so
-ranks trust each other here as they do in Horovod. Beside `horovod.run`, nothing
-else in this project opens a pickle. cloudpickle also takes what is defined
-within a function: lambdas, and classes of the script itself.
+Security: a process that sends a pickle can run code in the process that loads it. These functions load
+    pickles
+from the other ranks of the same job, which run the same script. So ranks trust each other, as in Horovod.
+Besides `horovod.run`, no other code in this project loads a pickle. cloudpickle also accepts lambdas and
+classes that the script itself defines.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from hubring.workers.horovod.world.world import current
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """Gives every rank the root's object; the ranks trust each other, see above.
+    """Copies the root's object to every rank. The ranks must trust each other; see the module's docstring.
 
     Args:
-        obj: Anything that cloudpickle takes; only the root's counts.
-        root_rank: A rank of the whole job, also where a process set is given.
-        name: What ranks are matched by.
-        process_set: Who takes part.
+        obj: Any object that cloudpickle can pickle; only the root's object is used.
+        root_rank: A rank of the whole job, even with a process set.
+        name: Matches the operation across ranks.
+        process_set: The ranks that take part.
 
     Returns:
-        `obj` itself on the root, a copy of the root's elsewhere.
+        `obj` itself on the root, a copy of the root's object elsewhere.
 
     Raises:
-        ValueError: The root or this rank is no member of the set.
-        HorovodInternalError: Somebody is gone.
+        ValueError: The root or this rank is not a member of the set.
+        HorovodInternalError: A rank is lost.
     """
     name = name or "broadcast_object"
     is_root = current().rank == root_rank
@@ -52,7 +52,7 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Gives every rank the objects of all, in rank order; as `broadcast_object` otherwise."""
+    """Returns the objects of all ranks, in rank order. Otherwise like `broadcast_object`."""
     name, members, written = name or "allgather_object", checked(process_set), _written(obj)
     lengths = allgather_async(torch.tensor([written.numel()]), f"{name}.length", members)
     pickles = allgather_async(written, f"{name}.pickle", members)

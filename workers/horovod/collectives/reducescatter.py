@@ -1,4 +1,4 @@
-"""Reducescatter by Horovod's names: a reduction of which each rank gets its rows."""
+"""Horovod's reducescatter: a reduction of which each rank gets a part of the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Begins to reduce and deal out; returns a handle. Arguments and errors as of `reducescatter`."""
+    """Starts a reducescatter, and returns a handle. Arguments and errors are those of `reducescatter`."""
     how = Reduction(op, prescale_factor, postscale_factor)
     return _begin("reducescatter", [tensor], how, name, process_set)
 
@@ -44,24 +44,24 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduces the ranks' tensors and gives each rank its rows of the result; gradients flow through it.
+    """Reduces the ranks' tensors, and returns this rank's rows of the result. Differentiable.
 
-    Where the rows do not divide by the ranks, the first ranks get one more.
+    If the rows do not divide evenly among the ranks, the first ranks get one row more.
 
     Args:
-        tensor: Of one shape, of at least one dimension, and dtype on all ranks.
-        name: What ranks are matched by; None: their order among those without a name.
-        compression: What the tensor becomes for its way.
+        tensor: The same shape and dtype on all ranks; at least one dimension.
+        name: Matches the operation across ranks; None: the call order of operations without a name.
+        compression: Compresses the tensor for the exchange.
         op: `hvd.Average` or `hvd.Sum`.
-        process_set: Who takes part.
-        prescale_factor: Multiplies the tensor before it is reduced.
+        process_set: The ranks that take part.
+        prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
 
     Raises:
-        Refused: Another `op`.
-        ValueError: A 0-d tensor, or one that cannot be sent; this rank is no member of the set, or an
-            operation of that name is under way.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        Refused: `op` is another reduction.
+        ValueError: The tensor is 0-d, sparse, not contiguous or has an unsupported dtype; this rank is not a
+            member of the set; or an operation with this name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     small, ctx = compression.compress(tensor)
     how = Reduction(op, prescale_factor, postscale_factor)
@@ -77,7 +77,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """As `reducescatter_async` of many tensors; `synchronize` gives a tuple."""
+    """Starts the reducescatter of many tensors; `synchronize` returns a tuple."""
     how = Reduction(op, prescale_factor, postscale_factor)
     return _begin("grouped_reducescatter", tensors, how, name, process_set)
 
@@ -91,7 +91,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """As `reducescatter` of each tensor."""
+    """Runs `reducescatter` of many tensors."""
     small = [compression.compress(tensor) for tensor in tensors]
     how = Reduction(op, prescale_factor, postscale_factor)
     given = [tensor for tensor, _ in small]
@@ -100,7 +100,7 @@ def grouped_reducescatter(
 
 
 class _Reducescatter(torch.autograd.Function):
-    """The gradient is all ranks', one below the other; for Sum times the number of ranks, as in Horovod."""
+    """The gradient is the allgather of the ranks' gradients; for Sum times the ranks, as in Horovod."""
 
     @staticmethod
     def forward(
@@ -125,9 +125,9 @@ def _begin(
 ) -> int:
     world, members = current(), checked(process_set)
     if how.op not in (Average, Sum):
-        raise Refused(f"reducescatter: op is {how.op!r}; allowed: hvd.Average, hvd.Sum")
+        raise Refused(f"reducescatter: op is {how.op!r}; expected one of hvd.Average, hvd.Sum")
     if not tensors or any(tensor.dim() == 0 for tensor in tensors):
-        raise ValueError("reducescatter deals out rows: give tensors of at least one dimension")
+        raise ValueError(f"{kind}: expected at least one tensor, and tensors of at least one dimension")
     given = [how.before(sendable(tensor)) for tensor in tensors]
 
     def start(full: str) -> Any:

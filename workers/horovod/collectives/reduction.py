@@ -1,4 +1,4 @@
-"""One way to reduce: the operation, and the factors before and after it."""
+"""A reduction and its factors."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hubring.workers.horovod.world.process_set import ProcessSet, global_process
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What an allreduce does to tensors.
+    """A reduction and its factors.
 
-    A whole number is scaled as Horovod scales it: in float64, cut towards zero.
-    Its average is the sum, divided likewise.
+    Integer tensors are scaled as in Horovod: in float64, truncated toward zero. Their average is the sum,
+    divided in the same way.
 
     Attributes:
         op: One of the constants of `hubring.workers.horovod.reduce_ops`.
-        prescale: What tensors are multiplied by before they are reduced.
-        postscale: And after.
+        prescale: Multiplies tensors before the reduction.
+        postscale: Multiplies tensors after the reduction.
     """
 
     op: int
@@ -30,10 +30,10 @@ class Reduction:
     postscale: float = 1.0
 
     def check(self, process_set: ProcessSet) -> None:
-        """Refuses what Horovod refuses.
+        """Refuses the calls that Horovod refuses.
 
         Raises:
-            NotImplementedError: Adasum of a process set, or of a number of ranks that is no power of 2.
+            NotImplementedError: Adasum of a process set, or of a number of ranks that is not a power of 2.
         """
         if self.op != Adasum:
             return
@@ -41,24 +41,24 @@ class Reduction:
             raise NotImplementedError("Adasum does not support non-global process sets yet.")
         size = len(process_set.ranks)
         if size & (size - 1):
-            raise NotImplementedError(f"Adasum needs a power of 2 of ranks, and there are {size}.")
+            raise NotImplementedError(f"Adasum needs a power of 2 of ranks, but the job has {size}.")
 
     def wire(self, tensors: Sequence[torch.Tensor]) -> ReduceOp:
-        """The operation that is exchanged for.
+        """Returns the operation of the exchange.
 
         Raises:
-            ValueError: It has no meaning for booleans.
+            ValueError: The average of booleans.
         """
         if self.op == Average and any(tensor.dtype is torch.bool for tensor in tensors):
-            raise ValueError("there is no average of torch.bool: give op=hvd.Max for any, hvd.Min for all")
+            raise ValueError("no average of torch.bool; use op=hvd.Max for any(), or op=hvd.Min for all()")
         return ReduceOp.SUM if self._divides(tensors) else OURS[self.op]
 
     def before(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor that travels."""
+        """Returns the tensor to send."""
         return scaled(tensor.detach(), self.prescale)
 
     def after(self, results: Sequence[torch.Tensor], ranks: int) -> list[torch.Tensor]:
-        """What the ranks get, of what was exchanged."""
+        """Returns the results for the script, from the results of the exchange."""
         if self._divides(results):
             results = [_divided(result, ranks) for result in results]
         return [scaled(result, self.postscale) for result in results]
@@ -68,7 +68,7 @@ class Reduction:
 
 
 def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """The tensor times `factor`, of its own dtype; itself where that changes nothing."""
+    """Returns the tensor times `factor` in its dtype; the same tensor if `factor` is 1."""
     if factor == 1.0:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():

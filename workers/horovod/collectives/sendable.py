@@ -1,4 +1,4 @@
-"""What a script may give to an operation: dense tensors whose elements lie in one piece."""
+"""Checks the tensors that a script passes to an operation: they must be dense and contiguous."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ DTYPES = (
 
 
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor, without what autograd knows of it.
+    """Returns the same tensor, detached from autograd.
 
-    Nothing here needs tensors in one piece. Horovod does, and scripts that ask whether a view can be
-    sent are told the same.
+    Hubring does not need contiguous tensors. It refuses others so that scripts see the same errors as in
+    Horovod.
 
     Raises:
-        ValueError: It is sparse, of another dtype, or a view such as a transpose.
+        ValueError: The tensor is sparse, has an unsupported dtype, or is not contiguous.
     """
     if tensor.layout is not torch.strided or tensor.dtype not in DTYPES:
         raise ValueError(f"Tensor type {tensor.type()} is not supported.")
     if not tensor.is_contiguous():
         raise ValueError(
-            f"Tensor is required to be contiguous, but one of shape {tuple(tensor.shape)} has strides"
-            f" {tensor.stride()}: call contiguous()"
+            f"Tensor is required to be contiguous, but the tensor of shape {tuple(tensor.shape)} has strides"
+            f" {tensor.stride()}; call contiguous()"
         )
     return tensor.detach()

@@ -1,4 +1,4 @@
-"""Sparse tensors: what ranks hold of them is gathered, and added up where it meets."""
+"""Sparse tensors: an allgather of indices and values; repeated indices add up."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hubring.workers.horovod.world.process_set import ProcessSet, checked, globa
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[[], torch.Tensor]:
-    """Begins to add up, or average, the ranks' sparse tensors of one shape.
+    """Starts the sum or the average of sparse tensors with the same shape.
 
     Args:
-        tensor: In torch's COO layout; the ranks may hold different elements, or none.
-        name: What ranks are matched by.
+        tensor: In torch's COO layout. The ranks can have different elements, or none.
+        name: Matches the operation across ranks.
         op: `hvd.Average` or `hvd.Sum`.
-        process_set: Who takes part.
+        process_set: The ranks that take part.
 
     Returns:
-        What to call for the result, a sparse tensor whose indices may repeat; it waits.
+        A function that waits and returns the result, a sparse tensor whose indices can repeat.
 
     Raises:
-        ValueError: Another `op`, this rank is no member of the set, or an operation of that name is
-            under way.
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        ValueError: `op` is another reduction, this rank is not a member of the set, or an operation with this
+            name is running.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     if op not in (Average, Sum):
-        raise ValueError(f"sparse_allreduce_async: op is {op!r}; allowed: hvd.Average, hvd.Sum")
+        raise ValueError(f"sparse_allreduce_async: op is {op!r}; expected one of hvd.Average, hvd.Sum")
     members = checked(process_set)
     rows = tensor._indices().transpose(0, 1).contiguous()
     indices = allgather_async(rows, f"{name}.indices", members)

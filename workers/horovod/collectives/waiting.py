@@ -1,4 +1,4 @@
-"""`poll` and `synchronize`: what became of a handle."""
+"""`poll` and `synchronize`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from hubring.workers.horovod.world.world import started
 
 
 def poll(handle: int) -> bool:
-    """Whether the operation is over, so that `synchronize` returns at once and an in-place result is there.
+    """Whether the operation has ended. If so, the tensor of an in-place operation holds the result.
 
     Raises:
-        ValueError: There is no such operation, or it was synchronised already.
+        ValueError: The handle is unknown, or was synchronized before.
     """
     world = started()
     return (Handles() if world is None else world.handles).poll(handle)
 
 
 def synchronize(handle: int) -> Any:
-    """Waits for an operation to end.
+    """Waits until an operation ends.
 
     Returns:
-        Its result: a tensor, or a tuple of them; None for a handle that was synchronised already.
+        The result: a tensor or a tuple of tensors; None for a handle that was synchronized before.
 
     Raises:
-        HorovodInternalError: Ranks disagree, or somebody is gone; says who sent what.
+        HorovodInternalError: Ranks disagree, or a rank is lost. The message names the ranks.
     """
     world = started()
     return None if world is None else world.handles.synchronize(handle)

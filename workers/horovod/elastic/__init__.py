@@ -1,13 +1,12 @@
-"""Elastic training: workers may go, and others come in their place, while a job runs.
+"""Elastic training: workers can leave, and new workers can take their ranks, while a job runs.
 
-On a hub that was started with `--on-loss drop` (its default). The job has N
-places, all of which are held when it begins; there are never more. A worker
-that is lost, or leaves, is missed at the next `commit` or `check_host_updates`:
-until then rounds close without it. `HorovodInternalError` then takes the others
-back to their last commit, and they go on without it. A worker that is started
-in its place waits for such a moment too, and gets the others' state.
+Elastic training needs a hub that was started with `--on-loss drop` (the default). The job starts with all N
+ranks, and never has more. After a worker is lost or leaves, rounds close without it. The other workers
+notice at the next `commit` or `check_host_updates`: `HorovodInternalError` is raised, they return to the
+last commit, and continue without the worker. A new worker for a free rank also waits for the next `commit`
+or `check_host_updates`, and then gets the state of the others.
 
-Around a ring the workers stay the same: who is lost ends the job.
+With a ring the workers cannot change: a lost worker ends the job.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How a worker that comes asks to take part, and is let in: notes on the hub's board.
+"""How a new worker joins a running job: notes on the hub's board.
 
-    newcomer   waiting.RANK = LIFE    I am here
-    lowest     admit.LIFE = members   you are one of these from now on
-    newcomer   entered.LIFE           the hub counts me; rounds may wait for me
-    lowest     training = over        nobody is let in any more
+    newcomer   waiting.RANK = LIFE    a newcomer with the id LIFE waits for RANK
+    lowest     admit.LIFE = members   the newcomer is admitted; these are the members
+    newcomer   entered.LIFE           the hub counts the newcomer; rounds can wait for it
+    lowest     training = over        no worker can join
 
-A newcomer enters only when the others are about to wait for it: had it entered
-before, their rounds would have waited for one who knows nothing of them.
+A newcomer enters only after the members admit it and wait for it. Otherwise rounds would wait for a worker
+that does not know of them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from hubring.ps.core.types import Slicing
 from hubring.ps.job.sharding import SLICE_BYTES
 
 ENTER_SECONDS = 60.0
-"""How long the members wait for one whom they let in."""
+"""How long the members wait for an admitted newcomer."""
 
 LOOK_SECONDS = 2.0
 UNDER_WAY, OVER = "under way", "over"
 
 Lives = dict[int, int]
-"""Who takes part: a number that is each worker's own, by the job's rank."""
+"""Rank in the job to the id of the worker. A restarted worker has a new id."""
 
 
 class Board:
     """One worker's view of the board.
 
     Args:
-        session: Its place in the job.
-        timeout: Seconds that a newcomer waits to be let in.
+        session: The worker's session with the hub.
+        timeout: Seconds that a newcomer waits for admission.
     """
 
     def __init__(self, session: Session, timeout: float) -> None:
@@ -43,19 +43,19 @@ class Board:
         self._timeout = timeout
 
     def count(self) -> None:
-        """Makes the hub count this worker: for whoever comes late that takes the job's plan, an empty one."""
+        """Makes the hub count this worker. For a late worker this needs the job's plan; here it is empty."""
         self._session.plan((), Slicing(SLICE_BYTES))
 
     def tell(self, training: str) -> None:
-        """Says whether training is under way or over."""
+        """Publishes whether training is under way or over."""
         self._session.publish("horovod.training", training)
 
     def newcomer(self, ranks: Iterable[int], known: Iterable[int]) -> tuple[int, int] | None:
-        """Rank and life of one who waits in a free place, if there is one.
+        """Returns the rank and id of a waiting newcomer; None without one.
 
         Args:
-            ranks: The places where nobody is.
-            known: Lives that were let in already.
+            ranks: The free ranks.
+            known: The ids of workers that were admitted before.
         """
         for rank in ranks:
             with suppress(DeadlineExceeded):
@@ -65,30 +65,30 @@ class Board:
         return None
 
     def admit(self, life: int, members: Mapping[int, int], generation: int) -> None:
-        """Lets a newcomer in."""
-        told = " ".join(f"{rank}:{one}" for rank, one in members.items())
-        self._session.publish(f"horovod.admit.{life}", f"{generation} {told}")
+        """Admits a newcomer."""
+        pairs = " ".join(f"{rank}:{one}" for rank, one in members.items())
+        self._session.publish(f"horovod.admit.{life}", f"{generation} {pairs}")
 
     def await_entry(self, life: int) -> None:
         """Returns once the hub counts the newcomer.
 
         Raises:
-            DeadlineExceeded: It did not come.
+            DeadlineExceeded: The newcomer did not enter in time.
         """
         self._session.lookup(f"horovod.entered.{life}", ENTER_SECONDS)
 
-    def come_in(self, rank: int, life: int) -> tuple[Lives, int]:
-        """Asks to take part and waits until that is granted; returns the members and their generation.
+    def enter(self, rank: int, life: int) -> tuple[Lives, int]:
+        """Waits for admission, enters, and returns the members and their generation.
 
         Raises:
-            DeadlineExceeded: Nobody let this worker in: the others never commit, say.
-            ConfigError: Their training is over.
+            DeadlineExceeded: The members did not admit this worker in time.
+            ConfigError: Training is over.
         """
         self._session.publish(f"horovod.waiting.{rank}", str(life))
-        generation, *told = self._await_admission(life).split()
+        generation, *members = self._await_admission(life).split()
         self.count()
         self._session.publish(f"horovod.entered.{life}", "yes")
-        pairs = (one.split(":") for one in told)
+        pairs = (one.split(":") for one in members)
         return {int(member): int(one) for member, one in pairs}, int(generation)
 
     def _await_admission(self, life: int) -> str:
@@ -97,7 +97,8 @@ class Board:
             with suppress(DeadlineExceeded):
                 return self._session.lookup(f"horovod.admit.{life}", min(left, LOOK_SECONDS))
             if self._session.lookup("horovod.training", self._timeout) == OVER:
-                raise ConfigError("the others' training is over: this worker came too late")
+                raise ConfigError("this worker cannot join: training is over")
         raise DeadlineExceeded(
-            f"nobody let this worker in within {self._timeout:g} s: the others never commit"
+            f"the other workers did not admit this worker within {self._timeout:g} s (--timeout);"
+            " they must call commit() or check_host_updates()"
         )

@@ -1,4 +1,4 @@
-"""`elastic.run`: training that begins again where it was committed when workers come or go."""
+"""`elastic.run`: continues training when workers leave or join."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ log = logging.getLogger(__name__)
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a training function, whose first argument is a `State`.
+    """Wraps a training function whose first argument is a `State`.
 
-    The function is called anew after every change: from the last commit if
-    somebody is gone, from where it was if somebody has come. Whatever its state
-    does not hold must not depend on how often it was called.
+    After every change of the workers the function is called again: with the last commit if a worker is lost,
+    with the current state if a worker joins. Anything outside the state must not depend on the number of
+    calls.
 
     Raises:
-        HorovodInternalError: The job cannot go on: its server is gone, or it is a ring.
+        HorovodInternalError: The job cannot continue: the server is lost, or the topology is a ring.
     """
 
     @functools.wraps(func)
@@ -38,9 +38,9 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
                 members.leave()
                 return result
             except Refused:
-                raise  # it would be refused again
+                raise  # the next call would fail in the same way
             except HorovodInternalError as error:
-                log.warning("elastic: back to the last commit: %s", error)
+                log.warning("elastic: returning to the last commit: %s", error)
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as news:

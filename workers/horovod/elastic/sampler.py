@@ -1,4 +1,4 @@
-"""Who trains on which sample, where the number of ranks may change within an epoch."""
+"""A sampler for jobs whose number of ranks can change within an epoch."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from hubring.workers.horovod.world.ranks import rank, size
 
 
 class ElasticSampler(Sampler[int]):
-    """Deals out the samples that no rank has trained on yet in this epoch.
+    """Divides the samples that no rank has trained on in this epoch among the ranks.
 
-    Every rank gets equally many: where they do not divide, the first ones are
-    given twice. It belongs into a `TorchState`, so that ranks that come know how
-    far the epoch is.
+    Every rank gets the same number of samples: if they do not divide evenly, the first samples are used
+    twice. Put the sampler into a `TorchState`, so that a new rank knows how far the epoch is.
 
     Args:
-        dataset: Only its length matters, and it must be the same on all ranks.
-        shuffle: A new order each epoch, drawn from seed and epoch alone.
-        seed: The same on all ranks.
+        dataset: Only its length is used; the length must be the same on all ranks.
+        shuffle: Whether each epoch has a new order, which depends only on seed and epoch.
+        seed: Seed of the order; the same on all ranks.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
@@ -33,25 +32,25 @@ class ElasticSampler(Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing has been trained on; call it at the end of the one before."""
+        """Starts an epoch from its first sample. Call this at the end of the previous epoch."""
         self.epoch, self.processed_num = epoch, 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Counts a batch that every rank has trained on."""
+        """Records a batch that every rank has trained on."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """How far training is."""
+        """Returns the progress in the epoch."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Goes on from there."""
+        """Continues from this progress."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Deals out the rest of the epoch among the ranks that there are now."""
+        """Divides the rest of the epoch among the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = list(range(len(self.dataset)))
         if self.shuffle:
@@ -61,11 +60,11 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples, in the order to train on them."""
+        """Iterates over this rank's samples."""
         padded = islice(cycle(self.remaining_indices), self.total_size)
         self.indices = list(padded)[self.rank :: self.num_replicas]
         return iter(self.indices)
 
     def __len__(self) -> int:
-        """How many samples this rank has left."""
+        """Number of samples left for this rank."""
         return self.num_samples

@@ -1,4 +1,4 @@
-"""What training must not lose when workers come and go."""
+"""State that survives changes of the workers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hubring.workers.horovod.collectives.objects import broadcast_object
 from hubring.workers.horovod.elastic import membership
 
-Bring = Callable[[Any], Any]
+Broadcast = Callable[[Any], Any]
 
 
 def _from_root(value: Any) -> Any:
@@ -16,64 +16,66 @@ def _from_root(value: Any) -> Any:
 
 
 class State:
-    """The interface: what is saved in this process, put back, and brought to all.
+    """The interface: saves state in this process, restores it, and synchronizes it between ranks.
 
     Args:
-        bcast_object: Brings an object to all; None, or `hvd.broadcast_object`: from whoever was there before.
-        get_rank: Accepted as in Horovod, and not needed.
+        bcast_object: Broadcasts an object; None, or `hvd.broadcast_object`: from a rank that is no newcomer.
+        get_rank: Accepted as in Horovod; not used.
     """
 
-    def __init__(self, bcast_object: Bring | None = None, get_rank: Callable[[], int] | None = None) -> None:
-        self._bring = _from_root if bcast_object in (None, broadcast_object) else bcast_object
+    def __init__(
+        self, bcast_object: Broadcast | None = None, get_rank: Callable[[], int] | None = None
+    ) -> None:
+        self._broadcast = _from_root if bcast_object in (None, broadcast_object) else bcast_object
         self._reset_callbacks: list[Callable[[], Any]] = []
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Adds what is called whenever the set of workers has changed: to scale the learning rate, say."""
+        """Adds functions to call when the workers change, for example to scale the learning rate."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Called by `elastic.run` once the new ranks are known, and before `sync`."""
+        """`elastic.run` calls this once the new ranks are known, before `sync`."""
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def commit(self) -> None:
-        """Saves, then asks whether the workers are still the same; raises as `check_host_updates`."""
+        """Saves the state, then checks for changes of the workers; raises as `check_host_updates`."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """Asks, together with all workers, whether they are still the same; every rank must call it.
+        """Checks for changes of the workers. Every rank must call this at the same point.
 
         Raises:
-            HorovodInternalError: Somebody is gone; `elastic.run` goes back to the last commit.
-            HostsUpdatedInterrupt: Somebody has come, and nobody is gone.
+            HorovodInternalError: A worker is lost; `elastic.run` returns to the last commit.
+            HostsUpdatedInterrupt: A worker joins, and no worker is lost.
         """
         membership.check()
 
     def save(self) -> None:
-        """Keeps what there is, in this process's memory."""
+        """Saves the state in this process's memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Puts back what was saved last."""
+        """Restores the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Gives every rank what the rank has that was there before."""
+        """Copies the state from a rank that is not a newcomer to all ranks."""
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Prepares for other ranks; nothing, unless a class says otherwise."""
+        """Adapts the state to the new ranks; does nothing by default."""
 
 
 class ObjectState(State):
-    """Any picklable values, which are this object's attributes.
+    """State of any picklable values, which become attributes.
 
     Args:
-        bcast_object: As of `State`.
-        get_rank: Likewise.
-        values: By name.
+        bcast_object: See `State`.
+        get_rank: See `State`.
+        values: The values by name.
     """
 
     if TYPE_CHECKING:
@@ -82,26 +84,26 @@ class ObjectState(State):
 
     def __init__(
         self,
-        bcast_object: Bring | None = None,
+        bcast_object: Broadcast | None = None,
         get_rank: Callable[[], int] | None = None,
         **values: Any,
     ) -> None:
         super().__init__(bcast_object, get_rank)
         self._saved = values
-        self._put_back()
+        self._assign_saved()
 
     def save(self) -> None:
         self._saved = {name: getattr(self, name) for name in self._saved}
 
     def restore(self) -> None:
-        self._put_back()
+        self._assign_saved()
 
     def sync(self) -> None:
         if self._saved:
             self.save()
-            self._saved = self._bring(self._saved)
-            self._put_back()
+            self._saved = self._broadcast(self._saved)
+            self._assign_saved()
 
-    def _put_back(self) -> None:
+    def _assign_saved(self) -> None:
         for name, value in self._saved.items():
             setattr(self, name, value)

@@ -1,4 +1,4 @@
-"""TorchState: models, optimizers and samplers among what training must not lose."""
+"""TorchState: elastic state with models, optimizers and samplers."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from hubring.workers.horovod.optimizer.parameters import broadcast_optimizer_sta
 
 
 class StateHandler(ABC):
-    """Something with a `state_dict`, and the copy that was saved of it."""
+    """An object with a `state_dict`, and the saved copy of that state."""
 
     def __init__(self, value: Any) -> None:
         self.set_value(value)
 
     def set_value(self, value: Any) -> None:
-        """Goes on with another value, which it saves at once."""
+        """Replaces the object, and saves its state immediately."""
         self.value = value
         self.save()
 
     def save(self) -> None:
-        """Keeps a copy of its state."""
+        """Saves a copy of the state."""
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
-        """Puts the copy back."""
+        """Restores the saved copy."""
         self.value.load_state_dict(copy.deepcopy(self._saved))
 
     @abstractmethod
     def sync(self) -> None:
-        """Gives it the state of the rank that has it."""
+        """Copies the state from `membership.root()`, and saves it."""
 
 
 class ModelStateHandler(StateHandler):
-    """A module: parameters and buffers."""
+    """A module's parameters and buffers."""
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=membership.root())
@@ -56,7 +56,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """A sampler that knows how far its epoch is."""
+    """An `ElasticSampler`."""
 
     def sync(self) -> None:
         self.value.load_state_dict(
@@ -73,12 +73,12 @@ _KINDS: list[tuple[type, type[StateHandler]]] = [
 
 
 class TorchState(ObjectState):
-    """Everything given to it is an attribute, saved and brought to all as befits it.
+    """Elastic state for PyTorch; each argument becomes an attribute.
 
     Args:
-        model: A module, if there is one; more may be given by other names.
-        optimizer: Likewise.
-        values: Modules, optimizers, `ElasticSampler`s; anything else is pickled.
+        model: A module or None. Pass more modules under other names.
+        optimizer: An optimizer or None. Pass more optimizers under other names.
+        values: Modules, optimizers and `ElasticSampler`s; any other value is pickled.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **values: Any) -> None:
@@ -108,13 +108,13 @@ class TorchState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Deals samples out anew, where nothing is brought from rank 0."""
+        """Divides the samples again, even if `sync` is skipped."""
         for handler in self._handlers.values():
             if isinstance(handler, SamplerStateHandler):
                 handler.value.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another model or optimizer by the same name is saved at once."""
+        """Sets an attribute. A new model, optimizer or sampler under a known name is saved immediately."""
         handlers = self.__dict__.get("_handlers", {})
         if name in handlers:
             handlers[name].set_value(value)

@@ -1,1 +1,1 @@
-"""Horovod's `DistributedOptimizer` and what it is made of."""
+"""Horovod's `DistributedOptimizer`, `SyncBatchNorm` and parameter broadcasts."""

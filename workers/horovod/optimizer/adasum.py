@@ -1,7 +1,7 @@
-"""The optimizer under Adasum: what local steps changed is reduced, rather than gradients.
+"""The optimizer with Adasum: it reduces the parameter changes of local steps instead of gradients.
 
-Adasum (Maleki et al., 2020) adds up what ranks agree on and averages the rest, which
-needs the changes that an optimizer makes and not the gradients that it makes them of.
+Adasum (Maleki et al., 2020) adds orthogonal changes and averages parallel changes. It needs the changes that
+the optimizer makes, not the gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from hubring.workers.horovod.collectives.allreduce import grouped_allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.optimizer.compression import Compressor
-from hubring.workers.horovod.optimizer.gradient_group import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Bucket
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.optimizer.trainer import Trainer
 from hubring.workers.horovod.reduce_ops import Adasum
@@ -25,33 +25,33 @@ from hubring.workers.horovod.reduce_ops import Adasum
 if TYPE_CHECKING:
     _Base = Optimizer
 else:
-    _Base = object  # it stands before an optimizer's class, which brings the rest
+    _Base = object  # a mixin in front of an optimizer's class
 
 
 class DeltaOptimizer(_Base):
-    """What a wrapped optimizer's class gets in front of it."""
+    """Mixin in front of the wrapped optimizer's class."""
 
     backward_passes_per_step: int
     _trainer: Trainer
     _passes: Passes
-    _parcels: Sequence[Parcel]
+    _buckets: Sequence[Bucket]
     _compression: type[Compressor]
     _seconds: float
 
-    def prepare(self, parcels: Sequence[Parcel], per_step: int, compression: type[Compressor]) -> None:
-        """Settles what is exchanged; `DistributedOptimizer` calls it."""
-        self._parcels, self._compression, self._seconds = parcels, compression, 0.0
-        self._passes = Passes(parcels, per_step, lambda parcel: None)
+    def prepare(self, buckets: Sequence[Bucket], per_step: int, compression: type[Compressor]) -> None:
+        """Initializes the exchange; `DistributedOptimizer` calls this."""
+        self._buckets, self._compression, self._seconds = buckets, compression, 0.0
+        self._passes = Passes(buckets, per_step, lambda bucket: None)
 
     def waited(self) -> float:
-        """Seconds for which exchanges have kept training waiting."""
+        """Returns the seconds that training has waited for exchanges."""
         return self._seconds
 
     def synchronize(self) -> None:
-        """Does nothing: gradients are not exchanged."""
+        """Does nothing, since gradients are not exchanged."""
 
     def skip_synchronize(self) -> AbstractContextManager[None]:
-        """Refuses.
+        """Is not supported.
 
         Raises:
             AssertionError: Always, as in Horovod.
@@ -59,32 +59,32 @@ class DeltaOptimizer(_Base):
         raise AssertionError("Skipping synchronization is not supported when using Adasum optimizer.")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes one step sums up."""
+        """Sets the number of backward passes per step."""
         self.backward_passes_per_step = passes
         self._passes.set_per_step(passes)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Steps here, then brings the ranks' changes together.
+        """Takes a local step, then reduces the ranks' changes.
 
         Raises:
-            HorovodInternalError: Ranks disagree, or somebody is gone.
+            HorovodInternalError: Ranks disagree, or a rank is lost.
             Preempted: The job stops at this step.
         """
-        parameters = [parameter for parcel in self._parcels for parameter in parcel.parameters]
+        parameters = [parameter for bucket in self._buckets for parameter in bucket.parameters]
         before = {parameter: parameter.detach().clone() for parameter in parameters}
         loss = super().step(closure) if closure is not None else super().step()
-        self._bring_together(before)
+        self._reduce_changes(before)
         self._passes.reset()
         self._trainer.step_completed()
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch runs a step's hooks in the wrapped one
+    step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients.
+        """Clears all gradients.
 
         Raises:
-            AssertionError: A backward pass has come since the last step.
+            AssertionError: A backward pass ran since the last step.
         """
         if self._passes.begun:
             raise AssertionError(
@@ -93,17 +93,17 @@ class DeltaOptimizer(_Base):
             )
         super().zero_grad(set_to_none)
 
-    def _bring_together(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
+    def _reduce_changes(self, before: dict[torch.Tensor, torch.Tensor]) -> None:
         began = time.perf_counter()
         under_way = []
-        for parcel in self._parcels:
-            deltas = [parameter.detach() - before[parameter] for parameter in parcel.parameters]
+        for bucket in self._buckets:
+            deltas = [parameter.detach() - before[parameter] for parameter in bucket.parameters]
             small = [self._compression.compress(delta) for delta in deltas]
             handle = grouped_allreduce_async(
-                [delta.contiguous() for delta, _ in small], name=parcel.name, op=Adasum
+                [delta.contiguous() for delta, _ in small], name=bucket.name, op=Adasum
             )
-            under_way.append((parcel, handle, [ctx for _, ctx in small]))
-        for parcel, handle, contexts in under_way:
-            for parameter, delta, ctx in zip(parcel.parameters, synchronize(handle), contexts, strict=True):
+            under_way.append((bucket, handle, [ctx for _, ctx in small]))
+        for bucket, handle, contexts in under_way:
+            for parameter, delta, ctx in zip(bucket.parameters, synchronize(handle), contexts, strict=True):
                 parameter.detach().copy_(before[parameter] + self._compression.decompress(delta, ctx))
         self._seconds += time.perf_counter() - began

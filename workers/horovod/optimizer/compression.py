@@ -1,4 +1,4 @@
-"""What tensors are before they travel, chosen by a call's `compression`."""
+"""Compression of tensors for the exchange."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 
 
 class Compressor(Protocol):
-    """Anything with these two functions may be given, a script's own too."""
+    """The interface of a compressor; a script can pass its own."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
-        """What travels, and what `decompress` needs to know."""
+        """Returns the tensor to send, and the context for `decompress`."""
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: torch.dtype | None) -> torch.Tensor:
-        """What arrived, as it was before."""
+        """Restores a received tensor."""
 
 
 class NoneCompressor:
-    """Leaves tensors as they are."""
+    """Leaves tensors unchanged."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:
@@ -32,7 +32,7 @@ class NoneCompressor:
 
 
 class FP16Compressor:
-    """Floating tensors travel, and are summed, as float16."""
+    """Sends and sums floating-point tensors as float16."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype | None]:

@@ -1,8 +1,7 @@
-"""DistributedOptimizer: an optimizer of the script's own class whose gradients are all ranks'.
+"""DistributedOptimizer: wraps the script's optimizer, and reduces gradients over all ranks.
 
-Gradients are reduced by this package's allreduces, begun while backward still
-runs, and the script's own optimizer takes the step. That is so on a hub too:
-the hub reduces, and steps nothing.
+This package's allreduces reduce the gradients while backward still runs, and the script's optimizer takes the
+step. With a hub too, the hub only reduces.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hubring.ps.config.environment import environment
 from hubring.workers.horovod.collectives.reduction import Reduction
 from hubring.workers.horovod.optimizer.adasum import DeltaOptimizer
 from hubring.workers.horovod.optimizer.compression import Compression, Compressor
-from hubring.workers.horovod.optimizer.gradient_group import PARCEL_BYTES, Groups, Parcel, check_groups, pack
+from hubring.workers.horovod.optimizer.gradient_group import BUCKET_BYTES, Bucket, Groups, check_groups, pack
 from hubring.workers.horovod.optimizer.gradients import GradientExchange
 from hubring.workers.horovod.optimizer.trainer import Trainer
 from hubring.workers.horovod.reduce_ops import Adasum, Average, chosen
@@ -30,11 +29,11 @@ from hubring.workers.horovod.world.world import current
 if TYPE_CHECKING:
     _Base = Optimizer
 else:
-    _Base = object  # it stands before an optimizer's class, which brings the rest
+    _Base = object  # a mixin in front of an optimizer's class
 
 
 class AveragingOptimizer(_Base):
-    """What a wrapped optimizer's class gets in front of it."""
+    """Mixin in front of the wrapped optimizer's class."""
 
     backward_passes_per_step: int
     _exchange: GradientExchange
@@ -43,17 +42,17 @@ class AveragingOptimizer(_Base):
     _should_synchronize: bool
 
     def synchronize(self) -> None:
-        """Waits until every `.grad` is the reduced one: before gradients are clipped, for example.
+        """Waits until every `.grad` is reduced. Call this before you clip gradients, for example.
 
         Raises:
-            HorovodInternalError: Ranks disagree, or somebody is gone.
+            HorovodInternalError: Ranks disagree, or a rank is lost.
         """
         self._exchange.settle()
         self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within it `step` takes gradients as they are, since `synchronize` was called before."""
+        """Context in which `step` does not synchronize. Use it after a call of `synchronize`."""
         self._should_synchronize = False
         try:
             yield
@@ -61,7 +60,7 @@ class AveragingOptimizer(_Base):
             self._should_synchronize = True
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Changes how many backward passes one step sums up."""
+        """Sets the number of backward passes per step."""
         self.backward_passes_per_step = passes
         self._exchange.passes.set_per_step(passes)
 
@@ -69,18 +68,18 @@ class AveragingOptimizer(_Base):
         """Waits for the gradients, then takes the wrapped optimizer's step.
 
         Args:
-            closure: Computes loss and gradients anew, as often as the optimizer wants; they are
+            closure: Recomputes loss and gradients. The optimizer can call it several times; the gradients are
                 reduced each time.
 
         Returns:
-            What the closure returned.
+            The result of the closure.
 
         Raises:
-            HorovodInternalError: Ranks disagree, or somebody is gone.
+            HorovodInternalError: Ranks disagree, or a rank is lost.
             Preempted: The job stops at this step.
         """
         if closure is None:
-            self._bring_gradients()
+            self._synchronize_gradients()
             loss = super().step()
         else:
             loss = super().step(lambda: self._after_backward(closure))
@@ -88,13 +87,13 @@ class AveragingOptimizer(_Base):
         self._trainer.step_completed()
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch runs a step's hooks in the wrapped one
+    step.hooked = True  # type: ignore[attr-defined]  # the wrapped step runs torch's hooks
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets all gradients.
+        """Clears all gradients.
 
         Raises:
-            AssertionError: They are under way to the other ranks.
+            AssertionError: Gradients are being exchanged.
         """
         if self._exchange.passes.begun:
             raise AssertionError(
@@ -104,7 +103,7 @@ class AveragingOptimizer(_Base):
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the wrapped optimizer's state, and begins a step anew."""
+        """Loads the wrapped optimizer's state, and starts a new step."""
         self._exchange.passes.reset()
         self._synchronized = False
         self._should_synchronize = True
@@ -112,11 +111,11 @@ class AveragingOptimizer(_Base):
 
     def _after_backward(self, closure: Callable[[], Any]) -> Any:
         loss = closure()
-        self._bring_gradients()
-        self._synchronized = False  # another call, as LBFGS makes, has gradients of its own
+        self._synchronize_gradients()
+        self._synchronized = False  # each call of the closure, for example by LBFGS, has new gradients
         return loss
 
-    def _bring_gradients(self) -> None:
+    def _synchronize_gradients(self) -> None:
         if not self._should_synchronize:
             return
         if self._synchronized:
@@ -140,48 +139,48 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Makes an optimizer one whose gradients are reduced over all ranks.
+    """Wraps an optimizer so that its gradients are reduced over all ranks.
 
     Args:
-        optimizer: Over the parameters to train; the new one shares its groups and state.
-        named_parameters: Names for all of them; what ranks are matched by.
-        compression: What gradients become for their way.
-        backward_passes_per_step: How many backward passes one step sums up.
-        op: `hvd.Average`, `hvd.Sum`, or `hvd.Adasum`, which reduces what local steps changed.
-        gradient_predivide_factor: By what gradients are divided before the sum; the average is the same.
-        num_groups: The older way to say `groups`.
-        groups: How many exchanges a step has, or lists of the parameters that go together; None: as
-            many as make exchanges of HOROVOD_FUSION_THRESHOLD bytes, else of 4 MiB.
-        sparse_as_dense: Sparse gradients travel as dense ones.
-        process_set: Who takes part; other ranks step alone.
+        optimizer: The optimizer to wrap; the result shares its groups and state.
+        named_parameters: Names of all parameters, which match the exchanges across ranks.
+        compression: Compresses gradients for the exchange.
+        backward_passes_per_step: Number of backward passes whose gradients one step sums.
+        op: `hvd.Average`, `hvd.Sum`, or `hvd.Adasum`, which reduces the changes of local steps.
+        gradient_predivide_factor: Divides gradients before the sum; the average does not change.
+        num_groups: The older form of `groups`.
+        groups: Number of exchanges per step, or lists of the parameters of each exchange; None: exchanges of
+            HOROVOD_FUSION_THRESHOLD bytes, by default 4 MiB.
+        sparse_as_dense: Whether to send sparse gradients as dense tensors.
+        process_set: The ranks that take part; other ranks step alone.
 
     Returns:
-        An instance of a class derived from the optimizer's, and called as that is.
+        An instance of a class that is derived from the optimizer's class and has its name.
 
     Raises:
-        ValueError: Names are missing, twice there or no names; or an argument is none of the above.
-        NotImplementedError: Adasum of a process set, or of a number of ranks that is no power of 2.
+        ValueError: Names are missing, duplicate or invalid; or another argument is invalid.
+        NotImplementedError: Adasum of a process set, or of a number of ranks that is not a power of 2.
     """
     how = _reduction(op, gradient_predivide_factor, process_set)
     if num_groups:
-        warnings.warn("num_groups= is deprecated: give groups=", DeprecationWarning, stacklevel=2)
+        warnings.warn("num_groups= is deprecated; use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     if backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; it must be at least 1")
+        raise ValueError(f"backward_passes_per_step is {backward_passes_per_step}; expected at least 1")
     names = _names(optimizer, named_parameters)
-    parcels = _parcels(names, check_groups(groups), process_set)
+    buckets = _buckets(names, check_groups(groups), process_set)
     adasum = how.op == Adasum and current().size > 1
     made = _derived(optimizer, DeltaOptimizer if adasum else AveragingOptimizer)
     waited = made.waited if adasum else lambda: made._exchange.seconds
-    # Before the exchange: what makes a worker slow in an experiment is told of gradients first.
+    # Before the exchange, so that the delays of a slowed worker run before the exchange's gradient hooks.
     made._trainer = Trainer({name: parameter for parameter, name in names.items()}, waited)
     made.backward_passes_per_step, made.op, made.process_set = backward_passes_per_step, op, process_set
     made.gradient_predivide_factor, made.sparse_as_dense = gradient_predivide_factor, sparse_as_dense
     if adasum:
-        made.prepare(parcels, backward_passes_per_step, compression)
+        made.prepare(buckets, backward_passes_per_step, compression)
     else:
         made._exchange = GradientExchange(
-            names, parcels, backward_passes_per_step, how, compression, sparse_as_dense, process_set
+            names, buckets, backward_passes_per_step, how, compression, sparse_as_dense, process_set
         )
         made._synchronized, made._should_synchronize = False, True
     made._trainer.begin()
@@ -198,7 +197,7 @@ def _reduction(op: int, predivide: float, process_set: ProcessSet) -> Reduction:
 
 
 def _names(optimizer: Optimizer, named_parameters: Any) -> dict[torch.Tensor, str]:
-    """A name for every trained parameter, in the optimizer's order."""
+    """Returns the name of every trained parameter, in the optimizer's order."""
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if named_parameters is None:
         pairs = [
@@ -213,7 +212,7 @@ def _names(optimizer: Optimizer, named_parameters: Any) -> dict[torch.Tensor, st
     if unnamed:
         raise ValueError(
             f"named_parameters was specified, but {len(unnamed)} of the optimizer's parameters were not"
-            f" named, the first of shape {tuple(unnamed[0].shape)}: give the whole model.named_parameters()"
+            f" named, the first of shape {tuple(unnamed[0].shape)}; pass all of model.named_parameters()"
         )
     return {parameter: names[parameter] for parameter in held if parameter.requires_grad}
 
@@ -232,18 +231,18 @@ def _checked(pairs: list[Any]) -> list[tuple[str, torch.Tensor]]:
     return pairs
 
 
-def _parcels(names: dict[torch.Tensor, str], groups: Groups, process_set: ProcessSet) -> list[Parcel]:
-    """What is exchanged; nothing where there is nobody to exchange with, now or later."""
+def _buckets(names: dict[torch.Tensor, str], groups: Groups, process_set: ProcessSet) -> list[Bucket]:
+    """Returns the buckets; none if this rank never exchanges with others."""
     if current().communicator.size == 1 or not process_set.included():
         return []
     threshold = environment().get("HOROVOD_FUSION_THRESHOLD", "")
-    return pack(names, groups, int(threshold) if threshold.isdecimal() else PARCEL_BYTES)
+    return pack(names, groups, int(threshold) if threshold.isdecimal() else BUCKET_BYTES)
 
 
 def _derived(optimizer: Optimizer, front: type) -> Any:
-    """The same optimizer, as an instance of its class with `front` before it."""
+    """Returns the same optimizer as an instance of its class with `front` as a mixin."""
     kind = type(optimizer)
     made: Any = object.__new__(type(kind.__name__, (front, kind), {"__module__": kind.__module__}))
-    # A scheduler that was made on the optimizer has put a wrapper of `step` there, which is not ours.
+    # A scheduler sets a wrapper of the old `step` on the optimizer. The new optimizer must not have it.
     made.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     return made

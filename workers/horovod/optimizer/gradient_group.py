@@ -1,9 +1,8 @@
-"""Parcels: parameters whose gradients are exchanged together.
+"""Buckets: parameters whose gradients are exchanged together.
 
-Decided alike on all ranks, from the optimizer's parameters alone, so that one
-name means the same tensors everywhere whatever a rank's backward reaches, and
-in which order. Without groups of the script's own, parameters are taken in
-reverse order, in which backward reaches them.
+The buckets depend only on the optimizer's parameters. So a bucket has the same tensors on all ranks,
+whichever parameters backward reaches, in whichever order. Unless the script sets groups, parameters are
+assigned in reverse order, in which backward usually reaches them.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Any
 
 import torch
 
-PARCEL_BYTES = 4 << 20
-"""Where a parcel is full unless HOROVOD_FUSION_THRESHOLD says otherwise: small enough to leave early."""
+BUCKET_BYTES = 4 << 20
+"""Size of a bucket if HOROVOD_FUSION_THRESHOLD is not set. Small buckets are sent early."""
 
 Groups = int | Sequence[Sequence[torch.Tensor]] | None
 
 
 @dataclass(slots=True)
-class Parcel:
-    """Some parameters, how far their gradients are, and what is under way for them.
+class Bucket:
+    """The parameters of one exchange, and the progress of their gradients.
 
     Attributes:
-        name: What ranks are matched by.
-        parameters: In one order on all ranks.
-        missing: Parameters whose last backward pass of this step is still to come.
-        handles: What to wait for; None until it is handed over.
+        name: Matches the exchange across ranks.
+        parameters: In the same order on all ranks.
+        missing: Parameters that still wait for their last backward pass of this step.
+        handles: Functions that wait for the exchange; None until it starts.
     """
 
     name: str
@@ -38,21 +37,22 @@ class Parcel:
     handles: Any = None
 
     def reset(self) -> None:
-        """Begins a step."""
+        """Starts a step."""
         self.missing, self.handles = set(self.parameters), None
 
 
-def pack(names: Mapping[torch.Tensor, str], groups: Groups, parcel_bytes: int) -> list[Parcel]:
-    """Sorts parameters into parcels.
+def pack(names: Mapping[torch.Tensor, str], groups: Groups, bucket_bytes: int) -> list[Bucket]:
+    """Assigns parameters to buckets.
 
     Args:
-        names: Every parameter that is trained, in the optimizer's order.
-        groups: How many parcels, or which parameters go together: those named nowhere go alone.
-        parcel_bytes: Where a parcel is full, in bytes, if there are no groups.
+        names: Every trained parameter, in the optimizer's order.
+        groups: Number of buckets, or lists of parameters; a parameter in no list gets its own bucket.
+        bucket_bytes: Maximum size of a bucket in bytes without groups; a larger parameter gets its own
+            bucket.
     """
     parameters = list(names)
     if groups is None:
-        runs = _filled(parameters[::-1], parcel_bytes)
+        runs = _filled(parameters[::-1], bucket_bytes)
     elif isinstance(groups, int):
         runs = _cut(parameters[::-1], groups)
     else:
@@ -60,17 +60,17 @@ def pack(names: Mapping[torch.Tensor, str], groups: Groups, parcel_bytes: int) -
         grouped = {one for group in chosen for one in group}
         runs = [group for group in chosen if group]
         runs += [[one] for one in parameters[::-1] if one not in grouped]
-    parcels = [Parcel(_name(names, run), run) for run in runs]
-    for parcel in parcels:
-        parcel.reset()
-    return parcels
+    buckets = [Bucket(_name(names, run), run) for run in runs]
+    for bucket in buckets:
+        bucket.reset()
+    return buckets
 
 
 def check_groups(groups: Any) -> Groups:
-    """What a script gave as groups.
+    """Returns the argument `groups`.
 
     Raises:
-        ValueError: It is neither a number from 1 nor lists of tensors, or a tensor is in two of them.
+        ValueError: It is neither a number of at least 1 nor lists of tensors, or a tensor is in two lists.
     """
     if groups is None:
         return None
@@ -93,20 +93,20 @@ def _check_lists(groups: list[Any]) -> None:
         seen.add(one)
 
 
-def _filled(parameters: list[torch.Tensor], parcel_bytes: int) -> list[list[torch.Tensor]]:
+def _filled(parameters: list[torch.Tensor], bucket_bytes: int) -> list[list[torch.Tensor]]:
     runs: list[list[torch.Tensor]] = []
     room = 0
     for parameter in parameters:
         if not runs or parameter.nbytes > room:
             runs.append([])
-            room = parcel_bytes
+            room = bucket_bytes
         runs[-1].append(parameter)
         room -= parameter.nbytes
     return runs
 
 
 def _cut(parameters: list[torch.Tensor], count: int) -> list[list[torch.Tensor]]:
-    """Into `count` runs of as many parameters, the first ones with one more where that leaves a rest."""
+    """Splits the parameters into `count` runs whose lengths differ by at most 1."""
     each, rest = divmod(len(parameters), count)
     starts = [index * each + min(index, rest) for index in range(count + 1)]
     runs = [parameters[start:end] for start, end in pairwise(starts)]

@@ -1,4 +1,4 @@
-"""The gradients of one optimizer, on their way to all ranks and back."""
+"""The gradient exchange of one optimizer."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hubring.workers.horovod.collectives.reduction import Reduction
 from hubring.workers.horovod.collectives.sparse import sparse_allreduce_async
 from hubring.workers.horovod.collectives.waiting import synchronize
 from hubring.workers.horovod.optimizer.compression import Compressor
-from hubring.workers.horovod.optimizer.gradient_group import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Bucket
 from hubring.workers.horovod.optimizer.passes import Passes
 from hubring.workers.horovod.world.process_set import ProcessSet
 
 Settle = Callable[[], None]
-"""Waits for an exchange and puts what came where it belongs."""
+"""Waits for an exchange, and writes its result into the gradients."""
 
 
 class GradientExchange:
-    """Hands parcels over as backward fills them, and brings the reduced gradients into `.grad`.
+    """Sends buckets as backward fills them, and writes the reduced gradients into `.grad`.
 
     Args:
-        names: Every trained parameter with its name.
-        parcels: What is exchanged together; empty where this rank exchanges nothing.
-        per_step: How many backward passes a step sums up.
+        names: The name of every trained parameter.
+        buckets: Empty if this rank exchanges nothing.
+        per_step: Number of backward passes per step.
         how: The reduction.
-        compression: What dense gradients become for their way.
-        sparse_as_dense: Sparse gradients travel as dense ones.
-        process_set: Who takes part.
+        compression: Compresses dense gradients for the exchange.
+        sparse_as_dense: Whether to send sparse gradients as dense tensors.
+        process_set: The ranks that take part.
 
     Attributes:
-        seconds: How long `settle` has kept training waiting so far.
+        seconds: Seconds that `settle` has waited so far.
     """
 
     def __init__(
         self,
         names: Mapping[torch.Tensor, str],
-        parcels: Sequence[Parcel],
+        buckets: Sequence[Bucket],
         per_step: int,
         how: Reduction,
         compression: type[Compressor],
@@ -47,44 +47,44 @@ class GradientExchange:
         process_set: ProcessSet,
     ) -> None:
         self.seconds = 0.0
-        self.passes = Passes(parcels, per_step, self._hand_over)
+        self.passes = Passes(buckets, per_step, self._send)
         self._names = names
-        self._parcels = parcels
+        self._buckets = buckets
         self._how = how
         self._compression = compression
         self._sparse_as_dense = sparse_as_dense
         self._process_set = process_set
 
     def settle(self) -> None:
-        """Waits until every `.grad` holds what all ranks made of it; a missing one counts as zeros.
+        """Waits until every `.grad` holds the reduced gradient; a missing gradient counts as zeros.
 
         Raises:
-            HorovodInternalError: Ranks disagree, or somebody is gone.
+            HorovodInternalError: Ranks disagree, or a rank is lost.
         """
         began = time.perf_counter()
-        for parcel in self._parcels:
-            if parcel.handles is None:
-                self._hand_over(parcel)
-        for parcel in self._parcels:
-            for settle in parcel.handles:
+        for bucket in self._buckets:
+            if bucket.handles is None:
+                self._send(bucket)
+        for bucket in self._buckets:
+            for settle in bucket.handles:
                 settle()
         self.passes.reset()
         self.seconds += time.perf_counter() - began
 
-    def _hand_over(self, parcel: Parcel) -> None:
-        for parameter in parcel.parameters:
-            if parameter.grad is None:  # other ranks may have one
+    def _send(self, bucket: Bucket) -> None:
+        for parameter in bucket.parameters:
+            if parameter.grad is None:  # other ranks can have a gradient
                 parameter.grad = torch.zeros_like(parameter)
-        alone = [one for one in parcel.parameters if _is_sparse(one) and not self._sparse_as_dense]
-        together = [one for one in parcel.parameters if one not in set(alone)]
-        parcel.handles = [self._begin_sparse(parameter) for parameter in alone]
+        alone = [one for one in bucket.parameters if _is_sparse(one) and not self._sparse_as_dense]
+        together = [one for one in bucket.parameters if one not in set(alone)]
+        bucket.handles = [self._begin_sparse(parameter) for parameter in alone]
         if together:
-            parcel.handles.append(self._begin_dense(parcel.name, together))
+            bucket.handles.append(self._begin_dense(bucket.name, together))
 
     def _begin_dense(self, name: str, parameters: list[torch.Tensor]) -> Settle:
         small = [self._compression.compress(_dense(parameter)) for parameter in parameters]
         handle = grouped_allreduce_async(
-            [tensor.contiguous() for tensor, _ in small],  # channels_last ones are not
+            [tensor.contiguous() for tensor, _ in small],  # channels_last tensors are not contiguous
             name=name,
             op=self._how.op,
             prescale_factor=self._how.prescale,
@@ -120,7 +120,7 @@ def _dense(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _assign(parameter: torch.Tensor, result: torch.Tensor) -> None:
-    """Puts a dense result into the gradient, of whichever layout it is."""
+    """Writes a dense result into the gradient, dense or sparse."""
     assert parameter.grad is not None
     if parameter.grad.is_sparse:
         parameter.grad = result.to_sparse(parameter.grad.sparse_dim())

@@ -1,4 +1,4 @@
-"""What a script brings to all ranks before it trains: parameters, and the optimizer's state."""
+"""Broadcasts of parameters and optimizer state, for the start of training."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     Args:
         params: `model.state_dict()` or another dict of tensors, `model.named_parameters()`, or a list
             of tensors or of (name, tensor).
-        root_rank: Whose tensors count.
+        root_rank: The rank whose tensors are used.
 
     Raises:
-        ValueError: `params` is something else, or holds what is no tensor.
-        HorovodInternalError: Ranks hold other tensors, or somebody is gone.
+        ValueError: `params` is something else, or contains a value that is not a tensor.
+        HorovodInternalError: Ranks have different tensors, or a rank is lost.
     """
     handles = [
         overwrite_async(tensor, root_rank, name) for name, tensor in _named(params) if tensor is not None
@@ -37,19 +37,19 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 def broadcast_optimizer_state(
     optimizer: Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives every rank's optimizer the root's state and hyperparameters, in place.
+    """Copies the root's optimizer state and hyperparameters to all ranks, in place.
 
-    A state that is empty on the root is empty everywhere afterwards: no step is taken to make one. As in
-    Horovod, gradients are zeros after that, and not None.
+    If the root's state is empty, the state is empty on all ranks afterwards: no step is taken to fill it. As
+    in Horovod, gradients are then zeros, not None, on each rank whose state was empty.
 
     Args:
-        optimizer: Over the same parameters on all ranks; wrapped or not.
-        root_rank: Whose state counts.
-        model: Tells which parameters have sparse gradients: those of its sparse embeddings.
+        optimizer: An optimizer of the same parameters on all ranks; wrapped or not.
+        root_rank: The rank whose state is used.
+        model: The model; its sparse embeddings show which parameters have sparse gradients.
 
     Raises:
-        ValueError: It is an LBFGS, whose state Horovod cannot broadcast either.
-        HorovodInternalError: Ranks hold other parameters, or somebody is gone.
+        ValueError: The optimizer is an LBFGS, whose state Horovod cannot broadcast either.
+        HorovodInternalError: Ranks have different parameters, or a rank is lost.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state")
@@ -70,7 +70,7 @@ def broadcast_optimizer_state(
 
 @dataclass(frozen=True, slots=True)
 class _Blank:
-    """A tensor's outline: all but its elements."""
+    """A tensor without its elements."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -92,15 +92,15 @@ def _named(params: Any) -> list[tuple[str | None, torch.Tensor | None]]:
     elif isinstance(params, list | tuple | Iterator):
         found = [one if isinstance(one, tuple) else (None, one) for one in params]
     else:
-        raise ValueError(f"invalid params of type: {type(params)}; give a dict or a list of tensors")
+        raise ValueError(f"invalid params of type: {type(params)}; expected a dict or a list of tensors")
     strange = [name for name, value in found if not isinstance(value, torch.Tensor | None)]
     if strange:
-        raise ValueError(f"params: {strange[0]!r} is no tensor; use hvd.broadcast_object for what is none")
+        raise ValueError(f"params: {strange[0]!r} is not a tensor; use hvd.broadcast_object for it")
     return found
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One parameter's state, with tensors as outlines."""
+    """Returns one parameter's state, with blanks for tensors."""
     return {
         name: _Blank(value.shape, value.dtype, value.device.type == "cpu")
         if isinstance(value, torch.Tensor)
@@ -110,7 +110,7 @@ def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lay_out(optimizer: Optimizer, parameters: list[Any], outline: list[dict[str, Any]]) -> None:
-    """Makes the state look like the root's; tensors that fit already stay where they are."""
+    """Gives the state the structure of the root's state, and reuses the tensors that fit."""
     for parameter, wanted in zip(parameters, outline, strict=True):
         here = optimizer.state.pop(parameter, {})
         if wanted:

@@ -1,4 +1,4 @@
-"""Counts backward passes, and tells when a parcel's gradients have had all of theirs."""
+"""Counts backward passes, and detects when a bucket's gradients are complete."""
 
 from __future__ import annotations
 
@@ -6,43 +6,43 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from hubring.workers.horovod.optimizer.gradient_group import Parcel
+from hubring.workers.horovod.optimizer.gradient_group import Bucket
 
 
 class Passes:
-    """Watches the parameters of some parcels.
+    """Counts the backward passes of the parameters of all buckets.
 
     Args:
-        parcels: Each parameter is in one of them.
-        per_step: How many backward passes a step sums up.
-        on_ready: Called, during backward, with a parcel whose parameters have had them all.
+        buckets: Each parameter is in one bucket.
+        per_step: Number of backward passes per step.
+        on_ready: Called during backward with each bucket whose gradients are complete.
 
     Attributes:
-        begun: A backward pass has come since the last `reset`.
+        begun: Whether a backward pass ran since the last `reset`.
     """
 
-    def __init__(self, parcels: Sequence[Parcel], per_step: int, on_ready: Callable[[Parcel], None]) -> None:
+    def __init__(self, buckets: Sequence[Bucket], per_step: int, on_ready: Callable[[Bucket], None]) -> None:
         self.begun = False
-        self._parcels = parcels
+        self._buckets = buckets
         self._per_step = per_step
         self._on_ready = on_ready
-        self._of = {parameter: parcel for parcel in parcels for parameter in parcel.parameters}
+        self._of = {parameter: bucket for bucket in buckets for parameter in bucket.parameters}
         self._left: dict[torch.Tensor, int] = {}
         self.reset()
         for parameter in self._of:
             parameter.register_post_accumulate_grad_hook(self._came)
 
     def set_per_step(self, per_step: int) -> None:
-        """Changes how many passes a step sums up, from a new step on."""
+        """Sets the number of backward passes per step, and starts a new step."""
         self._per_step = per_step
         self.reset()
 
     def reset(self) -> None:
-        """Begins a step."""
+        """Starts a step."""
         self.begun = False
         self._left = dict.fromkeys(self._of, self._per_step)
-        for parcel in self._parcels:
-            parcel.reset()
+        for bucket in self._buckets:
+            bucket.reset()
 
     def _came(self, parameter: torch.Tensor) -> None:
         if self._left[parameter] <= 0:
@@ -53,7 +53,7 @@ class Passes:
         self.begun = True
         self._left[parameter] -= 1
         if self._left[parameter] == 0:
-            parcel = self._of[parameter]
-            parcel.missing.discard(parameter)
-            if not parcel.missing:
-                self._on_ready(parcel)
+            bucket = self._of[parameter]
+            bucket.missing.discard(parameter)
+            if not bucket.missing:
+                self._on_ready(bucket)

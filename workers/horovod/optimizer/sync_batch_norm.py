@@ -1,9 +1,8 @@
-"""Batch normalisation over the batches of all ranks.
+"""Batch normalization over the batches of all ranks.
 
-The statistics of a step are those of all ranks' samples together, weighted by
-how many each has (Chan et al.'s way to join variances, 1979), and gradients
-flow through them to all ranks. It is written in torch's own operations, so it
-runs wherever the input is.
+The statistics of a step cover the samples of all ranks, weighted by the number of samples on each rank (the
+parallel variance of Chan et al., 1979). Gradients flow through the statistics to all ranks. The
+implementation uses torch's own operations, so it runs on the input's device.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Tensor = torch.Tensor
 
 
 class SyncBatchNorm(_BatchNorm):
-    """`torch.nn.BatchNorm*d` for inputs of any number of dimensions, over all ranks while it trains.
+    """`torch.nn.BatchNorm*d` for inputs with any number of dimensions; trains with all ranks' statistics.
 
     Args:
-        num_features: Channels: the input's second dimension.
+        num_features: Number of channels, the input's second dimension.
         eps: Added to the variance.
-        momentum: Share of a step's statistics in the running ones; None: all steps count alike.
-        affine: Whether there are weight and bias to learn.
-        track_running_stats: Whether statistics are kept for evaluation.
+        momentum: Weight of a step's statistics in the running statistics; None: a plain average.
+        affine: Whether to learn weight and bias.
+        track_running_stats: Whether to track running statistics for evaluation.
     """
 
     def __init__(
@@ -49,11 +48,11 @@ class SyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
-        """Normalises a batch of shape (N, C, ...).
+        """Normalizes a batch of shape (N, C, ...).
 
         Raises:
-            ValueError: It has fewer than two dimensions.
-            HorovodInternalError: Ranks disagree, or somebody is gone.
+            ValueError: The batch has fewer than two dimensions.
+            HorovodInternalError: Ranks disagree, or a rank is lost.
         """
         self._check_input_dim(input)
         of_batch = self.training or not self.track_running_stats
@@ -61,7 +60,7 @@ class SyncBatchNorm(_BatchNorm):
             return self._alone(input, of_batch)
         result, mean, variance, count = _Normalise.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.track_running_stats:
-            self._keep(mean, variance * (count / (count - 1).clamp(min=1)))
+            self._track(mean, variance * (count / (count - 1).clamp(min=1)))
         return result
 
     def _alone(self, batch: Tensor, of_batch: bool) -> Tensor:
@@ -69,7 +68,7 @@ class SyncBatchNorm(_BatchNorm):
         mean, variance = self.running_mean, self.running_var
         return batch_norm(batch, mean, variance, self.weight, self.bias, of_batch, factor, self.eps)
 
-    def _keep(self, mean: Tensor, variance: Tensor) -> None:
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
         factor = self._factor()
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -77,14 +76,14 @@ class SyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
 
     def _factor(self) -> float:
-        """Counts the batch; the share that its statistics get."""
+        """Counts the batch, and returns the weight of its statistics."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         return 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
 
 class _Normalise(torch.autograd.Function):
-    """Also gives mean, variance and number of samples, for the running statistics."""
+    """Also returns mean, variance and number of samples, for the running statistics."""
 
     @staticmethod
     def forward(ctx: Any, batch: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Any:
@@ -107,7 +106,7 @@ class _Normalise(torch.autograd.Function):
         gradient = gradients[0]
         to_bias, to_weight = gradient.sum(_rest(gradient)), (gradient * normal).sum(_rest(gradient))
         flow = gradient if weight is None else gradient * _across(weight, gradient)
-        # What each statistic gets of all ranks' samples comes back to every sample alike.
+        # Each statistic's gradient sums over the samples of all ranks, and spreads evenly over all samples.
         sums = torch.stack([flow.sum(_rest(flow)), (flow * normal).sum(_rest(flow))])
         shares = synchronize(allreduce_async(sums, op=Sum)) / count
         inner = flow - _across(shares[0], flow) - normal * _across(shares[1], flow)
@@ -116,12 +115,12 @@ class _Normalise(torch.autograd.Function):
 
 
 def _statistics(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and biased variance of each channel over all ranks, and how many values each has."""
+    """Returns mean and biased variance of each channel over all ranks, and the values per channel."""
     here = batch.detach().float() if batch.dtype in (torch.float16, torch.bfloat16) else batch.detach()
     count = here.new_full((1,), here.numel() // max(1, here.shape[1]))
     if here.numel():
         variance, mean = torch.var_mean(here, _rest(here), correction=0)
-    else:  # a rank without samples takes part all the same
+    else:  # a rank without samples still takes part
         mean = variance = here.new_zeros(here.shape[1])
     rows = synchronize(allgather_async(torch.cat([mean, variance, count])[None]))
     means, variances, counts = rows.split([len(mean), len(mean), 1], dim=1)
@@ -135,5 +134,5 @@ def _rest(batch: Tensor) -> list[int]:
 
 
 def _across(channels: Tensor, batch: Tensor) -> Tensor:
-    """One value a channel, shaped so as to meet the batch."""
+    """Reshapes one value per channel so that it broadcasts over the batch."""
     return channels.view(1, -1, *[1] * (batch.dim() - 2))

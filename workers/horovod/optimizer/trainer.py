@@ -1,4 +1,4 @@
-"""What the worker is told of an optimizer that trains here."""
+"""Connects an optimizer to the worker's runtime."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hubring.workers.runtime.worker import Worker, unwatched
 
 @dataclass(slots=True, weakref_slot=True)
 class Trainer:
-    """Counts an optimizer's steps, so that the hub knows of them and may stop the worker after one.
+    """Counts an optimizer's steps, so that the hub knows them and can stop the worker after a step.
 
     Attributes:
         named_parameters: Every trained parameter by name.
-        waited: Tells the seconds for which exchanges have kept training waiting.
-        completed_steps: How many were taken.
-        ahead: By how many steps others may be ahead: none, as a step waits for all.
+        waited: Returns the seconds that training has waited for exchanges.
+        completed_steps: Number of completed steps.
+        ahead: By how many steps other ranks can be ahead; 0, since a step waits for all ranks.
     """
 
     named_parameters: dict[str, torch.Tensor]
@@ -37,7 +37,7 @@ class Trainer:
             self._begin_slow = place.watch(self.named_parameters.values())
 
     def begin(self) -> None:
-        """Training begins: what the optimizer exchanges by is in place."""
+        """Starts training. Call this once the exchange is set up."""
         if self._place is not None:
             self._place.adopt(self)
             self._begin_slow(0)
@@ -47,10 +47,10 @@ class Trainer:
         return self.waited()
 
     def synchronize(self) -> None:
-        """Returns at once: a step leaves nothing under way."""
+        """Does nothing, since no exchange is running after a step."""
 
     def step_completed(self) -> None:
-        """Counts a step.
+        """Records a completed step.
 
         Raises:
             Preempted: The job stops at this step.

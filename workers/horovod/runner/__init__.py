@@ -1,1 +1,1 @@
-"""`horovod.run`: a function on several processes of this machine."""
+"""`horovod.run`: runs a function in several processes on this machine."""

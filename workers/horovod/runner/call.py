@@ -1,8 +1,8 @@
-"""One process of `horovod.run`: gets a function by a pipe, calls it, and answers.
+"""One process of `horovod.run`: receives a function through a pipe, calls it, and sends the result.
 
 python -m hubring.workers.horovod.runner.call FD PARENT
 
-It does not outlive PARENT, which started it: the kernel then sends it SIGTERM.
+The process does not outlive PARENT, which started it: when PARENT ends, the kernel sends SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from hubring.workers.runtime import context
 
 
 class Circumstances(NamedTuple):
-    """Where the caller's modules are found, and what the process is to find in its environment."""
+    """The caller's `sys.path`, and the environment variables to set."""
 
     path: list[str]
     variables: dict[str, str]
 
 
 def answer(pipe: Connection) -> None:
-    """Takes the circumstances, then the call, which can be read only in those."""
+    """Receives the circumstances, which are needed to unpickle the call, then the call; sends the result."""
     there = Circumstances(*pipe.recv())
     sys.path[:] = there.path
     export(there.variables)
     alias.install()
     try:
         func, args, kwargs = cloudpickle.loads(pipe.recv_bytes())
-        told = cloudpickle.dumps((True, func(*args, **kwargs)))
+        result = cloudpickle.dumps((True, func(*args, **kwargs)))
         context.shutdown()
-        pipe.send_bytes(told)
+        pipe.send_bytes(result)
     except BaseException as error:
         context.shutdown(Reason.FAILED, str(error))
         pipe.send_bytes(cloudpickle.dumps((False, traceback.format_exc())))

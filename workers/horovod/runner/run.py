@@ -1,4 +1,4 @@
-"""`horovod.run`: a function on several processes of this machine, called from a script."""
+"""`horovod.run`: a script calls a function in several processes on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hubring.workers.localrun.server import Server
 from hubring.workers.localrun.team import OUTPUTS, folder_of
 
 
-def run(  # noqa: D417 - the rest changes nothing
+def run(  # noqa: D417 - the other arguments have no effect
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -55,26 +55,26 @@ def run(  # noqa: D417 - the rest changes nothing
     *,
     topology: str = "hub",
 ) -> list[Any]:
-    """Calls a function on several workers of this machine, and returns what each of them returned.
+    """Calls a function in several workers on this machine, and returns the result of each.
 
-    Arguments that are not below are accepted as in Horovod, and change nothing here.
+    Arguments that are not listed below are accepted as in Horovod, and have no effect.
 
     Args:
-        func: Calls `hvd.init()` itself; anything that cloudpickle takes.
-        args: Its arguments, likewise.
-        kwargs: Likewise.
-        num_proc: How many workers.
-        min_num_proc: No less: results of some workers alone are never returned.
-        max_num_proc: No less either.
-        slots: Of a host for which no number is given.
-        hosts: `localhost:SLOTS`; this machine is the only one.
-        hostfile: The same as a file.
-        host_discovery_script: Prints the same; asked once.
-        start_timeout: Seconds in which all must have started.
-        output_filename: A folder; what workers print goes to rank.N/stdout and rank.N/stderr in it.
-        verbose: Show the server's log.
+        func: The function, which calls `hvd.init()`; cloudpickle must be able to pickle it.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
+        num_proc: Number of workers.
+        min_num_proc: At most `num_proc`. It has no other effect: all workers must succeed.
+        max_num_proc: At least `num_proc`. It has no other effect.
+        slots: Slots of a host without a number.
+        hosts: `localhost:SLOTS`; other machines are not supported.
+        hostfile: A file with hosts.
+        host_discovery_script: A program that prints hosts; it runs once.
+        start_timeout: Seconds within which the server and all workers must start.
+        output_filename: Folder for the workers' output, as rank.N/stdout and rank.N/stderr.
+        verbose: Whether to show the server's log.
         use_mpi: Must not be true.
-        executable: The Python to run workers with.
+        executable: The Python interpreter of the workers.
         np: The older name of `num_proc`; `min_np` and `max_np` likewise.
         topology: `hub` or `ring`.
 
@@ -82,26 +82,26 @@ def run(  # noqa: D417 - the rest changes nothing
         The results in rank order.
 
     Raises:
-        ValueError: Arguments contradict each other, or MPI is asked for.
-        UsageError: The hosts are other machines, or have no room.
-        RuntimeError: A worker failed; the text holds its traceback.
+        ValueError: Arguments contradict each other, or `use_mpi` is true.
+        UsageError: The hosts are other machines, or have too few slots.
+        RuntimeError: A worker failed. The message holds its traceback.
     """
     _check_controller(use_gloo, use_mpi)
     size = _renamed("np", "num_proc", np, num_proc)
     least = _renamed("min_np", "min_num_proc", min_np, min_num_proc)
     _check_sizes(size, least, _renamed("max_np", "max_num_proc", max_np, max_num_proc))
     if hosts is not None and hostfile is not None:
-        raise ValueError("hosts and hostfile are given; give one of them")
+        raise ValueError("hosts= and hostfile= are both set; remove one of them")
     room = host.room(hosts, hostfile, host_discovery_script, slots or 1)
     if room is not None and size > room:
-        raise UsageError(f"num_proc is {size}, and the hosts have {room} slot(s)")
+        raise UsageError(f"num_proc={size}: the hosts have only {room} slot(s); add slots or reduce num_proc")
     limit = start_timeout or 300.0
     with Server(size, [], environment(), verbose=bool(verbose), timeout=limit) as server:
-        told = {"PS_SERVER": server.address, "PS_TOPOLOGY": topology, "PS_TIMEOUT": str(limit)}
-        told["PS_WORLD_SIZE"] = str(size)
+        job = {"PS_SERVER": server.address, "PS_TOPOLOGY": topology, "PS_TIMEOUT": str(limit)}
+        job["PS_WORLD_SIZE"] = str(size)
         call = (func, tuple(args), dict(kwargs or {}))
         program = executable or sys.executable
-        places = [{**told, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
+        places = [{**job, "PS_RANK": str(rank), "PS_LOCAL_RANK": str(rank)} for rank in range(size)]
         folders = [folder_of(output_filename, rank, size) for rank in range(size)]
         with Children[_Caller]() as callers:
             for place, folder in zip(places, folders, strict=True):
@@ -118,21 +118,21 @@ def _renamed(old: str, new: str, older: int | None, value: Any) -> Any:
 
 def _check_controller(use_gloo: bool | None, use_mpi: bool | None) -> None:
     if use_gloo and use_mpi:
-        raise ValueError("use_gloo and use_mpi are given; give one of them")
+        raise ValueError("use_gloo and use_mpi are both set; remove one of them")
     if use_mpi:
-        raise ValueError("use_mpi=True: there is no MPI here; leave it out")
+        raise ValueError("use_mpi=True: Hubring has no MPI; remove use_mpi")
 
 
 def _check_sizes(size: int, least: int | None, most: int | None) -> None:
     if size < 1 or (least is not None and least > size) or (most is not None and most < size):
         raise ValueError(
-            f"num_proc is {size}, min_num_proc {least} and max_num_proc {most}: expected"
+            f"num_proc={size}, min_num_proc={least}, max_num_proc={most}: expected"
             " 1 <= min_num_proc <= num_proc <= max_num_proc"
         )
 
 
 class _Caller(Child):
-    """One worker process, and the pipe to it."""
+    """One worker process and its pipe."""
 
     def __init__(self, program: str, name: str, folder: Path | None) -> None:
         self.pipe, there = Pipe()
@@ -144,7 +144,7 @@ class _Caller(Child):
             super().__init__(name, command, stdout=stdout, stderr=stderr, pass_fds=[there.fileno()])
 
     def ask(self, variables: dict[str, str], call: tuple[Any, ...]) -> None:
-        """Sends it the call."""
+        """Sends the call."""
         self.pipe.send(tuple(Circumstances(list(sys.path), variables)))
         self.pipe.send_bytes(cloudpickle.dumps(call))
 
@@ -154,7 +154,7 @@ class _Caller(Child):
 
 
 def _collect(callers: Sequence[_Caller]) -> list[Any]:
-    """Every worker's result, once all have ended."""
+    """Returns the results of all workers, once all have ended."""
     ranks = {caller.pipe: rank for rank, caller in enumerate(callers)}
     results: list[Any] = [None] * len(callers)
     while ranks:
@@ -171,7 +171,7 @@ def _result(rank: int, pipe: Connection) -> Any:
     try:
         well, result = cloudpickle.loads(pipe.recv_bytes())
     except EOFError as cause:
-        raise RuntimeError(f"rank {rank} was ended before it returned") from cause
+        raise RuntimeError(f"rank {rank} ended before it returned a result") from cause
     if not well:
         raise RuntimeError(f"rank {rank} failed:\n{result}")
     return result

@@ -1,1 +1,1 @@
-"""Horovod's world: init, rank, size, process sets, what was built."""
+"""Horovod's world: init, rank, size, process sets, and build information."""

@@ -1,4 +1,4 @@
-"""What scripts ask of `horovod.common.util`: how Horovod was built, and small arithmetic."""
+"""The functions of `horovod.common.util` that scripts use: build information and small helpers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def check_extension(ext_name: str, *_: Any) -> None:
     """Accepts `horovod.torch`.
 
     Raises:
-        ImportError: It is another framework's.
+        ImportError: The extension is for another framework.
     """
     if ext_name != "horovod.torch":
-        raise ImportError(f"extension {ext_name} is not here; there is horovod.torch")
+        raise ImportError(f"Hubring does not provide the extension {ext_name}; it provides horovod.torch")
 
 
 def check_installed_version(name: str, version: str, exception: Exception | None = None) -> None:
-    """Accepts any version: nothing here was compiled for one."""
+    """Accepts any version, since nothing here is compiled for a version."""
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework is served: torch is."""
+    """Whether a framework is supported; only torch is."""
     return ext_base_name == "torch"
 
 
@@ -40,48 +40,48 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """As `hvd.mpi_built`."""
+    """See `hvd.mpi_built`."""
     return capability.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """As `hvd.gloo_built`."""
+    """See `hvd.gloo_built`."""
     return capability.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether there is NCCL."""
+    """Whether this torch has NCCL."""
     return capability.nccl_built() > 0
 
 
 def cuda_built(verbose: bool = False) -> bool:
-    """As `hvd.cuda_built`."""
+    """See `hvd.cuda_built`."""
     return capability.cuda_built()
 
 
 def rocm_built(verbose: bool = False) -> bool:
-    """As `hvd.rocm_built`."""
+    """See `hvd.rocm_built`."""
     return capability.rocm_built()
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """As `hvd.ddl_built`."""
+    """See `hvd.ddl_built`."""
     return capability.ddl_built()
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """As `hvd.ccl_built`."""
+    """See `hvd.ccl_built`."""
     return capability.ccl_built()
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether so many ranks can do Adasum."""
+    """Whether Adasum works with this number of ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 @contextmanager
 def env(**variables: str | None) -> Iterator[None]:
-    """Sets variables of the environment within a block; None leaves one as it is."""
+    """Sets environment variables within a block; None leaves a variable unchanged."""
     earlier = environment()
     export({name: value for name, value in variables.items() if value is not None})
     try:
@@ -91,19 +91,19 @@ def env(**variables: str | None) -> Iterator[None]:
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether it can be iterated over."""
+    """Whether the value is iterable."""
     return isinstance(value, Iterable)
 
 
 def split_list(values: list[T], parts: int) -> list[list[T]]:
-    """Cuts a list into so many pieces, as equal as can be; empty ones where there are fewer values."""
+    """Splits a list into `parts` pieces whose lengths differ by at most 1."""
     each, rest = divmod(len(values), parts)
     starts = [index * each + min(index, rest) for index in range(parts + 1)]
     return [values[start:end] for start, end in pairwise(starts)]
 
 
 def check_build() -> str:
-    """What there is here, as `horovodrun --check-build` lays it out."""
+    """Returns the available features in the layout of `horovodrun --check-build`."""
     parts = {
         "Available Frameworks": {"TensorFlow": False, "PyTorch": True, "MXNet": False},
         "Available Controllers": {"Hub": True, "MPI": mpi_built(), "Gloo": gloo_built()},
@@ -116,7 +116,7 @@ def check_build() -> str:
             "Gloo": gloo_built(),
         },
     }
-    lines = ["Horovod v0.28.1's surface on Hubring:"]
+    lines = ["Horovod v0.28.1's API on Hubring:"]
     for title, found in parts.items():
         lines += [
             "",

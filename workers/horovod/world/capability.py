@@ -1,7 +1,6 @@
-"""What there is here of what Horovod can be built with.
+"""Which of Horovod's build options are available.
 
-There is no MPI in this project, so what asks for it is told no. Gloo and NCCL
-are torch's, and the ring runs on them; the hub needs neither.
+Hubring has no MPI. The ring runs on torch's Gloo and NCCL; the hub needs neither.
 """
 
 from __future__ import annotations
@@ -11,26 +10,26 @@ import torch.distributed as dist
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI may be called from several threads.
+    """Raises ValueError, as Horovod does without MPI.
 
     Raises:
-        ValueError: Always, as Horovod does without MPI.
+        ValueError: Always.
     """
-    raise ValueError("there is no MPI here: run on the hub, or around a ring of Gloo or NCCL")
+    raise ValueError("Hubring has no MPI; use a hub, or a ring on Gloo or NCCL")
 
 
 def mpi_enabled() -> bool:
-    """False: MPI carries nothing."""
+    """Returns False, since Hubring has no MPI."""
     return False
 
 
 def mpi_built() -> bool:
-    """False: there is no MPI."""
+    """Returns False, since Hubring has no MPI."""
     return False
 
 
 def gloo_enabled() -> bool:
-    """Whether a ring may run on Gloo."""
+    """Whether a ring can run on Gloo."""
     return gloo_built()
 
 
@@ -40,7 +39,7 @@ def gloo_built() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number, 22105 for 2.21.5; 0 if this torch has none."""
+    """Returns NCCL's version as a number, for example 22105 for 2.21.5; 0 if this torch has no NCCL."""
     if not (dist.is_available() and dist.is_nccl_available()):
         return 0
     version: tuple[int, ...] = torch.cuda.nccl.version()
@@ -48,12 +47,12 @@ def nccl_built() -> int:
 
 
 def ddl_built() -> bool:
-    """False: IBM's DDL is not used."""
+    """Returns False, since Hubring does not use IBM's DDL."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: Intel's oneCCL is not used."""
+    """Returns False, since Hubring does not use Intel's oneCCL."""
     return False
 
 

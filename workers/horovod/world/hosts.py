@@ -1,4 +1,4 @@
-"""Who shares a host with whom: the local and cross ranks of Horovod."""
+"""Horovod's local and cross ranks, from the host of each rank."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Neighbourhood:
-    """A rank among those on its host, and its host among the hosts.
+    """A rank's index on its host, and the host's index among the hosts.
 
     Attributes:
-        local_rank: How many lower ranks are on this host.
-        local_size: Ranks on this host.
-        cross_rank: Which of the hosts that have such a local rank this one is.
-        cross_size: How many hosts have such a local rank.
-        is_homogeneous: Every host has as many ranks.
+        local_rank: Number of lower ranks on this host.
+        local_size: Number of ranks on this host.
+        cross_rank: Index of this host among the hosts with this local rank.
+        cross_size: Number of hosts with this local rank.
+        is_homogeneous: Whether every host has the same number of ranks.
     """
 
     local_rank: int = 0
@@ -27,11 +27,11 @@ class Neighbourhood:
 
 
 def neighbourhood(rank: int, hosts: Sequence[Hashable]) -> Neighbourhood:
-    """Where `rank` stands; `hosts` names every rank's host, in rank order."""
+    """Returns the neighbourhood of `rank`; `hosts` holds the host of every rank, in rank order."""
     here = hosts[rank]
     counts = Counter(hosts)
     local_rank = list(hosts[:rank]).count(here)
-    # A Counter keeps the order in which hosts first appear, which is that of their lowest rank.
+    # A Counter preserves the order in which hosts first appear, which is the order of their lowest ranks.
     having = [host for host, count in counts.items() if count > local_rank]
     return Neighbourhood(
         local_rank,

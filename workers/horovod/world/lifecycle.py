@@ -1,4 +1,4 @@
-"""`init` and `shutdown`: the world's beginning and its end."""
+"""`init`, `shutdown` and the timeline."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from hubring.workers.runtime import context
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Finds this worker its place; all ranks call it, and a second call changes nothing.
+    """Joins the job. All ranks must call this; a second call has no effect.
 
     Args:
-        comm: All ranks, as a list, or None; for some of them there are process sets.
-        process_sets: Sets to add at once; "dynamic" adds none.
+        comm: None, or the list of all ranks. Use process sets for a part of the ranks.
+        process_sets: Process sets to add; "dynamic" adds none.
 
     Raises:
-        ValueError: `comm` is something else, or a set cannot be added.
-        HubringError: There is no place; says why. (`hubring.workers.runtime.context.init`)
+        ValueError: `comm` is something else, or a process set cannot be added.
+        HubringError: This worker cannot join (`hubring.workers.runtime.context.init`).
     """
     if worlds.started() is not None:
         return
@@ -49,9 +49,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def shutdown() -> None:
-    """Ends this world; all ranks may `init` another. Without a world it does nothing.
+    """Ends this world. All ranks can call `init` again. Does nothing without a world.
 
-    The place in the job is kept until the script ends, as nobody could take it back.
+    The worker remains in the job until the script ends, since a worker that left could not rejoin.
     """
     world = worlds.started()
     if world is None:
@@ -63,12 +63,12 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Whether there is a world."""
+    """Whether `init` was called."""
     return worlds.started() is not None
 
 
 def begin(communicator: Communicator, placement: Placement, *, thread: bool = False) -> World:
-    """Makes a world on a communicator; ranks that began together learn each other's hosts."""
+    """Creates a world on a communicator. Ranks that start together exchange their hosts."""
     members = tuple(range(communicator.size))
     world = World(communicator, _look_around(communicator, placement), members)
     worlds.enter(world, thread=thread)
@@ -78,11 +78,11 @@ def begin(communicator: Communicator, placement: Placement, *, thread: bool = Fa
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Notes every operation of rank 0 in a file from now on; the other ranks write none.
+    """Starts to record the operations of rank 0 in a file; other ranks write no file.
 
     Args:
-        file_path: Where it is written; it replaces what is there.
-        mark_cycles: Accepted, and without effect: operations begin at once here, not in cycles.
+        file_path: The file, which is overwritten.
+        mark_cycles: Accepted, but has no effect: operations start immediately, not in cycles.
 
     Raises:
         ValueError: `init` was not called.
@@ -94,7 +94,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the file.
+    """Stops recording, and ends the file.
 
     Raises:
         ValueError: `init` was not called.
@@ -121,13 +121,13 @@ def _check_comm(comm: Any) -> None:
     if comm is None or (isinstance(comm, Iterable) and sorted(comm) in ([], list(range(current().size)))):
         return
     raise ValueError(
-        f"init(comm={comm!r}): a job has all ranks of its launcher here, and no MPI communicators;"
-        " for some of the ranks make a hvd.ProcessSet"
+        f"init(comm={comm!r}): expected None or the list of all ranks; Hubring has no MPI communicators;"
+        " use hvd.ProcessSet for a part of the ranks"
     )
 
 
 def _look_around(communicator: Communicator, placement: Placement) -> Neighbourhood:
-    if communicator.size == 1 or communicator.late:  # the others are past this
+    if communicator.size == 1 or communicator.late:  # a late worker missed the exchange
         return Neighbourhood(placement.local_rank, placement.local_size, placement.node_rank)
     host = torch.tensor([zlib.crc32(socket.gethostname().encode())])
     with translated():

@@ -1,4 +1,4 @@
-"""Process sets: some of the ranks, for operations that the others take no part in."""
+"""Process sets: operations among a part of the ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hubring.workers.horovod.world.world import current, started
 
 
 class ProcessSet:
-    """Ranks that run operations together, once the set was given to `init` or `add_process_set`.
+    """Ranks that run operations together. Pass the set to `init` or `add_process_set` before you use it.
 
     Attributes:
-        ranks: Its members, in order.
-        process_set_id: Its number; None while it cannot be used.
+        ranks: The members, in order.
+        process_set_id: The set's number; None until the set is added.
 
     Raises:
-        ValueError: They are no ranks.
+        ValueError: The argument is not a list of ranks.
     """
 
     mpi_comm = None
@@ -28,24 +28,24 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Iterable[int]) -> None:
         if not isinstance(ranks_or_comm, Iterable):
             raise ValueError(
-                "a ProcessSet is made of a list of ranks; MPI's communicators are not known here"
+                f"ProcessSet({ranks_or_comm!r}): expected a list of ranks; Hubring has no MPI communicators"
             )
         ranks = list(ranks_or_comm)
         if any(not isinstance(rank, int) for rank in ranks):
-            raise ValueError(f"a ProcessSet is made of ranks, whole numbers, but got {ranks}")
+            raise ValueError(f"ProcessSet({ranks}): expected a list of whole numbers")
         self.ranks = sorted(ranks)
         self.process_set_id: int | None = None
         self._group: Group | None = None
 
     def size(self) -> int | None:
-        """How many ranks it has; None before it was added."""
+        """Returns the number of ranks; None until the set is added."""
         return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's place in it; None before it was added.
+        """Returns this process's index in the set; None until the set is added.
 
         Raises:
-            ValueError: This process is outside of it.
+            ValueError: This process is not a member.
         """
         if self.process_set_id is None:
             return None
@@ -53,41 +53,41 @@ class ProcessSet:
         return self.ranks.index(current().rank)
 
     def included(self) -> bool:
-        """Whether this process takes part."""
+        """Whether this process is a member."""
         return current().rank in self.ranks
 
     @property
     def group(self) -> Group | None:
-        """Its members as the communicator knows them; None: all."""
+        """The communicator's group of the members; None: all ranks."""
         return self._group
 
     @property
     def members_only(self) -> tuple[int, ...]:
-        """Its ranks; empty where they are all."""
+        """The ranks; empty for the set of all ranks."""
         return tuple(self.ranks)
 
     def check_included(self) -> None:
-        """Refuses a call that this process has no part in.
+        """Checks that this process can use the set.
 
         Raises:
-            ValueError: The set was not added, or does not hold this rank.
+            ValueError: The set was not added, or this rank is not a member.
         """
         if self.process_set_id is None:
-            raise ValueError(f"{self} was not added: give it to hvd.init() or hvd.add_process_set() first")
+            raise ValueError(f"{self} was not added; pass it to hvd.init() or hvd.add_process_set() first")
         if not self.included():
-            raise ValueError(f"rank {current().rank} is no member of {self} and cannot call its operations")
+            raise ValueError(f"rank {current().rank} is not a member of {self}; only members can use the set")
 
     def check_root(self, root_rank: int) -> None:
-        """Refuses a root outside of it.
+        """Checks that the root is a member.
 
         Raises:
-            ValueError: It is no member.
+            ValueError: The root is not a member.
         """
         if root_rank not in self.ranks:
-            raise ValueError(f"root_rank is {root_rank}, but the ranks that take part are {self.ranks}")
+            raise ValueError(f"root_rank is {root_rank}; expected one of the members {self.ranks}")
 
     def begin(self, number: int) -> None:
-        """Makes it usable, under this number; all ranks do so at one place of the script."""
+        """Activates the set under this number. All ranks must call this at the same point of the script."""
         world = current()
         members = [world.members[rank] for rank in self.ranks]
         with translated():
@@ -95,7 +95,7 @@ class ProcessSet:
         self.process_set_id = number
 
     def end(self) -> None:
-        """Makes it unusable again, likewise."""
+        """Deactivates the set. All ranks must call this at the same point of the script."""
         group = self._group
         self.forget()
         if group is not None:
@@ -103,15 +103,15 @@ class ProcessSet:
                 collectives.remove_group(group, communicator=current().communicator)
 
     def forget(self) -> None:
-        """Makes it unusable where nobody is left to agree on it."""
+        """Deactivates the set without an exchange with other ranks."""
         self._group = self.process_set_id = None
 
     def __str__(self) -> str:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm=None)"
 
 
-class _Everybody(ProcessSet):
-    """All ranks; what they are is for the world to say."""
+class _AllRanks(ProcessSet):
+    """The set of all ranks of the current world."""
 
     def __init__(self) -> None:
         self.process_set_id = 0
@@ -133,16 +133,16 @@ class _Everybody(ProcessSet):
         return ()
 
 
-global_process_set = _Everybody()
+global_process_set = _AllRanks()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Makes a set of ranks usable; all ranks of the job call it, members or not, and at one place.
+    """Adds a process set. All ranks of the job must call this at the same point, members or not.
 
-    Unlike Horovod's it asks no HOROVOD_DYNAMIC_PROCESS_SETS=1, which pays there for what is free here.
+    Unlike Horovod, this does not need HOROVOD_DYNAMIC_PROCESS_SETS=1, since it has no cost here.
 
     Raises:
-        ValueError: Such a set exists, or a rank does not.
+        ValueError: A set with these ranks exists, or a rank does not exist.
     """
     world = current()
     if not isinstance(process_set, ProcessSet):
@@ -160,7 +160,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Makes a set unusable, on all ranks alike; False where it was not added, or is that of all ranks."""
+    """Removes a process set. All ranks must call this. Returns False for the global set or one not added."""
     if process_set.process_set_id is None or process_set is global_process_set:
         return False
     del current().process_sets[tuple(process_set.ranks)]
@@ -169,11 +169,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def checked(process_set: Any) -> ProcessSet:
-    """What a call was given as `process_set`.
+    """Returns the argument `process_set`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The argument is not a ProcessSet.
     """
     if not isinstance(process_set, ProcessSet):
-        raise ValueError(f"process_set is {process_set!r}; give a hvd.ProcessSet")
+        raise ValueError(f"process_set is {process_set!r}; expected a hvd.ProcessSet")
     return process_set

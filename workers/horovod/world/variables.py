@@ -1,4 +1,4 @@
-"""What Horovod's launcher tells its processes by the environment."""
+"""The environment variables that Horovod's launcher sets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hubring.workers.horovod.world.hosts import Neighbourhood
 
 
 def variables(rank: int, size: int, around: Neighbourhood) -> dict[str, str]:
-    """HOROVOD_RANK and the rest, as `horovodrun` sets them."""
+    """Returns HOROVOD_RANK and the like, as `horovodrun` sets them."""
     numbers = {
         "RANK": rank,
         "SIZE": size,

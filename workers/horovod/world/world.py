@@ -1,7 +1,6 @@
-"""World: this rank's place among all ranks, from `init` to `shutdown`.
+"""World: the state of this rank from `init` to `shutdown`.
 
-A process has one. A thread may enter one of its own, as tests do that run all
-ranks in one process.
+A process has one world. A thread can enter its own world: tests that run all ranks in one process do so.
 """
 
 from __future__ import annotations
@@ -21,39 +20,39 @@ from hubring.workers.horovod.timeline import Timeline
 from hubring.workers.horovod.world.hosts import Neighbourhood
 
 Start = Callable[[str], Sequence[Work]]
-"""Begins an operation under the name that ranks are matched by."""
+"""Starts an operation under its full name; the operations of the ranks are matched by this name."""
 
 
 class Members(Protocol):
-    """What a world asks of a process set."""
+    """The part of a process set that a world uses."""
 
     process_set_id: int | None
 
     @property
     def members_only(self) -> tuple[int, ...]:
-        """Its ranks; empty where they are all."""
+        """The ranks; empty for the set of all ranks."""
 
     def check_included(self) -> None:
-        """Refuses a call that this process has no part in."""
+        """Raises ValueError if this process cannot use the set."""
 
     def forget(self) -> None:
-        """Makes it unusable where nobody is left to agree on it."""
+        """Deactivates the set without an exchange with other ranks."""
 
 
 @dataclass
 class World:
-    """Who takes part, and what is under way.
+    """The members of a job, and the running operations.
 
     Attributes:
-        communicator: What carries the operations.
-        neighbourhood: Who is on which host.
-        members: The communicator's ranks that take part; the place in it is the rank that scripts see.
-        group: The members for the communicator; None while they are all of its ranks.
-        generation: Raised whenever the members change, so that no name means an operation from before.
-        handles: Operations that nobody has synchronised yet.
-        process_sets: Those that were added, by their ranks.
-        timeline: Where operations are noted, if anywhere.
-        membership: What `hubring.workers.horovod.elastic` knows of the members, under elastic training.
+        communicator: Runs the operations.
+        neighbourhood: The local and cross ranks.
+        members: The communicator's ranks in this world; the index is the rank that scripts see.
+        group: The communicator's group of the members; None while they are all ranks.
+        generation: Increases when the members change, so that names never match earlier operations.
+        handles: Operations that are not synchronized yet.
+        process_sets: The added process sets, by their ranks.
+        timeline: Records the operations; None: no recording.
+        membership: The `Membership` of `hubring.workers.horovod.elastic`; None without elastic training.
     """
 
     communicator: Communicator
@@ -78,22 +77,22 @@ class World:
     def begin(
         self, kind: str, name: str | None, process_set: Members, start: Start, finish: Callable[[Any], Any]
     ) -> int:
-        """Begins an operation and returns its handle.
+        """Starts an operation, and returns its handle.
 
         Args:
-            kind: What it is, in a word; operations of two kinds may have one name.
-            name: What ranks are matched by; None: the how-manieth without a name it is.
-            process_set: Who takes part.
-            start: Begins the exchanges.
-            finish: Makes the operation's result from theirs: from the one, or from a list of several.
+            kind: The kind of operation; operations of different kinds can have the same name.
+            name: Matches the operation across ranks; None: a counter of the operations without a name.
+            process_set: The ranks that take part.
+            start: Starts the exchanges.
+            finish: Computes the operation's result from the result of one exchange, or the list of several.
 
         Raises:
-            ValueError: This rank takes no part, or the name is taken.
-            HorovodInternalError: It could not begin.
+            ValueError: This rank is not a member of the set, or an operation with this name is running.
+            HorovodInternalError: The operation could not start.
         """
         if self.communicator.late and not self.generation:
             raise HorovodInternalError(
-                "this worker joined a job that was running: only what is under hvd.elastic.run lets it in"
+                "this worker joined a running job; call operations only within hvd.elastic.run"
             )
         process_set.check_included()
         full = self._full_name(kind, name, process_set)
@@ -109,13 +108,13 @@ class World:
         if name is None:
             self._unnamed[kind, ranks] += 1
             name = f"noname.{self._unnamed[kind, ranks]}"
-        # Sets that share no rank may use one name at a time.
+        # Disjoint sets can use the same name at the same time.
         among = f"[{','.join(map(str, ranks))}]" if ranks else ""
         since = f"{self.generation}:" if self.generation else ""
         return f"{since}{kind}.{name}{among}"
 
     def change_members(self, members: tuple[int, ...], generation: int) -> None:
-        """Goes on with others; what was under way is forgotten, and process sets must be added anew."""
+        """Replaces the members. Running operations are dropped, and process sets must be added again."""
         self.members, self.generation = members, generation
         self.group = Group(members, self.communicator.rank, self.communicator.size)
         self.handles = Handles()
@@ -135,7 +134,7 @@ _of_thread: ContextVar[World | None] = ContextVar("world", default=None)
 
 
 def enter(world: World | None, *, thread: bool = False) -> None:
-    """Makes `world` the one that the functions here mean: everywhere, or in this thread alone."""
+    """Makes `world` the current world: in the whole process, or only in this thread."""
     global _of_process
     if thread:
         _of_thread.set(world)
@@ -144,15 +143,15 @@ def enter(world: World | None, *, thread: bool = False) -> None:
 
 
 def started() -> World | None:
-    """The world, if there is one."""
+    """Returns the current world; None without one."""
     return _of_thread.get() or _of_process
 
 
 def current() -> World:
-    """The world that `init` made.
+    """Returns the current world.
 
     Raises:
-        Refused: There is none.
+        Refused: `init` was not called.
     """
     world = started()
     if world is None:
