@@ -1,1 +1,1 @@
-"""How long one exchange takes, beside others' and beside the machine's limits: `ps-worker bench`."""
+"""`ps-worker bench`: times one exchange, and compares it with peers and with the machine's limits."""

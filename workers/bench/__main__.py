@@ -1,4 +1,4 @@
-"""`python -m hubring.workers.bench` is `ps-worker bench`."""
+"""`python -m hubring.workers.bench` runs `ps-worker bench`."""
 
 from hubring.workers.bench.cli import main
 

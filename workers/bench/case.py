@@ -1,8 +1,8 @@
-"""One exchange, timed on all rows in turns.
+"""Times one exchange on all rows, in turns.
 
-All processes of all rows live at once, on one host. In every round each row has
-a turn of a few steps while the others are blocked; each round begins with
-another row, and the first one warms up and does not count.
+The processes of all rows run at the same time on one host. In each round every row has a turn of a few
+steps, while the other rows are blocked. Each round starts with another row. The first round is a warm-up and
+does not count.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from hubring.workers.compare.run.process import Processes
 from hubring.workers.compare.run.runner import clean_environment
 
 TURN_SECONDS = 0.6
-"""A turn has no more steps than fit into this, or slow rows would take most of the bench's time."""
+"""Maximum length of a turn, so that slow rows do not take most of the bench's time."""
 
 
 class Case(NamedTuple):
-    """What is exchanged, by how many ranks, and stepped how."""
+    """The number of ranks, the shape and the optimizer of an exchange."""
 
     n: int
     shape: str
@@ -43,16 +43,16 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How cases are run.
+    """The settings of a run.
 
     Attributes:
         rows: The rows, in the table's order.
         rounds: Turns of every row that count.
-        steps: Steps of a turn; None: as many as the shape wants, fewer of what is slow.
-        shards: Of a hub that is not colocated; None: as many as are the row's own.
-        megabytes: Size of the shape `flat`, MiB.
-        bucket_bytes: What is handed over at once.
-        timeout: Seconds that all rows of a case may take.
+        steps: Steps per turn; None: the shape's default, fewer for slow rows.
+        shards: Shards of a hub without colocated shards; None: the row's default.
+        megabytes: Size of the shape `flat` in MiB.
+        bucket_bytes: Bucket size in bytes.
+        timeout: Seconds within which all rows of a case must finish.
         stamp: An entry's `machine`, `date` and `commit`.
     """
 
@@ -66,15 +66,15 @@ class Plan:
     stamp: Mapping[str, str]
 
     def run(self, case: Case) -> list[Entry]:
-        """Times a case; one entry for every row.
+        """Times a case, and returns one entry for each row.
 
         Raises:
-            UsageError: No row takes part in it.
-            ProcessFailed: A process failed; shows the end of its log.
-            DeadlineExceeded: It took longer than the timeout.
+            UsageError: No row supports the case.
+            ProcessFailed: A process failed. The message holds the end of its log.
+            DeadlineExceeded: The case took longer than the timeout.
         """
         with ExitStack() as stack:
-            # Short, as a socket's path may have 107 characters.
+            # A short prefix: the path of a socket can have at most 107 characters.
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             environment = clean_environment(_threads(case))
             processes = stack.enter_context(Processes(place, environment, self.timeout))
@@ -93,7 +93,7 @@ class Plan:
         if not rows:
             names = ", ".join(row.name for row in self.rows)
             raise UsageError(
-                f"--rows: nothing of {names} takes part in {case.shape}; leave --rows out for all"
+                f"--rows {names}: none of these rows supports the shape {case.shape}; remove --rows"
             )
         return rows
 
@@ -114,7 +114,7 @@ class Plan:
         return Team(row, job, self.shards, processes, self.timeout)
 
     def _rounds(self, teams: Sequence[Team], steps: int) -> list[list[Turn]]:
-        """Every team's turns but the first, which tells how many steps the others have."""
+        """Returns every team's turns without the first, which sets the number of steps of the others."""
         warm = [team.turn(self.steps or steps) for team in teams]
         lengths = [self.steps or fitting(turn, steps) for turn in warm]
         turns: list[list[Turn]] = [[] for _ in teams]
@@ -144,7 +144,7 @@ class Plan:
 
 
 def takes_part(row: Row, shape: Shape) -> bool:
-    """Whether a row can exchange such a model; compressed rows do so only beside their own wire's others."""
+    """Whether a row supports a shape. Compressed rows run only with the rows of the same wire."""
     if shape.trained:
         return bool(row.training) and not row.codec
     if shape.coded:
@@ -153,12 +153,12 @@ def takes_part(row: Row, shape: Shape) -> bool:
 
 
 def fitting(warm: Turn, steps: int) -> int:
-    """As many of the steps as a turn has time for, at least one."""
+    """Returns the number of steps that fit into a turn, at least one."""
     return max(1, min(steps, round(TURN_SECONDS / min(warm.seconds))))
 
 
 def _threads(case: Case) -> int:
-    """Every process of every row has its rank's share of the cores, and no more."""
+    """Returns the threads of each process: one rank's share of the cores."""
     return max(1, machine.cores() // case.n)
 
 

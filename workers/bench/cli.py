@@ -1,6 +1,6 @@
-"""`ps-worker bench`: times one exchange of a whole model, peers and limits beside it.
+"""`ps-worker bench`: times one exchange of a whole model, and compares it with peers and limits.
 
-Only typer is imported here, so that `--help` answers at once.
+This module imports only typer, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -36,39 +36,48 @@ STANDARD = (
 
 def _rows_help() -> str:
     lines = [f"{row.name:<15} {row.about}" for row in ROWS.values()]
-    return "\n".join(["\b", "Rows:", *lines])  # \b: not to be wrapped
+    return "\n".join(["\b", "Rows:", *lines])  # \b: click does not wrap the text
 
 
 @app.command(epilog=_rows_help())
 def bench(
     cases: Annotated[
-        str | None, typer.Option(help="ranks:shape:optimizer, by comma [the standard set]")
+        str | None,
+        typer.Option(help="RANKS:SHAPE:OPTIMIZER, separated by commas [default: the standard cases]"),
     ] = None,
-    rows: Annotated[str | None, typer.Option(help="which ways, by comma [all that this machine has]")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="turns of every row that count")] = 5,
-    steps: Annotated[int | None, typer.Option(min=1, help="of a turn [3, or what fits]")] = None,
-    shards: Annotated[int | None, typer.Option(min=1, help="of every hub [hub-shm 2, others 1]")] = None,
-    megabytes: Annotated[int, typer.Option(min=1, help="MiB of float32 in the shape flat")] = 100,
+    rows: Annotated[
+        str | None, typer.Option(help="rows, separated by commas [default: all that this machine supports]")
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="timed turns of each row")] = 5,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="steps per turn [default: 3, or as many as fit]")
+    ] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="shards of each hub [default: 2 for hub-shm, 1 for others]")
+    ] = None,
+    megabytes: Annotated[int, typer.Option(min=1, help="size of the shape flat, in MiB of float32")] = 100,
     bucket_bytes: Annotated[
-        int, typer.Option(min=4096, help="handed over at once [hubs that do not train: all]")
+        int, typer.Option(min=4096, help="bucket size; without training, a hub uses one bucket")
     ] = 25 * 2**20,
-    timeout: Annotated[float, typer.Option(help="seconds that one case may take")] = 900.0,
-    out: Annotated[Path | None, typer.Option(help="file to write [results/bench-DATE.json]")] = None,
+    timeout: Annotated[float, typer.Option(help="seconds within which one case must finish")] = 900.0,
+    out: Annotated[
+        Path | None, typer.Option(help="file for the results [default: results/bench-DATE.json]")
+    ] = None,
     summary: Annotated[
         Path | None, typer.Option(help="measure nothing: print the tables of this file")
     ] = None,
     into: Annotated[Path | None, typer.Option(help="with --summary: write the tables into this page")] = None,
 ) -> None:
-    """Time one exchange of a model: push, mean, optimizer, parameters back in every worker.
+    """Time one exchange of a model: push the gradients, average, step, and pull the parameters.
 
-    Peers, our modes and the limits of memory and sockets take turns in one run.
-    Shapes: flat, resnet50, thousand, thousand-flat, lone; coded has the compressed rows;
-    digits and mlp are whole training steps. Optimizers: sgd, adam. Ends with 1 if a single
-    element came out wrong.
+    Hubring's topologies, peers, and the limits of memory and sockets take turns in one run.
+    Shapes: flat, resnet50, thousand, thousand-flat, lone; coded for the compressed rows;
+    digits and mlp for whole training steps. Optimizers: sgd, adam. The command exits with 1 if any
+    element is wrong.
     """
-    told = dict(locals())
-    shown = told.pop("summary"), told.pop("into")
-    act = partial(_show, *shown) if shown[0] else partial(_measure, **told)
+    given = dict(locals())
+    shown = given.pop("summary"), given.pop("into")
+    act = partial(_show, *shown) if shown[0] else partial(_measure, **given)
     raise SystemExit(terminal.conclude("ps-worker bench", act))
 
 
@@ -95,7 +104,7 @@ def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) 
     from hubring.workers.bench.report.summary import render
     from hubring.workers.bench.report.table import HEAD
 
-    rest_threads()  # or they would spin, after the bench's own loops, on the cores of the step timed next
+    rest_threads()  # otherwise OpenMP threads spin on the cores of the next timed step
     plan, chosen = Plan(rows=rows_of(rows), stamp=_stamp(), **how), cases_of(cases)
     out = out or Path("results") / f"bench-{datetime.now():%Y-%m-%d-%H%M%S}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -105,7 +114,7 @@ def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) 
         for each in plan.run(case):
             print(each, file=sys.stderr)
             entries.append(each)
-        # After every case: whoever stops the bench keeps what it has.
+        # Write after each case, so that an interrupted bench keeps its results.
         out.write_text(json.dumps([each.as_json() for each in entries], indent=1) + "\n")
     print(f"\n{render([each.as_json() for each in entries])}", file=sys.stderr)
     wrong = sum(each.wrong for each in entries)
@@ -113,10 +122,10 @@ def _measure(cases: str | None, out: Path | None, rows: str | None, **how: Any) 
 
 
 def rows_of(names: str | None) -> list[Row]:
-    """The rows asked for, or all that this machine has; says which it has not.
+    """Returns the named rows, or all that this machine supports; prints the rows that it leaves out.
 
     Raises:
-        UsageError: One was asked for that does not exist, or cannot be had here.
+        UsageError: A named row does not exist, or this machine does not support it.
     """
     from hubring.ps.core.errors import UsageError
     from hubring.workers.bench.rows.row import select
@@ -126,12 +135,12 @@ def rows_of(names: str | None) -> list[Row]:
     if names and lacks:
         raise UsageError("; ".join(f"--rows {name}: {lack}" for name, lack in lacks.items()))
     for name, lack in lacks.items():
-        print(f"without {name}: {lack}", file=sys.stderr)
+        print(f"skipping {name}: {lack}", file=sys.stderr)
     return [row for row in chosen if row.name not in lacks]
 
 
 def _stamp() -> dict[str, str]:
-    """What is measured, where and when, as an `Entry` has it."""
+    """Returns an `Entry`'s machine, date and commit."""
     from hubring.workers.compare.run import machine
 
     found = machine.describe()
@@ -141,7 +150,7 @@ def _stamp() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Of the code that is measured, marked where files differ from it; empty where git does not tell."""
+    """Returns the commit of the measured code, with `-dirty` if files differ; empty without git."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude", "*"]
     if which("git") is None:
         return ""
@@ -149,10 +158,10 @@ def _commit() -> str:
 
 
 def cases_of(text: str | None) -> list[Case]:
-    """What `--cases` asks for.
+    """Parses `--cases`.
 
     Raises:
-        UsageError: A word of it is no case.
+        UsageError: A case is malformed, or a shape is unknown.
     """
     from hubring.ps.core.errors import UsageError
     from hubring.workers.bench import shapes
@@ -165,5 +174,7 @@ def cases_of(text: str | None) -> list[Case]:
                 shapes.find(shape)
                 cases.append(Case(int(n), shape, optimizer))
             case _:
-                raise UsageError(f"--cases: {word!r} is not RANKS:SHAPE:OPTIMIZER, as in 2:resnet50:adam")
+                raise UsageError(
+                    f"--cases: {word!r}: expected RANKS:SHAPE:OPTIMIZER, for example 2:resnet50:adam"
+                )
     return cases

@@ -1,9 +1,8 @@
-"""What compression costs on one core and what it saves: `python -m hubring.workers.bench.codecs`.
+"""Cost and ratio of each codec on one core: `python -m hubring.workers.bench.codecs`.
 
-Every codec codes the same gradients of 100 MB (25 million float32, normal) in
-slices of 4 MB, as the hub's plan cuts them, with error feedback where training
-uses it. Codecs take turns; a first round warms up and does not count. On one
-core of an AMD EPYC with AVX-512, shared with other processes, that gave:
+Every codec encodes the same gradients of 100 MB (25 million float32, normal) in slices of 4 MB, like the
+hub's plan, with error feedback where training uses it. Codecs take turns. The first round is a warm-up and
+does not count. Results on one core of an AMD EPYC with AVX-512, shared with other processes:
 
     codec          ratio   encode      min   decode      min
                              (ms)     (ms)     (ms)     (ms)
@@ -16,11 +15,10 @@ core of an AMD EPYC with AVX-512, shared with other processes, that gave:
     topk:0.001     500.0     59.5     46.6      5.0      5.0
     powersgd:4     125.0     79.4     79.1     18.7     18.2
 
-`encode` is what a worker does before it sends; `decode` is done once for every
-contribution by a shard, and once by each worker where means come back coded.
-PowerSGD has 25 matrices of 1000 x 1000; its `encode` is the making of both
-factors, its `decode` the product and what is left over. The time is memory's: a
-copy of the same bytes stands in the first row.
+A worker runs `encode` before it sends. A shard runs `decode` once for every contribution, and each worker
+runs it once if means return compressed. PowerSGD has 25 matrices of 1000 x 1000; its `encode` computes both
+factors, its `decode` the product and the residual. Memory bandwidth limits the time: the first row is a copy
+of the same bytes.
 """
 
 from __future__ import annotations
@@ -74,21 +72,21 @@ HEAD = (
 
 
 class Copy:
-    """What cannot be beaten: the bytes, once there and once back."""
+    """The lower limit: one copy of the bytes in each direction."""
 
     def __init__(self, gradients: Tensor, out: Tensor) -> None:
         self.nbytes = gradients.nbytes
         self._gradients, self._out = gradients, out
 
     def encode(self) -> None:
-        """One copy."""
+        """Copies the gradients."""
         self._out.copy_(self._gradients)
 
     decode = encode
 
 
 class Sliced:
-    """A codec on slices, as a worker and a shard use it."""
+    """A codec on slices, as in a worker and a shard."""
 
     def __init__(self, name: str, gradients: Tensor, out: Tensor) -> None:
         self._codec = by_name(name)
@@ -103,7 +101,7 @@ class Sliced:
         return ErrorFeedback(self._codec, SIDE * SIDE, torch.float32)
 
     def encode(self) -> None:
-        """Codes every slice, and keeps what did not fit."""
+        """Encodes every slice, and stores the error."""
         for source, _, payload, feedback in self._slices:
             feedback.encode(source, payload)
 
@@ -114,7 +112,7 @@ class Sliced:
 
 
 class Factored:
-    """PowerSGD, whose mean over one rank is that rank's."""
+    """PowerSGD with one rank."""
 
     def __init__(self, name: str, gradients: Tensor) -> None:
         tensors = tuple(TensorSpec(f"matrix {index}", (SIDE, SIDE)) for index in range(MATRICES))
@@ -126,22 +124,22 @@ class Factored:
         self.nbytes = sum(phase.nbytes for phase in self._mean.phases)
 
     def encode(self) -> None:
-        """Makes the Ps, then the Qs."""
+        """Computes the P factors, then the Q factors."""
         self._mean.project()
         self._mean.refine()
 
     def decode(self) -> None:
-        """Makes the gradients."""
+        """Computes the gradients from the factors."""
         self._mean.rebuild()
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Prints the table, and a list of its rows as JSON as the last line."""
+    """Prints the table, and its rows as JSON in the last line."""
     parser = argparse.ArgumentParser(
         prog="python -m hubring.workers.bench.codecs", description="Time the codecs."
     )
-    parser.add_argument("--rounds", type=int, default=9, help="turns of every codec that count [9]")
-    parser.add_argument("--codecs", nargs="+", default=CODECS, help="which, as --compress takes them")
+    parser.add_argument("--rounds", type=int, default=9, help="timed turns of each codec [default: 9]")
+    parser.add_argument("--codecs", nargs="+", default=CODECS, help="codecs, as for --compress")
     options = parser.parse_args(argv)
     costs = measure(options.codecs, options.rounds)
     print(HEAD, *costs, sep="\n")

@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported torch already.
+"""Processes that are forked from a process with torch imported.
 
-A fresh Python takes more than two seconds of processor time until it holds an
-optimizer, and a case has thirty processes.
+A new Python process needs more than two seconds of CPU time before it has an optimizer, and a case has thirty
+processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hubring.ps.process.command import module_command
 from hubring.workers.compare.run.process import RunProcess
 
 _SERVER = multiprocessing.get_context("forkserver")
-# torch._dynamo comes with the first optimizer, and is half of the time.
+# The first optimizer imports torch._dynamo, which is half of that time.
 _SERVER.set_forkserver_preload(
     [
         "torch._dynamo",
@@ -31,7 +31,7 @@ _SERVER.set_forkserver_preload(
 
 
 class Forked(RunProcess):
-    """A child in which a module's `main()` runs, as `python -m MODULE ARGUMENTS` would; see `RunProcess`."""
+    """A child that runs a module's `main()`, like `python -m MODULE ARGUMENTS`; see `RunProcess`."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class Forked(RunProcess):
     ) -> None:
         super().__init__(name, module_command(module, *arguments), directory)
         self.err.touch()
-        told = (module, list(arguments), str(self.out), str(self.err), dict(environment))
-        self._forked = _SERVER.Process(target=_run, args=told, daemon=True)
+        passed = (module, list(arguments), str(self.out), str(self.err), dict(environment))
+        self._forked = _SERVER.Process(target=_run, args=passed, daemon=True)
         self._forked.start()
 
     @property
@@ -67,7 +67,7 @@ class Forked(RunProcess):
 
 
 def _run(module: str, arguments: list[str], out: str, err: str, environment: dict[str, str]) -> None:
-    """In the child: makes it what a fresh process would be, then runs the module."""
+    """In the child: sets the child up like a new process, then runs the module."""
     import torch
 
     os.setsid()
@@ -75,6 +75,6 @@ def _run(module: str, arguments: list[str], out: str, err: str, environment: dic
         with open(path, "wb") as file:
             os.dup2(file.fileno(), target)
     become(environment)
-    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # read at the import, which was elsewhere
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))  # torch read the fork server's value at import
     sys.argv = [module, *arguments]
     import_module(module).main()

@@ -1,4 +1,4 @@
-"""This machine's GPUs: whether there are any, and which one a rank has."""
+"""This machine's GPUs, and the GPU of each rank."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def missing() -> str:
-    """Why nothing can run on a GPU here; empty where it can."""
-    import torch  # late: rows are listed without it
+    """Returns why rows cannot run on a GPU; empty if they can."""
+    import torch  # imported here so that listing the rows does not import torch
 
-    return "" if torch.cuda.is_available() else "torch finds no CUDA device here"
+    return "" if torch.cuda.is_available() else "torch finds no CUDA device on this host"
 
 
 def count() -> int:
-    """How many GPUs torch finds."""
+    """Returns the number of GPUs that torch finds."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def variables(rank: int, size: int, gpus: int, environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of one of `size` ranks, where there are fewer GPUs than ranks; else none.
+    """Returns the environment variables of a rank if there are fewer GPUs than ranks; otherwise none.
 
-    All ranks use the first GPU then. NCCL refuses two ranks of one host on one GPU: each claims a host of
-    its own.
+    In that case all ranks use the first GPU. NCCL refuses two ranks of one host on one GPU, so each rank gets
+    a different NCCL_HOSTID.
     """
     if gpus >= size:
         return {}

@@ -1,4 +1,4 @@
-"""What a member of a row is told of the exchange that it takes part in."""
+"""The description of an exchange for the members of a row."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hubring.workers.peers.seat import Seat
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One model, exchanged by `size` ranks; travels as a JSON argument.
+    """One model that `size` ranks exchange; passed as a JSON argument.
 
     Attributes:
         shape: A name from `shapes.SHAPES`.
         optimizer: A name from `rows.model.OPTIMIZERS`.
-        size: How many ranks there are.
-        directory: Where the row's members, and its server, find each other.
-        megabytes: MiB of the shape `flat`.
-        bucket_bytes: What is handed over at once.
-        slice_bytes: What travels at once.
-        codec: What gradients are compressed with; empty: nothing.
-        device: Where the ranks' tensors are, as torch names it.
+        size: Number of ranks.
+        directory: Folder in which the row's members and server find each other.
+        megabytes: Size of the shape `flat` in MiB.
+        bucket_bytes: Bucket size in bytes.
+        slice_bytes: Slice size in bytes.
+        codec: Codec of the gradients; empty: no compression.
+        device: torch device of the ranks' tensors.
     """
 
     shape: str
@@ -39,17 +39,17 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def tensors(self) -> list[Dims]:
-        """Every parameter's dimensions."""
+        """The dimensions of every parameter."""
         return shapes.find(self.shape).tensors(self.megabytes)
 
     @property
     def nbytes(self) -> int:
-        """Size of the model in float32."""
+        """Size of the model in bytes of float32."""
         return shapes.nbytes(self.shape, self.megabytes)
 
     @property
     def trained(self) -> bool:
-        """Whether whole training steps are taken."""
+        """Whether the shape is timed with whole training steps."""
         return shapes.find(self.shape).trained
 
     @property
@@ -59,24 +59,24 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def meet(self) -> Path:
-        """The file by which the members of a peer's group find each other."""
+        """The rendezvous file of a peer's group."""
         return self.place / "store"
 
     @property
     def control(self) -> Path:
-        """The socket at which the bench listens for the row's members."""
+        """The socket on which the bench listens for the row's members."""
         return self.place / "control"
 
     def seat(self, rank: int) -> Seat:
-        """A rank's place in a peer's group, which has one server if any."""
+        """Returns a rank's seat in a peer's group, which has at most one server."""
         backend: Literal["gloo", "nccl"] = "nccl" if self.device == "cuda" else "gloo"
         return Seat(rank=rank, size=self.size, meet=str(self.meet), servers=1, backend=backend)
 
     def encode(self) -> str:
-        """The job as an argument of a command."""
+        """Returns the job as a command-line argument."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def decode(cls, argument: str) -> Job:
-        """What `encode` made an argument of."""
+        """Parses the result of `encode`."""
         return msgspec.json.decode(argument, type=cls)

@@ -1,8 +1,7 @@
-"""What the bench and its members say to each other: lines of text over a Unix socket.
+"""The protocol between the bench and its members: lines of text over a Unix socket.
 
-A socket rather than standard input, since `mpirun` keeps the latter of all ranks
-but one for itself. Whoever waits for a line is blocked, so that a row whose turn
-it is not takes no time from the others.
+Standard input does not work, since `mpirun` forwards it only to one rank. A process that waits for a line is
+blocked, so that a row takes no CPU time during the turns of other rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from hubring.ps.core.errors import ConnectionLost, DeadlineExceeded
 
 
 class Line:
-    """One end of a conversation; owns the socket."""
+    """One end of a connection; owns the socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -22,7 +21,7 @@ class Line:
 
     @classmethod
     def dial(cls, path: Path) -> Line:
-        """Connects to whoever listens at `path`."""
+        """Connects to the socket at `path`."""
         dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         dialled.connect(str(path))
         return cls(dialled)
@@ -31,33 +30,33 @@ class Line:
         """Sends one line.
 
         Raises:
-            ConnectionLost: Nobody is there any more.
+            ConnectionLost: The other end has closed.
         """
         try:
             self._socket.sendall(f"{text}\n".encode())
         except (BrokenPipeError, ConnectionResetError) as cause:
-            raise ConnectionLost("the other end has closed the line") from cause
+            raise ConnectionLost("the other end of the socket is closed") from cause
 
     def hear(self, timeout: float | None = None) -> str:
-        """The next line, waited for.
+        """Waits for the next line, and returns it.
 
         Raises:
             ConnectionLost: The other end has closed.
-            DeadlineExceeded: None came within `timeout` seconds; the line is of no use after that.
+            DeadlineExceeded: No line arrived within `timeout` seconds. Do not use the object after that.
         """
         self._socket.settimeout(timeout)
         try:
             line = self._reader.readline()
             self._socket.settimeout(None)
         except TimeoutError as cause:
-            raise DeadlineExceeded(f"no answer within {timeout:g} s (--timeout)") from cause
+            raise DeadlineExceeded(f"a member did not answer within {timeout:g} s (--timeout)") from cause
         except ConnectionResetError:
             line = ""
         if not line:
-            raise ConnectionLost("the other end has closed the line")
+            raise ConnectionLost("the other end of the socket is closed")
         return line.rstrip("\n")
 
     def close(self) -> None:
-        """Ends the conversation."""
+        """Closes the connection."""
         self._reader.close()
         self._socket.close()

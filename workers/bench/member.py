@@ -1,13 +1,15 @@
-"""One process of one row: it steps when told to, and says how long that took.
+"""One process of one row: it takes steps on request, and reports the time of each.
 
     python -m hubring.workers.bench.member MODULE:CLASS JOB RANK
 
-An order is `STEPS alone` or `STEPS together`. Before each step the member fills
-in the gradients, or reads a batch; together, it then says `ready` and steps when it hears `go`, as
-all ranks do at once: so neither MPI's barrier, which spins, nor a hub's, which
-costs a round, weighs on one row more than on another. After the step it says `stepped` and hears `go` once
-all have: who is through early must not take a core, for its next gradients, from those who are timed still.
-The answer is a line of JSON: every step's seconds, how many elements are wrong, and the parameters' digest.
+A request is `STEPS alone` or `STEPS together`. Before each step the member writes the gradients, or reads a
+batch. With `together` the member then sends `ready` and waits for `go`, so that all ranks start at the same
+time. This replaces a row's own barrier: MPI's barrier spins and a hub's costs a round, which would favour
+some rows. After the step the member sends `stepped`, and waits for `go` until all ranks have stepped. So an
+early rank does not take a core for its next gradients from ranks that are still timed.
+
+The answer is a line of JSON: the seconds of every step, the number of wrong elements, and the parameters'
+digest.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from hubring.workers.bench.rows.row_member import Side
 
 
 class Member:
-    """Steps a side, and knows what must come out.
+    """Takes steps on request, and checks the results.
 
     Args:
-        side: How the row exchanges.
-        line: Where orders come from.
+        side: The row's exchange.
+        line: The connection to the bench.
     """
 
     def __init__(self, side: Side, line: Line) -> None:
@@ -36,7 +38,7 @@ class Member:
         self._line = line
 
     def serve(self) -> None:
-        """Obeys until the bench closes the line."""
+        """Serves requests until the bench closes the connection."""
         while True:
             try:
                 steps, how = self._line.hear().split()
@@ -51,7 +53,7 @@ class Member:
         for rank in self._side.ranks:
             self._side.check.write(self._side.gradients(rank), rank)
         self._side.prepare()
-        self._side.await_device()  # its backlog is no part of the step
+        self._side.await_device()  # queued work is not part of the step
         if together:
             self._await("ready")
         began = time.perf_counter()
@@ -63,20 +65,20 @@ class Member:
         self._side.check.advance()
         return seconds
 
-    def _await(self, said: str) -> None:
-        """Says how far it is, and blocks until all ranks have said so."""
-        self._line.tell(said)
+    def _await(self, state: str) -> None:
+        """Sends the state, and blocks until all ranks have sent it."""
+        self._line.tell(state)
         self._line.hear()
 
 
 def main() -> None:
-    """Takes part until the bench closes the line."""
+    """Runs a member until the bench closes the connection."""
     side, argument, rank = sys.argv[1:]
     job = Job.decode(argument)
     module, _, name = side.partition(":")
-    taken: Side = getattr(import_module(module), name)(job, int(rank))
-    Member(taken, Line.dial(job.control)).serve()
-    taken.close()
+    exchange: Side = getattr(import_module(module), name)(job, int(rank))
+    Member(exchange, Line.dial(job.control)).serve()
+    exchange.close()
 
 
 if __name__ == "__main__":

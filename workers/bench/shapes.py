@@ -1,4 +1,4 @@
-"""The models that are exchanged, as the shapes of their parameters."""
+"""The models of the bench, as the shapes of their parameters."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Shape(NamedTuple):
     """One model.
 
     Attributes:
-        about: What it stands for.
-        tensors: Makes every parameter's dimensions, given the MiB that `flat` is to have.
-        steps: Taken in one turn: as many as last about as long as those of the others.
-        trained: Whole training steps are taken, not only the exchange.
-        coded: The wires that have compressed rows are compared with and without.
+        about: One-line description.
+        tensors: Returns every parameter's dimensions, given the size of `flat` in MiB.
+        steps: Steps per turn, chosen so that turns of all shapes take about the same time.
+        trained: Whether whole training steps are timed, not only the exchange.
+        coded: Whether the wires with compressed rows are compared with and without compression.
     """
 
     about: str
@@ -35,11 +35,11 @@ class Shape(NamedTuple):
 MLP = (1024, 4096, 1000)
 """Inputs, hidden units of two layers, outputs: 25,076,712 parameters."""
 SAMPLES = {"digits": 32, "mlp": 16}
-"""In one rank's share of a batch."""
+"""Samples in one rank's share of a batch."""
 
 
 def resnet50() -> list[Dims]:
-    """The 161 parameters of ResNet-50 in order of registration (He et al., CVPR 2016; torchvision's v1.5)."""
+    """Returns the 161 parameters of ResNet-50 in registration order (He et al., 2016; torchvision's v1.5)."""
     tensors: list[Dims] = [(64, 3, 7, 7), (64,), (64,)]
     channels = 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
@@ -55,18 +55,18 @@ def resnet50() -> list[Dims]:
 
 
 def mlp() -> list[Dims]:
-    """Weights and biases of the perceptron."""
+    """Returns weights and biases of the perceptron."""
     first, hidden, last = MLP
     return [(hidden, first), (hidden,), (hidden, hidden), (hidden,), (last, hidden), (last,)]
 
 
 def digits() -> list[Dims]:
-    """The parameters of the job `digits`'s network."""
+    """Returns the parameters of the network of the job `digits`."""
     return [(16, 1, 3, 3), (16,), (32, 16, 3, 3), (32,), (10, 512), (10,)]
 
 
 def flat(megabytes: int) -> list[Dims]:
-    """One tensor."""
+    """Returns one tensor."""
     return [(megabytes * MEBI // FLOAT_BYTES,)]
 
 
@@ -83,16 +83,16 @@ SHAPES = {
 
 
 def find(name: str) -> Shape:
-    """The shape of that name.
+    """Returns the shape with this name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No shape has this name.
     """
     if name not in SHAPES:
-        raise UsageError(f"--cases: there is no shape {name!r}; there are {', '.join(SHAPES)}")
+        raise UsageError(f"--cases: no shape {name!r}; expected one of {', '.join(SHAPES)}")
     return SHAPES[name]
 
 
 def nbytes(name: str, megabytes: int) -> int:
-    """Size of a model in float32."""
+    """Returns the size of a model in bytes of float32."""
     return FLOAT_BYTES * sum(prod(dims) for dims in find(name).tensors(megabytes))

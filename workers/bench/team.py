@@ -1,4 +1,4 @@
-"""All processes of one row, which wait until it is their turn."""
+"""The processes of one row, which wait for their turn."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from hubring.workers.compare.run.process import Process, Processes, ProcessFaile
 from hubring.workers.compare.run.runner import await_address
 from hubring.workers.peers.rows import mpirun
 
-# Not imported: only the rows' processes need it.
+# Not imported, since only the rows' processes need this module.
 MEMBER = "hubring.workers.bench.member"
 
 
 class Turn(NamedTuple):
-    """What one turn gave: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
+    """The result of a turn: the slowest rank's seconds of every step, and the wrong elements of all ranks."""
 
     seconds: list[float]
     wrong: int
 
 
 class Team:
-    """The members of one row, and its server if it has one, which starts at once.
+    """The members of one row, and its server, if any. The server starts immediately.
 
     Args:
-        row: Which row.
-        job: What its members are told; the directory is the row's own.
-        shards: Shards of a hub whose workers are not its shards; None: as many as are the row's own.
-        processes: Where they are started, and who ends them.
-        timeout: Seconds that one answer may take.
+        row: The row.
+        job: The job for the members; its directory belongs to this row.
+        shards: Shards of a hub without colocated shards; None: the row's default.
+        processes: Starts and ends the processes.
+        timeout: Seconds to wait for one answer.
     """
 
     def __init__(self, row: Row, job: Job, shards: int | None, processes: Processes, timeout: float) -> None:
@@ -65,7 +65,7 @@ class Team:
         self._started += self._members()
 
     def meet(self) -> None:
-        """Returns once every member has built its model and waits for orders; raises as `Processes.pause`."""
+        """Returns once every member waits for requests; raises as `Processes.pause`."""
         while len(self._lines) < self._count:
             try:
                 self._lines.append(Line(self._listener.accept()[0]))
@@ -74,31 +74,29 @@ class Team:
         self._listener.close()
 
     def turn(self, steps: int) -> Turn:
-        """Lets all members take some steps together.
+        """Runs a turn of some steps on all members.
 
         Raises:
-            ProcessFailed: A member ended instead; shows the end of its log.
-            DeadlineExceeded: A member took too long.
+            ProcessFailed: A member ended during the turn. The message holds the end of the logs.
+            DeadlineExceeded: A member did not answer in time.
         """
         self._idle.end(self._cpu())
         try:
             replies = self._take(steps)
         except ConnectionLost as lost:
             tails = "\n".join(process.tail() for process in self._started)
-            raise ProcessFailed(
-                f"a member of {self.row.name} ended in the middle of a turn; {tails}"
-            ) from lost
+            raise ProcessFailed(f"a process of row {self.row.name} ended during a turn; {tails}") from lost
         self._idle.begin(self._cpu())
         seconds = [max(step) for step in zip(*(reply["seconds"] for reply in replies), strict=True)]
         return Turn(seconds, wrong_in(replies, self._job.nbytes // 4))
 
     @property
     def idle_cores(self) -> float:
-        """Cores that the row kept busy while others had their turn; should be about 0."""
+        """Cores that the row used during the turns of other rows; should be about 0."""
         return self._idle.cores
 
     def dismiss(self) -> None:
-        """Tells the members that no order will follow."""
+        """Closes the connections, which ends the members."""
         for line in self._lines:
             line.close()
 
@@ -116,11 +114,11 @@ class Team:
     def _cpu(self) -> float:
         return sum(cpu_seconds(each.pid) for each in self._started if each.pid is not None)
 
-    # How they start.
+    # The start of the processes.
 
     def _serve(self) -> RunProcess:
         size = ["--workers", str(self._job.size)]
-        if self.row.transport != "shm":  # over a wire as the limit has them; else as a script gets them
+        if self.row.transport != "shm":  # over a wire, the same slices as raw-tcp; otherwise the default
             size += ["--slice-bytes", str(self._job.slice_bytes)]
         shards = [] if self.row.colocated else ["--shards", str(max(1, self.shards))]
         flags = ["--no-page", "--once", "--port", "0", "--address-file", str(self._address), *size, *shards]
@@ -130,18 +128,18 @@ class Team:
     def _members(self) -> Iterator[RunProcess]:
         name, ranks = self.row.name, range(self._count)
         if self.row.peer is not None and self.row.peer.launched:
-            commands = [module_command(MEMBER, *self._told(rank)) for rank in ranks]
+            commands = [module_command(MEMBER, *self._arguments(rank)) for rank in ranks]
             yield self._processes.start(name, mpirun(commands))
             return
         if beside := self._beside():
             yield self._fork(f"{name} server", *beside)
         for rank in ranks:
             command = [MEMBER] if self.row.server is None else self._worker(rank)
-            start = self._fork if self.row.device == "cpu" else partial(self._afresh, rank)
-            yield start(f"{name} rank {rank}", *command, *self._told(rank))
+            start = self._fork if self.row.device == "cpu" else partial(self._spawn, rank)
+            yield start(f"{name} rank {rank}", *command, *self._arguments(rank))
 
     def _beside(self) -> list[str]:
-        """The module of a server that is no hub, and its arguments; empty where there is none."""
+        """Returns the module and arguments of a server that is not a hub; empty without one."""
         if self.row.peer is not None and self.row.peer.served:
             return self.row.peer.serve(self._job.size, self._job.meet)
         return [self.row.beside, self._job.encode()] if self.row.beside else []
@@ -150,14 +148,14 @@ class Team:
         place = self._processes.directory, self._processes.environment
         return self._processes.add(Forked(name, module, arguments, *place))
 
-    def _afresh(self, rank: int, name: str, module: str, *arguments: str) -> RunProcess:
-        """On a GPU: CUDA cannot be used in a fork if anything has begun it before."""
+    def _spawn(self, rank: int, name: str, module: str, *arguments: str) -> RunProcess:
+        """Starts a process for a GPU. A fork cannot use CUDA if its parent has initialized CUDA."""
         environment = self._processes.environment
         own = gpus.variables(rank, self._count, gpus.count(), environment)
         place = self._processes.directory, {**environment, **own}
         return self._processes.add(Process(name, module_command(module, *arguments), *place))
 
-    def _told(self, rank: int) -> list[str]:
+    def _arguments(self, rank: int) -> list[str]:
         side = self.row.training if self._job.trained else self.row.side
         return [f"hubring.workers.bench.rows.{side}", self._job.encode(), str(rank)]
 
@@ -169,20 +167,20 @@ class Team:
 
 
 def wrong_in(replies: Sequence[dict[str, Any]], numel: int) -> int:
-    """Wrong elements of all ranks; ranks whose digests differ have a whole model of them."""
+    """Returns the wrong elements of all ranks; each additional digest counts as a whole wrong model."""
     apart = len({reply["digest"] for reply in replies}) - 1
     return sum(int(reply["wrong"]) for reply in replies) + apart * numel
 
 
 def _shards(row: Row, size: int, asked: int | None) -> int:
-    """How many shards the row has: one a worker, those asked for, its own number, or none."""
+    """Returns the row's number of shards: one per worker, the requested number, the default, or 0."""
     if row.colocated:
         return size
     return (asked or row.shards) if row.transport else 0
 
 
 class _Idle:
-    """Adds up processor time between turns."""
+    """Sums CPU time between turns."""
 
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None

@@ -1,4 +1,4 @@
-"""Processor time of a child and all that it started."""
+"""CPU time of a child and its descendants."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds(session: int) -> float:
-    """Seconds of processor time that the living processes of a session have used.
+    """Returns the CPU seconds that the living processes of a session have used.
 
     Args:
-        session: Id of the session, which is the pid of the child that leads it.
+        session: Id of the session, which is the pid of its leader.
     """
     return sum(ticks for leader, ticks in _living() if leader == session) / _TICKS
 
 
 def _living() -> list[tuple[int, int]]:
-    """Session and used ticks of every process; see proc(5), /proc/pid/stat."""
+    """Returns session and used ticks of every process; see proc(5), /proc/pid/stat."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has just ended
+            continue  # the process has just ended
         found.append((int(fields[3]), int(fields[11]) + int(fields[12])))
     return found

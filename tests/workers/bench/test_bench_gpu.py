@@ -35,8 +35,8 @@ def test_rows_on_a_gpu_are_left_out_where_there_is_none(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not set(ON_GPU) & {row.name for row in cli.rows_of(None)}
-    assert f"without {name}: torch finds no CUDA device here\n" in capsys.readouterr().err
-    with pytest.raises(UsageError, match=f"--rows {name}: torch finds no CUDA device here"):
+    assert f"skipping {name}: torch finds no CUDA device on this host\n" in capsys.readouterr().err
+    with pytest.raises(UsageError, match=f"--rows {name}: torch finds no CUDA device on this host"):
         cli.rows_of(name)
 
 

@@ -141,5 +141,5 @@ def test_tables_replace_what_stood_between_the_markers(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
     file = tmp_path / "other.json"
     file.write_text(content)
-    with pytest.raises(ConfigError, match="is not what ps-worker bench wrote"):
+    with pytest.raises(ConfigError, match="is not a result file of ps-worker bench"):
         read(file)

@@ -1,1 +1,1 @@
-"""What the bench shows: the table of a run, the ratios that are wanted, and the tables of RESULTS.md."""
+"""The output of the bench: the table of a run, the target ratios, and the tables of RESULTS.md."""

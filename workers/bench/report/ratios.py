@@ -1,4 +1,4 @@
-"""What the bench must show: every ratio that is wanted, as measured, and whether it was reached."""
+"""The targets of the bench: each target ratio, the measured ratio, and whether the target is met."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 Entry = Mapping[str, Any]
-"""An object of the bench's JSON; `hubring.workers.bench.report.table.Entry` says what its fields mean."""
+"""An object of the bench's JSON; for the fields see `hubring.workers.bench.report.table.Entry`."""
 Case = tuple[int, str, str]
 """Ranks, shape, optimizer."""
 
@@ -17,7 +17,7 @@ MODELS = ("flat", "resnet50")
 OPTIMIZERS = ("sgd", "adam")
 SIZES = (1, 2, 4)
 FLAT_BYTES = 100 << 20
-"""What is wanted of the shape flat is wanted at this size."""
+"""The targets of the shape flat apply to this size."""
 
 
 class Times(NamedTuple):
@@ -27,7 +27,7 @@ class Times(NamedTuple):
     case: Case
 
     def of(self, entries: Sequence[Entry]) -> float | None:
-        """Its median, ms; None where it was not measured."""
+        """Returns the median in ms; None if it was not measured."""
         rows = BOUNDS if self.row == LIMIT else (self.row,)
         found = [
             each["median_ms"]
@@ -40,13 +40,13 @@ class Times(NamedTuple):
 
 
 class Target(NamedTuple):
-    """One quotient of times, or one time where there is no divisor.
+    """A target for a ratio of times, or for one time.
 
     Attributes:
-        over: What is divided.
-        under: What it is divided by; None: nothing, milliseconds are wanted.
-        wanted: The limit.
-        least: Whether at least so much is wanted; otherwise at most.
+        over: The dividend.
+        under: The divisor; None: the target is in milliseconds.
+        wanted: The target.
+        least: Whether the target is a minimum; otherwise it is a maximum.
     """
 
     over: Times
@@ -55,13 +55,13 @@ class Target(NamedTuple):
     least: bool = False
 
     def measured(self, entries: Sequence[Entry]) -> float | None:
-        """The quotient; None where a part of it was not measured."""
+        """Returns the measured ratio; None if a part was not measured."""
         over = self.over.of(entries)
         under = 1.0 if self.under is None else self.under.of(entries)
         return None if over is None or under is None else over / under
 
     def reached(self, measured: float) -> bool:
-        """Whether that is what was wanted."""
+        """Whether the measured value meets the target."""
         return measured >= self.wanted if self.least else measured <= self.wanted
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Target(NamedTuple):
 
 
 def targets() -> Iterator[Target]:
-    """All that is wanted, in the order in which it is shown."""
+    """Yields all targets, in the table's order."""
     for case in [(n, shape, optimizer) for shape in MODELS for optimizer in OPTIMIZERS for n in SIZES]:
         yield from _memory(case)
     for n in SIZES:
@@ -88,17 +88,17 @@ def targets() -> Iterator[Target]:
 
 
 def table(entries: Sequence[Entry]) -> str:
-    """Markdown; empty where no entry is part of what is wanted."""
+    """Returns a Markdown table; empty if no target was measured."""
     found = [(target, measured) for target in targets() if (measured := target.measured(entries)) is not None]
     lines = [_line(*each) for each in found]
-    head = "| case | ratio of medians | wanted | measured | reached |\n| --- | --- | ---: | ---: | --- |"
+    head = "| case | ratio of medians | target | measured | met |\n| --- | --- | ---: | ---: | --- |"
     return "\n".join([head, *lines]) if lines else ""
 
 
 def _memory(case: Case) -> Iterator[Target]:
-    """On one host: peers, the limit, and a hub whose workers are its shards."""
+    """Targets on one host: against peers, the memory limit, and a hub with colocated shards."""
     n = case[0]
-    if n > 1:  # a peer alone exchanges nothing
+    if n > 1:  # a peer with one rank exchanges nothing
         yield _target("gloo+sgd", "hub-shm", case, 7 if n == 4 else 5, least=True)
         yield _target("mpi", "hub-shm", case, 3, least=True)
     yield _target("hub-shm", LIMIT, case, 1.5)
@@ -107,7 +107,7 @@ def _memory(case: Case) -> Iterator[Target]:
 
 
 def _wire(case: Case) -> Iterator[Target]:
-    """Over sockets, one server each."""
+    """Targets over sockets, with one server each."""
     yield _target("hub-zmq", "raw-tcp", case, 1.25)
     yield _target("hub-grpc", "hub-zmq", case, 2.5)
 

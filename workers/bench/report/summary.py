@@ -1,4 +1,4 @@
-"""The tables in RESULTS.md, made from the bench's JSON."""
+"""The tables of RESULTS.md, rendered from the bench's JSON."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ EXCHANGED = ("peer", "limit")
 TRAINED = ("samples/s", "exposed ms", "peer")
 OVER_WIRE = ("hub-zmq", "hub-zmq-bf16", "hub-zmq-int8", "hub-grpc")
 NOTE = (
-    f"*peer*: how many times faster than `{PEER}` a row is, or than `{TRAINED_PEER}` where whole steps of"
-    " training are timed. *limit*: its time divided by the limit's, that is by"
-    f" `{WIRE_BOUND}` for {', '.join(f'`{row}`' for row in OVER_WIRE)}, by the faster of"
-    f" {' and '.join(f'`{row}`' for row in BOUNDS)} for all others."
-    " *exposed*: what a step takes beyond computing."
+    f"*peer*: the speedup over `{PEER}`, or over `{TRAINED_PEER}` for whole training steps."
+    f" *limit*: the row's time divided by the time of the limit, which is `{WIRE_BOUND}` for"
+    f" {', '.join(f'`{row}`' for row in OVER_WIRE)}, and the faster of"
+    f" {' and '.join(f'`{row}`' for row in BOUNDS)} for the other rows."
+    " *exposed*: the time of a step minus the time of a step without exchange."
 )
 ON_GPU = tuple(row.name for row in ROWS.values() if row.device == "cuda")
 GPU_BOUND = "bound-cuda"
-GPU_NOTE = f"On a GPU *limit* is by `{GPU_BOUND}`: for {', '.join(f'`{row}`' for row in ON_GPU)}."
+GPU_NOTE = f"For the rows on a GPU ({', '.join(f'`{row}`' for row in ON_GPU)}) the limit is `{GPU_BOUND}`."
 
-WANTED = "What is wanted of these times, and what came of it:"
+WANTED = "Targets and measured ratios:"
 
 
 def read(file: Path) -> list[Entry]:
-    """The entries of a run.
+    """Reads the entries of a run.
 
     Raises:
-        ConfigError: The file holds something else.
+        ConfigError: The file cannot be read, or is not a result file of the bench.
     """
     try:
         found: list[Entry] = json.loads(file.read_text())
     except (OSError, ValueError) as cause:
-        raise ConfigError(f"{file} is not what ps-worker bench wrote: {cause}") from cause
+        raise ConfigError(f"{file} is not a result file of ps-worker bench: {cause}") from cause
     if not found or not all("median_ms" in each for each in found):
-        raise ConfigError(f"{file} is not what ps-worker bench wrote: it holds no entry with median_ms")
+        raise ConfigError(f"{file} is not a result file of ps-worker bench: an entry has no median_ms")
     return found
 
 
 def render(entries: Sequence[Entry]) -> str:
-    """Markdown: for every shape and optimizer a table with columns for every number of ranks; then ratios."""
+    """Returns Markdown: a table for each shape and optimizer, then the target ratios."""
     kinds = dict.fromkeys(_kind(each) for each in entries)
     notes = [NOTE, GPU_NOTE] if any(each["row"] in ON_GPU for each in entries) else [NOTE]
     tables = [_table([each for each in entries if _kind(each) == kind]) for kind in kinds]
@@ -57,15 +57,15 @@ def render(entries: Sequence[Entry]) -> str:
 
 
 def put_into(readme: Path, text: str) -> None:
-    """Replaces what stands between the two markers.
+    """Replaces the text between the two markers.
 
     Raises:
-        ConfigError: The file has no such place.
+        ConfigError: The file does not have the markers.
     """
     before, begin, rest = readme.read_text().partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ConfigError(f"{readme} has no place for the tables: it needs the lines {BEGIN} and {END}")
+        raise ConfigError(f"{readme} has no place for the tables; add the lines {BEGIN} and {END}")
     readme.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
 
 
@@ -74,12 +74,12 @@ def _kind(entry: Entry) -> tuple[str, str]:
 
 
 def _setting(entries: Sequence[Entry]) -> str:
-    """Where and how it was measured, each fact once."""
+    """Returns where and how the entries were measured."""
     places = dict.fromkeys(f"{each['machine']}; {each['date']}{_commit(each)}" for each in entries)
     steps = [each["steps"] for each in entries]
     return (
-        f"Measured on {' and on '.join(places)}. Milliseconds a step as median (maximum - minimum) of"
-        f" {min(steps)} to {max(steps)} steps, rows taking turns; {_wrong(entries)}."
+        f"Measured on {' and on '.join(places)}. Milliseconds per step: median (maximum - minimum) of"
+        f" {min(steps)} to {max(steps)} steps; the rows take turns. {_wrong(entries)}."
     )
 
 
@@ -88,13 +88,14 @@ def _wrong(entries: Iterable[Entry]) -> str:
     if wrong:
         return f"{wrong} ELEMENTS WRONG"
     return (
-        "every element on every rank is what torch's own optimizer makes of the mean, up to rounding; trained"
-        " ones are near what one process comes to on rank 0, bit for bit the same on all"
+        "On every rank every element equals the result of torch's own optimizer on the mean gradient, up to"
+        " rounding. After training, rank 0's parameters are close to those of one process, and all ranks have"
+        " the same bits"
     )
 
 
 def _commit(entry: Entry) -> str:
-    """Results of older benches have none."""
+    """Returns the commit as a clause; empty for results of older benches, which have none."""
     commit = entry.get("commit", "")
     return f"; commit {commit}" if commit else ""
 
@@ -116,7 +117,7 @@ def _line(*cells: str) -> str:
 
 def _exchanged(found: Mapping[tuple[str, int], Entry], row: str, n: int) -> list[str]:
     entry = found.get((row, n))
-    # One rank alone exchanges nothing in a peer, so there is nothing to be faster than.
+    # A peer with one rank exchanges nothing, so there is no speedup.
     peer = found.get((PEER, n)) if n > 1 else None
     limits = (WIRE_BOUND,) if row in OVER_WIRE else (GPU_BOUND,) if row in ON_GPU else BOUNDS
     bounds = [found[limit, n] for limit in limits if (limit, n) in found]

@@ -19,33 +19,33 @@ HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row's times of one step: average gradients, step the optimizer, everyone has the parameters.
+    """The times of a row for one step: average gradients, step the optimizer, return parameters to all ranks.
 
     Attributes:
-        row: Its name.
-        n: How many ranks gave gradients.
-        shape: Which model.
+        row: Name of the row.
+        n: Number of ranks.
+        shape: Name of the shape.
         optimizer: `sgd` (momentum 0.9) or `adam`.
         bytes: Size of the model.
-        median_ms: Over all steps of all turns; a step is as slow as its slowest rank.
-        min_ms: The fastest.
-        spread_ms: From the fastest to the slowest.
-        steps: How many there were.
-        algbw: bytes / median, in 1e9 bytes a second.
-        busbw: algbw x 2(n-1)/n, the bytes that each rank of a ring sends: as nccl-tests has it.
-        wrong: Elements that were not torch's own, summed over ranks and turns. End to end: far from one
-            process's; compressed: far from torch's own.
-        shards: Of the hub; 0 where there is none.
-        transport: To the hub; empty where there is none.
-        codec: What gradients were compressed with; empty: nothing.
-        bucket_bytes: What was handed over at once; 0: the row cuts slices, or nothing.
-        threads: Of torch in each rank; servers and limits have one in every process.
-        idle_cores: Cores that the row kept busy while others had their turn.
-        samples_per_s: End to end: samples that all ranks together trained on in a second.
-        exposed_ms: End to end: what the step took longer than computing alone.
-        machine: What it ran on.
-        date: When, ISO 8601.
-        commit: Of the code that was measured; empty where git does not tell.
+        median_ms: Median of all steps of all turns; the time of a step is that of its slowest rank.
+        min_ms: Time of the fastest step.
+        spread_ms: Time of the slowest step minus that of the fastest.
+        steps: Number of steps.
+        algbw: bytes / median, in 1e9 bytes per second.
+        busbw: algbw x 2(n-1)/n, the bytes that each rank of a ring sends, as in nccl-tests.
+        wrong: Elements that differ from torch's own result, summed over ranks and turns. End to end: that are
+            far from the result of one process; with compression: that are far from torch's result.
+        shards: Shards of the hub; 0 without a hub.
+        transport: Transport to the hub; empty without a hub.
+        codec: Codec of the gradients; empty: no compression.
+        bucket_bytes: Bucket size; 0 for a row without buckets of this size.
+        threads: Threads of torch in each rank; each process of a server or a limit has one thread.
+        idle_cores: Cores that the row used during the turns of other rows.
+        samples_per_s: End to end: samples per second of all ranks together.
+        exposed_ms: End to end: time of the step minus the time of a step without exchange.
+        machine: Description of the machine.
+        date: ISO 8601 date.
+        commit: Commit of the measured code; empty without git.
     """
 
     row: str
@@ -73,7 +73,7 @@ class Entry:
     commit: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as a JSON object, numbers to six digits."""
+        """Returns the entry as a JSON object, with numbers rounded to six digits."""
         return {name: _short(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
@@ -85,13 +85,13 @@ class Entry:
 
 
 def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entry:
-    """What the steps of one row came to.
+    """Returns the entry of one row.
 
     Args:
-        seconds: Of every step that counts.
-        n: How many ranks it had.
+        seconds: Time of every step that counts.
+        n: Number of ranks.
         nbytes: Size of the model.
-        rest: The other fields of `Entry` that are not computed from these.
+        rest: The other fields of `Entry`.
     """
     middle = median(seconds)
     return Entry(
@@ -108,11 +108,11 @@ def entry(seconds: Sequence[float], *, n: int, nbytes: int, **rest: Any) -> Entr
 
 
 def trained(entries: Sequence[Entry], samples: int) -> list[Entry]:
-    """The same with what is told of whole training steps.
+    """Returns the entries with `samples_per_s` and `exposed_ms`.
 
     Args:
         entries: All rows of one case.
-        samples: Of one rank in one step.
+        samples: Samples of one rank in one step.
     """
     alone = [each.median_ms for each in entries if each.row == "train-alone"]
     return [
@@ -126,7 +126,7 @@ def trained(entries: Sequence[Entry], samples: int) -> list[Entry]:
 
 
 def _digits(milliseconds: float) -> str:
-    """Three behind the point where it takes microseconds to tell two rows apart."""
+    """Formats with three decimals below 10 ms, where rows differ by microseconds."""
     return f"{milliseconds:.3f}" if milliseconds < 10 else f"{milliseconds:.1f}"
 
 

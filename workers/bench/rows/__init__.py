@@ -1,1 +1,1 @@
-"""The ways to exchange: `row` lists them, and each other file is what a member of one does."""
+"""The rows of the bench: `row` lists them, and the other files implement their members."""

@@ -1,7 +1,7 @@
-"""The memory's limit: what every row must do at least, done by one process that holds all of it.
+"""The memory limit: the work that every row must do at least, in one process with all data.
 
-No message, no waiting, no other process: the mean of N gradients and the step, by the very loops that a shard
-runs, and in huge pages, as its memory is.
+There are no messages, no waiting and no other process. The process computes the mean of N gradients and the
+step with the same loops as a shard, and in huge pages, like a shard.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hubring.workers.bench.rows.row_member import Side
 class Bound(Side):
     """`bound-memory`: all slices on one thread.
 
-    `bound-memory-2` gives each of two processes half of them, as two shards would have.
+    `bound-memory-2` divides the slices between two processes, like two shards.
     """
 
     parts = 1
-    """Processes among which the model is divided."""
+    """Number of processes that share the model."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
@@ -63,7 +63,7 @@ class BoundOfTwo(Bound):
 
 
 class BoundCopy(Bound):
-    """`bound-copy`: every worker gets a copy of each slice as soon as it is stepped."""
+    """`bound-copy`: copies each slice for every worker immediately after the step."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
@@ -82,7 +82,7 @@ class BoundCopy(Bound):
 
 
 class BoundCuda(Side):
-    """`bound-cuda`: the whole model at once on one GPU, by the kernels that a shard runs there."""
+    """`bound-cuda`: the whole model on one GPU, with the kernels of a shard."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)
@@ -104,7 +104,7 @@ class BoundCuda(Side):
 
 
 class Slice:
-    """One slice, its optimizer, and the ranks' gradients for it."""
+    """One slice, its optimizer, and the ranks' gradients."""
 
     def __init__(self, optimizer: str, values: Tensor, gradients: list[Tensor], scratch: Tensor) -> None:
         self.values = values
@@ -114,5 +114,5 @@ class Slice:
         self._steps = BlockSteps(name, values, finite=False)
 
     def step(self) -> None:
-        """Steps by the mean of the gradients."""
+        """Steps with the mean of the gradients."""
         self._steps.step(self._gradients, self._hyper, self._scratch)

@@ -1,8 +1,7 @@
-"""Peers `ddp-gloo` and `ddp-nccl`: DistributedDataParallel, as nearly every script has it.
+"""Peers `ddp-gloo` and `ddp-nccl`: DistributedDataParallel, as in most scripts.
 
-The backward pass is one autograd function that hands out gradients made before,
-without computing or copying, so that its time is DDP's own: into the buckets,
-around the ring, and the optimizer.
+The backward pass is one autograd function that returns prepared gradients, without computing or copying. So
+the timed step contains only DDP's buckets, the allreduce, and the optimizer.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from hubring.workers.bench.rows.row_member import Side
 from hubring.workers.peers import process_group
 
 
-class HandOut(torch.autograd.Function):
-    """A loss whose gradient is whatever `source` holds."""
+class PreparedLoss(torch.autograd.Function):
+    """A loss whose gradients are those of `source`."""
 
     @staticmethod
     def forward(ctx: Any, source: Source, *parameters: Tensor) -> Tensor:
@@ -35,19 +34,19 @@ class HandOut(torch.autograd.Function):
 
 
 class Source:
-    """Gradients made before; autograd adopts a tensor only if nobody else holds it, so views are fresh."""
+    """Prepared gradients. autograd adopts a tensor only if it holds the sole reference, so views are new."""
 
     def __init__(self, job: Job) -> None:
         self.flat = torch.zeros(job.nbytes // 4, device=job.device)
         self._dims = job.tensors
 
     def take(self) -> list[Tensor]:
-        """Every parameter's gradient, in order."""
+        """Returns the gradients of all parameters, in order."""
         return views(self.flat, self._dims)
 
 
 class Net(nn.Module):
-    """Parameters of a shape, whose loss costs nothing."""
+    """The parameters of a shape, with a loss that costs nothing."""
 
     def __init__(self, job: Job, source: Source) -> None:
         super().__init__()
@@ -55,8 +54,8 @@ class Net(nn.Module):
         self._source = source
 
     def forward(self) -> Tensor:
-        """The loss."""
-        loss: Tensor = HandOut.apply(self._source, *self.weights)  # type: ignore[no-untyped-call]
+        """Returns the loss."""
+        loss: Tensor = PreparedLoss.apply(self._source, *self.weights)  # type: ignore[no-untyped-call]
         return loss
 
 
@@ -81,7 +80,7 @@ class Ddp(Side):
         return [parameter.detach().view(-1) for parameter in self._net.parameters()]
 
     def prepare(self) -> None:
-        """The forward pass."""
+        """Runs the forward pass."""
         self._optimizer.zero_grad()
         self._loss = self._ddp()
 
@@ -94,5 +93,5 @@ class Ddp(Side):
 
 
 def wrap(net: nn.Module, job: Job) -> DistributedDataParallel:
-    """DDP at its best: gradients stay in the buckets, its own way to save a copy."""
+    """Wraps a model with DDP's fastest settings: gradients are views of the buckets, which saves a copy."""
     return DistributedDataParallel(net, bucket_cap_mb=job.bucket_bytes / 2**20, gradient_as_bucket_view=True)

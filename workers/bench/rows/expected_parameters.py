@@ -1,11 +1,10 @@
-"""What the ranks' gradients are, and what parameters must come of them.
+"""The gradients of the ranks, and the expected parameters.
 
-All is periodic, so that one period, stepped by torch's own optimizer on the
-mean, tells every element of the model. The period is a prime: it divides no
-slice, bucket or page, so that what lands in another's place is seen. No two
-elements' gradients differ by a factor alone, nor do the ranks', and both change
-from step to step: Adam, which does not see a constant factor, then tells a
-misplaced element, a lost rank and a lost step too.
+The gradients are periodic: one period, stepped by torch's own optimizer with the mean, gives every element
+of the model. The period is a prime, which divides no slice, bucket or page, so that a misplaced element is
+detected. The gradients of two elements, or of two ranks, never differ only by a factor, and change in every
+step. So the check detects a misplaced element, a lost rank and a lost step even with Adam, which ignores a
+constant factor.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from torch import Tensor, nn
 from hubring.workers.bench.rows.model import optimizer_of
 
 PERIOD = 1021
-"""Gradients repeat after so many elements of the model, and so must the parameters."""
+"""Number of elements after which gradients, and so parameters, repeat."""
 _SCATTER = 389
-"""Neighbours are this far apart in size, so that hardly any block looks like the one beside it."""
+"""Distance in value of neighbouring elements, so that neighbouring blocks rarely look alike."""
 _TILE_PERIODS = 256
-"""Parameters are compared in pieces that stay in the cache."""
+"""Parameters are compared in pieces that fit into the cache."""
 
 
 class Truth:
-    """Follows a job step by step.
+    """Computes the expected parameters step by step.
 
     Args:
-        optimizer: The job's.
-        size: How many ranks give gradients.
-        slack: Of the largest parameter: how far any may be off; 0: as far as rounding goes.
+        optimizer: The job's optimizer.
+        size: Number of ranks.
+        slack: Largest allowed error, as a share of the largest parameter; 0: only rounding errors.
     """
 
     def __init__(self, optimizer: str, size: int, slack: float = 0.0) -> None:
@@ -44,7 +43,7 @@ class Truth:
         self._numel = 0
 
     def write(self, gradients: Iterable[Tensor], rank: int) -> None:
-        """Fills flat gradients with what this rank's are in the step to come, as backward would."""
+        """Writes this rank's gradients of the next step into flat tensors, like backward."""
         given = list(gradients)
         period = self._period(rank).to(given[0].device)
         self._numel = sum(gradient.numel() for gradient in given)
@@ -63,7 +62,7 @@ class Truth:
         self._step += 1
 
     def wrong(self, values: Iterable[Tensor]) -> int:
-        """How many elements of flat parameters are not what they must be, in one copy or more."""
+        """Returns the number of wrong elements of flat parameters, in one or more copies of the model."""
         given = [each.cpu() for each in values]
         tile = self._expected.detach().repeat(_TILE_PERIODS + 1)
         return sum(
@@ -77,16 +76,16 @@ class Truth:
         return self._pattern.roll(self._step) * weight
 
     def _starts(self, tensors: Sequence[Tensor]) -> Iterator[int]:
-        """Where in the period each tensor begins; a copy of the model begins where the first did."""
+        """Yields each tensor's start in the period; every copy of the model starts at 0."""
         place = 0
         for tensor in tensors:
             yield place % self._numel % PERIOD
             place += tensor.numel()
 
     def _wrong(self, found: Tensor, expected: Tensor) -> int:
-        if torch.equal(found, expected):  # nearly always, and ten times as fast
+        if torch.equal(found, expected):  # nearly always true, and ten times faster
             return 0
         if not self._slack:
             return int((~torch.isclose(found, expected, rtol=1e-5, atol=0.0)).sum())
         farthest = self._slack * float(self._expected.detach().abs().max())
-        return int((~((found - expected).abs() <= farthest)).sum())  # so that NaN is wrong
+        return int((~((found - expected).abs() <= farthest)).sum())  # negated so that NaN counts as wrong

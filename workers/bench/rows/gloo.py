@@ -1,4 +1,4 @@
-"""Peer `gloo+sgd`: torch.distributed's allreduce and torch's fused optimizer, by hand."""
+"""Peer `gloo+sgd`: torch.distributed's allreduce and torch's fused optimizer, coded by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hubring.workers.peers import process_group
 
 
 class Gloo(FlatSide):
-    """All buckets are under way at once, so that Gloo's threads overlap them; each is stepped as it lands."""
+    """Starts all buckets, so that Gloo's threads overlap them, and steps each bucket when it arrives."""
 
     def __init__(self, job: Job, rank: int) -> None:
         process_group.join(job.seat(rank))

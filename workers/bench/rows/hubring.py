@@ -1,4 +1,4 @@
-"""Our own rows, `hub-*` and `ring*`: what a script's `optimizer.step()` does, whatever the topology."""
+"""Hubring's rows, `hub-*` and `ring*`: a script's `optimizer.step()` with any topology."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hubring.workers.bench.rows.row_member import Side
 
 
 class Hubring(Side):
-    """Exchanges nothing during backward: none of it would be seen by the clock.
+    """Exchanges nothing during backward, which is not timed.
 
-    A hub is told no size of buckets, as a script would tell it none; around a ring they have the peers' size.
+    With a hub the bucket size is the default, as in most scripts; with a ring it is the peers' size.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -40,6 +40,6 @@ class Hubring(Side):
 
 
 def gradient_of(parameter: Tensor) -> Tensor:
-    """Where the optimizer wants this gradient; it has given every parameter one."""
+    """Returns the gradient that the optimizer has allocated for a parameter."""
     assert parameter.grad is not None
     return parameter.grad

@@ -1,4 +1,4 @@
-"""A model laid out flat, as a script that knows its trade would do it by hand."""
+"""A model in flat memory, as in a hand-optimized script."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class FlatModel:
     """Parameters of zeros, float32, with gradients.
 
     Attributes:
-        values: Flat; every parameter is a view of it.
-        gradients: Flat; every `parameter.grad` is a view of it.
-        parameters: What a model would hold.
-        value_parts: The same as flat views, one a parameter.
-        gradient_parts: Their gradients, likewise.
+        values: Flat tensor; every parameter is a view of it.
+        gradients: Flat tensor; every `parameter.grad` is a view of it.
+        parameters: The parameters.
+        value_parts: The parameters as flat views.
+        gradient_parts: The gradients as flat views.
     """
 
     def __init__(self, tensors: Sequence[Dims]) -> None:
@@ -38,15 +38,16 @@ class FlatModel:
 
 
 class Bucket:
-    """A piece of a flat model, which is stepped by itself as soon as its gradients are there.
+    """A part of a flat model, which is stepped alone when its gradients have arrived.
 
-    The sum becomes a mean by the fused step's own `grad_scale`: a pass over the gradients less.
+    The fused step's `grad_scale` divides the sum by the number of ranks, which saves a pass over the
+    gradients.
 
     Args:
         optimizer: A name from `OPTIMIZERS`.
-        values: Flat; stepped in place.
-        gradients: Flat; the ranks' sum by the time of a step.
-        size: How many ranks there are.
+        values: Flat tensor; stepped in place.
+        gradients: Flat tensor; holds the sum over the ranks at each step.
+        size: Number of ranks.
     """
 
     def __init__(self, optimizer: str, values: Tensor, gradients: Tensor, size: int) -> None:
@@ -54,7 +55,7 @@ class Bucket:
         self._parameter = nn.Parameter(values)
         self._optimizer = optimizer_of(optimizer, [self._parameter])
         if size > 1:
-            # Where GradScaler puts its scale, by which the fused kernels divide.
+            # The attribute of GradScaler, by which the fused kernels divide.
             self._optimizer.grad_scale = torch.tensor(float(size))  # type: ignore[attr-defined]
 
     def step(self) -> None:
@@ -64,20 +65,20 @@ class Bucket:
 
 
 def views(flat: Tensor, tensors: Sequence[Dims]) -> list[Tensor]:
-    """The tensors of a model, one after the other in `flat`."""
+    """Returns the tensors of a model as consecutive views of `flat`."""
     parts = torch.split(flat, [prod(dims) for dims in tensors])
     return [part.view(dims) for part, dims in zip(parts, tensors, strict=True)]
 
 
 def optimizer_of(name: str, parameters: Iterable[nn.Parameter], scale: float = 1.0) -> torch.optim.Optimizer:
-    """One of `OPTIMIZERS` over these parameters; `scale` is of its learning rate."""
+    """Returns one of `OPTIMIZERS` for these parameters; `scale` multiplies the learning rate."""
     if name == "adam":
         return torch.optim.Adam(parameters, lr=0.01 * scale, fused=True)
     return torch.optim.SGD(parameters, lr=0.1 * scale, momentum=0.9, fused=True)
 
 
 def on_server(name: str) -> tuple[str, Hyper]:
-    """One of `OPTIMIZERS` as a server is told of it: the name of torch's, and what it steps with."""
+    """Returns the name of torch's optimizer and its hyperparameters, for a server."""
     optimizer = optimizer_of(name, [nn.Parameter(torch.empty(0))])
     kind = type(optimizer).__name__
     return kind, hyper_of(optimizer.param_groups[0], kind)

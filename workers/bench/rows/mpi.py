@@ -1,4 +1,4 @@
-"""Peer `mpi`: Open MPI's allreduce by mpi4py over shared memory, and torch's fused optimizer."""
+"""Peer `mpi`: Open MPI's allreduce through mpi4py over shared memory, and torch's fused optimizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hubring.workers.peers.mpi import World
 
 
 class Mpi(FlatSide):
-    """Buckets are reduced in place and stepped, one after the other."""
+    """Reduces and steps the buckets one after another, in place."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank)

@@ -1,7 +1,7 @@
-"""The wire's limit, `raw-tcp`: plain sockets and threads that do a hub's work and nothing else.
+"""The wire limit, `raw-tcp`: plain sockets and threads that do only a hub's work.
 
-A worker sends its gradients slice by slice while it receives parameters. There
-are no keys, no retries, no membership: whoever breaks off ends the run.
+A worker sends its gradients slice by slice while it receives parameters. There are no keys, no retries and no
+membership: if a process fails, the run ends.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from hubring.workers.bench.job import Job
 from hubring.workers.bench.rows.row_member import FlatSide
 
 ADDRESS = "address"
-"""File in the job's directory that says where the server listens."""
+"""File in the job's directory with the server's address."""
 _NUMBER = struct.Struct("!I")
 
 
 class Wire:
-    """One TCP connection that carries numbered slices; one thread may send while another receives."""
+    """One TCP connection with numbered slices; one thread can send while another receives."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, number: int, payload: memoryview) -> None:
-        """Returns once the kernel has taken it all."""
+        """Returns once the kernel has accepted all bytes."""
         sent = self._socket.sendmsg([_NUMBER.pack(number), payload]) - _NUMBER.size
         self._socket.sendall(payload[sent:])
 
     def receive_number(self) -> int:
-        """The number of the next slice.
+        """Receives the number of the next slice.
 
         Raises:
             EOFError: The peer has left.
@@ -46,7 +46,7 @@ class Wire:
         return number
 
     def receive_into(self, memory: memoryview) -> None:
-        """Fills `memory` from the wire.
+        """Fills `memory` from the socket.
 
         Raises:
             EOFError: The peer has left.
@@ -58,7 +58,7 @@ class Wire:
             memory = memory[received:]
 
     def close(self) -> None:
-        """Leaves."""
+        """Closes the connection."""
         self._socket.close()
 
 
@@ -73,7 +73,7 @@ class Raw(FlatSide):
         self._incoming = slices_of(self._model.values, job.slice_bytes)
 
     def step(self) -> None:
-        if len(self._outgoing) == 1:  # nothing to overlap: a thread would only cost
+        if len(self._outgoing) == 1:  # nothing overlaps, so a thread would only add time
             self._send()
             self._receive()
             return
@@ -95,18 +95,18 @@ class Raw(FlatSide):
 
 
 def slices_of(flat: Tensor, slice_bytes: int) -> list[memoryview]:
-    """The tensor's own memory, cut into what travels at once."""
+    """Returns the tensor's memory as slices, without a copy."""
     return [bytes_of(piece) for piece in torch.split(flat, slice_bytes // flat.itemsize)]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The tensor's own memory."""
+    """Returns the tensor's memory, without a copy."""
     return tensor.view(torch.uint8).numpy().data
 
 
 def _dial(job: Job) -> socket.socket:
     file = job.place / ADDRESS
-    while not file.exists():  # the bench started the server first, and ends this process if that fails
+    while not file.exists():  # the bench starts the server first, and ends this process if the server fails
         time.sleep(0.05)
     host, _, port = file.read_text().rpartition(":")
     return socket.create_connection((host, int(port)))

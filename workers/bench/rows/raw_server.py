@@ -1,7 +1,7 @@
 """The server of `raw-tcp`: `python -m hubring.workers.bench.rows.raw_server JOB`.
 
-It averages a slice once all ranks gave it, steps it with torch's fused
-optimizer, and sends it back while others still arrive.
+The server averages a slice once all ranks have sent it, steps it like a shard, and returns it while other
+slices still arrive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hubring.workers.bench.rows.raw import ADDRESS, Wire, bytes_of, slices_of
 
 
 class RawServer:
-    """The thread that receives a slice's last gradient steps it; every connection has two threads."""
+    """Each connection has two threads. The thread that receives a slice's last gradient steps the slice."""
 
     def __init__(self, job: Job) -> None:
         length, numel = job.slice_bytes // 4, job.nbytes // 4
@@ -77,7 +77,7 @@ class RawServer:
 
 def main() -> None:
     """Serves until all ranks have left."""
-    torch.set_num_threads(1)  # as a shard does
+    torch.set_num_threads(1)  # the same as a shard
     job = Job.decode(sys.argv[1])
     server = RawServer(job)
     with socket.create_server(("127.0.0.1", 0)) as listener:

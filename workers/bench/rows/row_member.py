@@ -1,4 +1,4 @@
-"""What a member needs of the way in which its row exchanges."""
+"""The interface between a member and its row's exchange."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from hubring.workers.bench.rows.expected_parameters import Truth
 from hubring.workers.bench.rows.model import Bucket, FlatModel
 
 _CODED_SLACK = 0.02
-"""Of the largest parameter. A codec rounds: an 8-bit one by 1/254 of the largest gradient near by."""
+"""Share of the largest parameter. An 8-bit codec rounds by up to 1/254 of a block's largest gradient."""
 
 
 class Check(Protocol):
-    """What must come out of every step."""
+    """Checks the result of every step."""
 
     def write(self, gradients: Iterable[Tensor], rank: int) -> None:
-        """Fills flat tensors with a rank's gradients of the step to come, as backward would."""
+        """Writes a rank's gradients of the next step into flat tensors, like backward."""
 
     def advance(self) -> None:
-        """Takes the step."""
+        """Computes the expected result of the step."""
 
     def wrong(self, values: Iterable[Tensor]) -> int:
-        """How many elements of flat parameters are not what they must be by now."""
+        """Returns the number of wrong elements of flat parameters."""
 
 
 class Side(ABC):
-    """One process's part in a row.
+    """One process of a row.
 
     Attributes:
-        ranks: Whose gradients are to be written in this process: its own alone, but for a bound, which is
-            all ranks.
-        check: Follows the steps.
+        ranks: The ranks whose gradients this process needs: its own rank, or all ranks for a bound.
+        check: Checks the results.
     """
 
     def __init__(self, job: Job, rank: int) -> None:
@@ -49,39 +48,39 @@ class Side(ABC):
 
     @abstractmethod
     def gradients(self, rank: int) -> Sequence[Tensor]:
-        """Flat tensors in which this rank's next gradients are to be written."""
+        """Returns the flat tensors for this rank's next gradients."""
 
     @abstractmethod
     def values(self) -> Sequence[Tensor]:
-        """Flat tensors, the parameters that the last step left in this process."""
+        """Returns this process's parameters after the last step, as flat tensors."""
 
-    def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """What a forward pass would do besides computing; not timed."""
+    def prepare(self) -> None:  # noqa: B027 - most rows do nothing
+        """Does the untimed work of a forward pass, without computing."""
 
     @abstractmethod
     def step(self) -> None:
-        """From everyone's gradients to the new parameters: what is timed."""
+        """Turns the gradients of all ranks into the new parameters. This is timed."""
 
     def await_device(self) -> None:
-        """Returns once a GPU has done all that this process has queued on it."""
+        """Waits until the GPU has finished all queued work of this process."""
         if self._job.device == "cuda":
             torch.cuda.synchronize()
 
     def digest(self) -> str:
-        """Of the parameters, where ranks must have the same bits and `check` sees one's; else empty."""
+        """Returns a digest of the parameters if `check` covers only rank 0; otherwise empty."""
         return ""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to do
-        """Leaves."""
+    def close(self) -> None:  # noqa: B027 - most rows do nothing
+        """Leaves the group."""
 
 
 class FlatSide(Side):
-    """A script that exchanges by hand: one flat model, cut into buckets that are stepped one by one.
+    """A script with a hand-written exchange: one flat model in buckets, which are stepped one by one.
 
     Args:
-        job: What it is told.
-        rank: Which it is.
-        bucket_bytes: Where it is cut, if not where the job says.
+        job: The job.
+        rank: This process's rank.
+        bucket_bytes: Bucket size; None: the job's.
     """
 
     def __init__(self, job: Job, rank: int, bucket_bytes: int | None = None) -> None:

@@ -9,7 +9,7 @@ from hubring.workers.peers import rpc
 
 
 class Rpc(FlatSide):
-    """A worker; what it steps with is on the server."""
+    """A worker; the optimizer runs on the server."""
 
     def __init__(self, job: Job, rank: int) -> None:
         super().__init__(job, rank, job.slice_bytes)
@@ -20,7 +20,7 @@ class Rpc(FlatSide):
         ]
         for number, _, values in self._slices if rank == 0 else ():
             self._client.hold(number, values, name)
-        self._client.gather(None)  # the server holds everything from here on
+        self._client.gather(None)  # now the server has all slices
 
     def step(self) -> None:
         for answer in [self._client.push_pull(*one, self._hyper) for one in self._slices]:

@@ -1,11 +1,11 @@
-"""End to end: whole training steps, of which the exchange is a part.
+"""End to end: whole training steps with an exchange.
 
-    train-alone   every rank trains on its own share and nothing is exchanged: what computing takes
+    train-alone   each rank trains on its own share without an exchange: the time of computing
     ddp-gloo      a plain script with DistributedDataParallel
     hub-*, ring   a script with DistributedOptimizer
 
-A row's exposed exchange is its step's time less that of `train-alone`. What
-comes out is held against one process that trains on the whole batch.
+A row's exposed exchange is the time of its step minus that of `train-alone`. The result is compared with one
+process that trains on the whole batch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from hubring.workers.peers import process_group
 
 _SEED = 0
 _GENTLY = 0.1
-"""Of the learning rate: faster training is chaotic, and rounding in another order would show in few steps."""
+"""Factor of the learning rate. Faster training is chaotic, and amplifies rounding in another order."""
 _TOLERANCE = 1e-2
-"""Of the farthest that any element of a tensor has come since the beginning."""
+"""Allowed error, as a share of the largest change of a tensor's elements since the start."""
 _ROUNDING = 8 * torch.finfo(torch.float32).eps
-"""Of a tensor's largest element."""
+"""Allowed rounding error, as a share of a tensor's largest element."""
 
 
 class Training(Side):
@@ -48,11 +48,11 @@ class Training(Side):
         self._step = 0
         self._batch = batch(job.shape, rank, 0)
         super().__init__(job, rank)
-        self.ranks = ()  # backward makes the gradients
+        self.ranks = ()  # backward computes the gradients
 
     @abstractmethod
     def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
-        """The optimizer that steps, and what is called for the scores."""
+        """Returns the optimizer to step, and the model to call."""
 
     def _check_for(self, job: Job) -> Reference:
         return Reference(job, range(job.size) if self._rank == 0 else ())
@@ -72,7 +72,7 @@ class Training(Side):
         train(self._model, self._optimizer, self._batch)
 
     def digest(self) -> str:
-        """Every rank must have the parameters of rank 0, which alone are held against one process's."""
+        """All ranks must have the same parameters as rank 0; only rank 0's are compared with one process."""
         found = sha256()
         for values in self.values():
             found.update(values.numpy().data)
@@ -89,7 +89,7 @@ class Alone(Training):
         return Reference(job, [self._rank] if self._rank == 0 else ())
 
     def digest(self) -> str:
-        """Ranks that exchange nothing have nothing in common."""
+        """Returns an empty digest, since ranks without an exchange differ."""
         return ""
 
 
@@ -106,9 +106,9 @@ class DdpTraining(Training):
 
 
 class HubringTraining(Training):
-    """Our rows, whatever the topology.
+    """Hubring's rows, with any topology.
 
-    The size of a bucket is given, as DDP's is: finding it out would take as many steps as the bench has.
+    The bucket size is fixed, as for DDP: tuning it would take as many steps as the bench has.
     """
 
     def _wrap(self, job: Job) -> tuple[torch.optim.Optimizer, nn.Module]:
@@ -119,7 +119,7 @@ class HubringTraining(Training):
 
 
 class Reference:
-    """One process that trains on the batches of these ranks; without any it checks nothing."""
+    """One process that trains on the batches of these ranks; without ranks it checks nothing."""
 
     def __init__(self, job: Job, ranks: Sequence[int]) -> None:
         self._shape, self._ranks = job.shape, ranks
@@ -129,7 +129,7 @@ class Reference:
         self._step = 0
 
     def write(self, gradients: Iterable[Tensor], rank: int) -> None:
-        """Nothing: backward makes the gradients."""
+        """Does nothing, since backward computes the gradients."""
 
     def advance(self) -> None:
         """Takes the step."""
@@ -140,44 +140,44 @@ class Reference:
         self._step += 1
 
     def values(self) -> list[Tensor]:
-        """The parameters by now."""
+        """Returns the current parameters."""
         return [parameter.detach() for parameter in self._net.parameters()]
 
     def wrong(self, values: Iterable[Tensor]) -> int:
-        """Elements that rounding in another order does not explain."""
+        """Returns the number of elements whose error is too large for rounding in another order."""
         if not self._ranks:
             return 0
         return sum(_wrong(*three) for three in zip(values, self.values(), self._began, strict=True))
 
 
 def _wrong(found: Tensor, expected: Tensor, began: Tensor) -> int:
-    """Measured by how far training has come: what was never trained would pass for right otherwise."""
+    """Compares relative to the progress of training; otherwise untrained parameters would pass."""
     come = (expected - began).abs().max()
     farthest = _TOLERANCE * come + _ROUNDING * expected.abs().max()
-    return int((~((found - expected).abs() <= farthest)).sum())  # so that NaN is wrong
+    return int((~((found - expected).abs() <= farthest)).sum())  # negated so that NaN counts as wrong
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, given: tuple[Tensor, Tensor]) -> None:
-    """One step of an ordinary script."""
+    """Runs one step of an ordinary script."""
     optimizer.zero_grad()
     functional.cross_entropy(model(given[0]), given[1]).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
 def network(shape: str) -> nn.Module:
-    """The job `digits`'s network, or a perceptron of 25 million parameters; always the same."""
+    """Returns the network of the job `digits`, or a perceptron of 25 million parameters; always the same."""
     if shape == "digits":
         return digits.network(_SEED)
     torch.manual_seed(_SEED)
     first, hidden, last = MLP
-    # Smooth: by rounding alone a ReLU near zero falls to the other side, and a unit's weights with it.
+    # Tanh is smooth. With ReLU, rounding near zero can flip a unit and change its weights.
     return nn.Sequential(
         nn.Linear(first, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, last)
     )
 
 
 def batch(shape: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
-    """A rank's share of a step's batch, images and labels; another one in every step."""
+    """Returns images and labels of a rank's share of a step's batch; different in each step."""
     count = SAMPLES[shape]
     if shape == "digits":
         images, labels = _digits()
