@@ -1,1 +1,1 @@
-"""Jobs that ship: plain training scripts on data that comes with the dependencies."""
+"""The built-in jobs and other example training scripts."""

@@ -1,7 +1,7 @@
 """Job `char-lm`: a recurrent network learns to write Python's documentation.
 
-The text is `pydoc_data.topics`, which comes with Python: about 450,000
-characters. The last tenth is kept for the test, measured in bits per character.
+The text is `pydoc_data.topics`, which is part of Python: about 450,000 characters. The last tenth is the test
+set, measured in bits per character.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hubring
 
 LENGTH = 64
-"""Characters that the network reads in one go."""
+"""Number of characters in one sequence."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,12 +34,12 @@ def main(argv: list[str] | None = None) -> None:
     model = Writer(characters).to(hubring.device())
     optimizer = hubring.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=options.lr), model)
     sampler = hubring.ShardedSampler(train, shuffle=True, seed=options.seed)
-    # The uneven last batch is left out: cut into shares, its lines would weigh more than the others'.
+    # The last, smaller batch is dropped: its lines would have a larger weight than the others.
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
-    done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
+    done, step = optimizer.completed_steps, 0  # done: steps of an earlier run, from the hub's checkpoint
     if done == 0:
-        hubring.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
+        hubring.barrier("start")  # with an asynchronous hub the first worker would otherwise run ahead
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
@@ -54,13 +54,13 @@ def main(argv: list[str] | None = None) -> None:
             optimizer.step()
             hubring.report(loss=loss.item(), samples=len(lines))
 
-    hubring.barrier("end")  # everyone's last gradient is in ...
-    optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
+    hubring.barrier("end")  # all workers have pushed their last gradients
+    optimizer.refresh()  # so the parameters contain them, with an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
 
 
 class Writer(nn.Module):
-    """Guesses the next character from those before it: embedding, GRU, linear."""
+    """Predicts the next character from the previous ones: embedding, GRU, linear."""
 
     def __init__(self, characters: int, width: int = 128) -> None:
         super().__init__()
@@ -69,33 +69,35 @@ class Writer(nn.Module):
         self.score = nn.Linear(width, characters)
 
     def forward(self, lines: Tensor) -> Tensor:
-        """Scores [batch, length, characters] for int64 lines [batch, length]."""
+        """Returns scores [batch, length, characters] for int64 lines [batch, length]."""
         scores: Tensor = self.score(self.recur(self.embed(lines))[0])
         return scores
 
 
 def split() -> tuple[TensorDataset, TensorDataset, int]:
-    """Lines to train and to test with, int64 [n, LENGTH + 1], and how many characters there are."""
+    """Returns training and test lines, int64 [n, LENGTH + 1], and the number of distinct characters."""
     topics = pydoc_data.topics.topics
     text = "\n".join(topics[name] for name in sorted(topics))
     number = {character: index for index, character in enumerate(sorted(set(text)))}
     numbers = torch.tensor([number[character] for character in text])
-    lines = numbers.unfold(0, LENGTH + 1, LENGTH)  # the last character of a line begins the next
+    lines = numbers.unfold(0, LENGTH + 1, LENGTH)  # a line's last character is the first of the next
     cut = len(lines) * 9 // 10
     return TensorDataset(lines[:cut]), TensorDataset(lines[cut:]), len(number)
 
 
 def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
-    """The options, and how many lines of a batch are this worker's."""
+    """Returns the options, and this worker's number of lines per batch."""
     parser = argparse.ArgumentParser(prog="char-lm", description="Learn to write Python's documentation.")
-    parser.add_argument("--epochs", type=int, default=4, help="times through the text [4]")
-    parser.add_argument("--batch-size", type=int, default=64, help="lines a step, over all workers [64]")
-    parser.add_argument("--lr", type=float, default=0.003, help="learning rate [0.003]")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
-    parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
+    parser.add_argument("--epochs", type=int, default=4, help="passes over the text [default: 4]")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="lines per step, over all workers [default: 64]"
+    )
+    parser.add_argument("--lr", type=float, default=0.003, help="learning rate [default: 0.003]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
+    parser.add_argument("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)
     hubring.init()
-    if options.threads:  # after init(), which gives every worker its share of the host's cores
+    if options.threads:  # after init(), which sets each worker's share of the host's cores
         torch.set_num_threads(options.threads)
     share, rest = divmod(options.batch_size, hubring.size())
     if rest or not share:
@@ -104,7 +106,7 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
 
 
 def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:
-    """Rank 0 measures the model on the test lines and says how it goes."""
+    """Measures the model on the test lines, and reports the result, on rank 0."""
     if hubring.rank() != 0:
         return
     with torch.no_grad():

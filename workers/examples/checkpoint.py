@@ -1,8 +1,7 @@
-"""A script's own checkpoint: rank 0 keeps one file, from which all ranks go on.
+"""A script's own checkpoint: rank 0 writes one file, from which all ranks resume.
 
-The file is safetensors: the tensors as they are, and what is around them as JSON
-in one more tensor, so that nothing in it can run. Only rank 0 needs the disk it
-lies on; the others get what it reads.
+The file is a safetensors file: the tensors, and the structure around them as JSON in one more tensor. So
+loading it cannot run code. Only rank 0 needs access to the file; it broadcasts the contents.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ Parts = Mapping[str, Part]
 
 
 def save(path: Path | None, parts: Parts, epoch: int) -> None:
-    """Rank 0 writes how the parts are after an epoch; without a path nobody does.
+    """Writes the state of the parts after an epoch, on rank 0; does nothing without a path.
 
-    Whoever looks finds the file of before or the new one, never a part of it.
+    The write is atomic: a reader sees the old file or the new file, never a part.
     """
     if path is None or hubring.rank() != 0:
         return
@@ -54,9 +53,9 @@ def save(path: Path | None, parts: Parts, epoch: int) -> None:
 
 
 def load(path: Path | None, parts: Parts) -> int:
-    """Brings the parts of all ranks to where rank 0's file has them; returns the epoch that comes next.
+    """Loads the parts on all ranks from rank 0's file, and returns the next epoch.
 
-    Without a path, or where rank 0 has no such file, that is 1 and nothing changes.
+    Without a path, or if rank 0 has no such file, returns 1 and changes nothing.
     """
     if path is None:
         return 1
@@ -72,7 +71,7 @@ def load(path: Path | None, parts: Parts) -> int:
 
 
 def packed(state: dict[str, Any]) -> bytes:
-    """The file's bytes: of tensors, numbers, strings, None, and dicts, lists and tuples of them."""
+    """Returns the file's bytes for tensors, numbers, strings, None, and dicts, lists and tuples of them."""
     tensors: dict[str, Tensor] = {}
     text = json.dumps(_take_apart(state, tensors))
     tensors[_AROUND] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
@@ -80,7 +79,7 @@ def packed(state: dict[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """The state that was packed."""
+    """Returns the state that `packed` encoded."""
     tensors = safetensors.torch.load(data)
     around = json.loads(tensors.pop(_AROUND).numpy().tobytes())
     state: dict[str, Any] = _put_together(around, tensors)
@@ -88,18 +87,20 @@ def unpacked(data: bytes) -> dict[str, Any]:
 
 
 def _take_apart(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON for a value, its tensors apart; what JSON does not tell apart is told by a name before it."""
+    """Returns JSON for a value, and moves its tensors to `tensors`; a name in front marks the type."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().clone().contiguous()
         return ["tensor", name]
-    if isinstance(value, dict):  # keys may be numbers, as in an optimizer's state
+    if isinstance(value, dict):  # keys can be numbers, as in an optimizer's state
         return ["dict", *([key, _take_apart(inner, tensors)] for key, inner in value.items())]
     if isinstance(value, list | tuple):
         return [type(value).__name__, *(_take_apart(inner, tensors) for inner in value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}: give tensors, numbers and strings")
+    raise TypeError(
+        f"a checkpoint cannot hold a {type(value).__name__}; expected tensors, numbers and strings"
+    )
 
 
 def _put_together(value: Any, tensors: dict[str, Tensor]) -> Any:

@@ -1,8 +1,7 @@
 """Job `digits`: a small convolutional network learns to read handwritten digits.
 
-1797 images of 8x8 pixels come with scikit-learn; a fifth is kept for the test.
-The total batch is fixed and every worker takes its share, so that any number
-of workers, however they are tied together, trains the same model.
+scikit-learn contains 1797 images of 8x8 pixels; a fifth is the test set. The total batch size is fixed, and
+every worker takes its share. So any number of workers trains the same model, with any topology.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ def main(argv: list[str] | None = None) -> None:
     sgd = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9)
     optimizer = hubring.DistributedOptimizer(sgd, model)
     sampler = hubring.ShardedSampler(train, shuffle=True, seed=options.seed)
-    # The uneven last batch is left out: cut into shares, its images would weigh more than the others'.
+    # The last, smaller batch is dropped: its images would have a larger weight than the others.
     loader = DataLoader(train, batch_size=share, sampler=sampler, drop_last=True)
 
-    done, step = optimizer.completed_steps, 0  # done: by an earlier run whose checkpoint the hub holds
+    done, step = optimizer.completed_steps, 0  # done: steps of an earlier run, from the hub's checkpoint
     if done == 0:
-        hubring.barrier("start")  # an asynchronous hub would let the first to come run ahead alone
+        hubring.barrier("start")  # with an asynchronous hub the first worker would otherwise run ahead
     for epoch in range(options.epochs):
         if step >= done:
             _report(model, test, epoch, options.epochs)
@@ -51,13 +50,13 @@ def main(argv: list[str] | None = None) -> None:
             optimizer.step()
             hubring.report(loss=loss.item(), samples=len(labels))
 
-    hubring.barrier("end")  # everyone's last gradient is in ...
-    optimizer.refresh()  # ... and so it is in these parameters, on an asynchronous hub too
+    hubring.barrier("end")  # all workers have pushed their last gradients
+    optimizer.refresh()  # so the parameters contain them, with an asynchronous hub too
     _report(model, test, options.epochs, options.epochs)
 
 
 def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """1437 images to train with and 360 to test with: float32 [n, 1, 8, 8], about normal; int64 [n]."""
+    """Returns 1437 training and 360 test images: float32 [n, 1, 8, 8], normalized; labels int64 [n]."""
     digits = load_digits()
     images = (torch.from_numpy(digits.images).float().unsqueeze(1) - 5) / 6  # from 0..16
     labels = torch.from_numpy(digits.target)
@@ -67,11 +66,11 @@ def split(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def network(seed: int, hidden: int = 0) -> nn.Module:
-    """Two convolutions and a linear layer, 9,930 parameters; the same for the same seed.
+    """Returns a network of two convolutions and a linear layer with 9,930 parameters.
 
     Args:
-        seed: Of the parameters.
-        hidden: Units of a layer before the last, each with 523 parameters more; 0: there is none.
+        seed: Seed of the parameters.
+        hidden: Units of an extra layer before the last; each adds 523 parameters. 0: no extra layer.
     """
     torch.manual_seed(seed)
     middle = [nn.Linear(32 * 4 * 4, hidden), nn.ReLU()] if hidden else []
@@ -88,17 +87,23 @@ def network(seed: int, hidden: int = 0) -> nn.Module:
 
 
 def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
-    """The options, and how many images of a batch are this worker's."""
+    """Returns the options, and this worker's number of images per batch."""
     parser = argparse.ArgumentParser(prog="digits", description="Learn to read handwritten digits.")
-    parser.add_argument("--epochs", type=int, default=20, help="times through the training images [20]")
-    parser.add_argument("--batch-size", type=int, default=64, help="images a step, over all workers [64]")
-    parser.add_argument("--lr", type=float, default=0.01, help="learning rate [0.01]")
-    parser.add_argument("--hidden", type=int, default=0, help="units of one more layer, for more bytes [0]")
-    parser.add_argument("--seed", type=int, default=0, help="of split, parameters and order [0]")
-    parser.add_argument("--threads", type=int, help="of PyTorch in this process [its share of the cores]")
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the images [default: 20]")
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="images per step, over all workers [default: 64]"
+    )
+    parser.add_argument("--lr", type=float, default=0.01, help="learning rate [default: 0.01]")
+    parser.add_argument(
+        "--hidden", type=int, default=0, help="units of an extra layer, for a larger model [default: 0]"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of split, parameters and order [default: 0]"
+    )
+    parser.add_argument("--threads", type=int, help="PyTorch's threads [default: this worker's cores]")
     options = parser.parse_args(argv)
     hubring.init()
-    if options.threads:  # after init(), which gives every worker its share of the host's cores
+    if options.threads:  # after init(), which sets each worker's share of the host's cores
         torch.set_num_threads(options.threads)
     share, rest = divmod(options.batch_size, hubring.size())
     if rest or not share:
@@ -107,7 +112,7 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, int]:
 
 
 def _report(model: nn.Module, test: TensorDataset, epoch: int, epochs: int) -> None:
-    """Rank 0 measures the model on the test images and says how it goes."""
+    """Measures the model on the test images, and reports the result, on rank 0."""
     if hubring.rank() != 0:
         return
     images, labels = (tensor.to(hubring.device()) for tensor in test.tensors)

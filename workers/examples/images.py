@@ -1,4 +1,4 @@
-"""Handwritten digits to train and to test with: scikit-learn's, or MNIST's where its files are at hand."""
+"""Handwritten digits for training and test: scikit-learn's, or MNIST from local files."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 IDX_OF_BYTES = 0x08
-"""The element type in an idx file's header that MNIST's files have."""
+"""The element type in the idx header of MNIST's files."""
 
 
 def images(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
-    """Images, float32 [n, 1, height, width] with mean 0 and deviation 1 about, and labels, int64 [n].
+    """Returns training and test images, normalized float32 [n, 1, height, width], with labels, int64 [n].
 
     Args:
-        folder: Holds MNIST's four files, as they come or unpacked: 60000 and 10000 images, 28 x 28.
-            None takes the digits that come with scikit-learn: 1437 and 360 images, 8 x 8.
+        folder: Folder with MNIST's four files, gzipped or not: 60000 and 10000 images, 28 x 28. None: the
+            digits of scikit-learn: 1437 and 360 images, 8 x 8.
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file is not what its name says.
+        ValueError: A file is malformed.
     """
     if folder is None:
         return _from_sklearn()
@@ -36,22 +36,25 @@ def images(folder: Path | None) -> tuple[TensorDataset, TensorDataset]:
 
 
 def read_idx(folder: Path, name: str, dimensions: int) -> Tensor:
-    """One of MNIST's files, gzipped or not: uint8, in as many dimensions as its header says.
+    """Reads one of MNIST's files, gzipped or not: uint8 with the shape in its header.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It does not hold bytes in so many dimensions, or not as many as it says.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file has another element type, other dimensions, or a wrong size.
     """
     packed, plain = folder / f"{name}.gz", folder / name
     if not packed.is_file() and not plain.is_file():
-        raise FileNotFoundError(f"{folder} has neither {name} nor {packed.name}")
+        raise FileNotFoundError(f"{folder} has neither {name} nor {packed.name}; download MNIST's four files")
     data = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
     header = 4 + 4 * dimensions
     if data[:4] != bytes((0, 0, IDX_OF_BYTES, dimensions)) or len(data) < header:
-        raise ValueError(f"{folder / name} is no idx file of bytes in {dimensions} dimension(s)")
+        raise ValueError(f"{folder / name}: expected an idx file of bytes with {dimensions} dimension(s)")
     shape = np.frombuffer(data, ">u4", dimensions, offset=4).astype(int).tolist()
     if len(data) - header != np.prod(shape):
-        raise ValueError(f"{folder / name} says {shape} and holds {len(data) - header} bytes: copy it again")
+        raise ValueError(
+            f"{folder / name}: the header has shape {shape}, but the file holds {len(data) - header} bytes;"
+            " copy the file again"
+        )
     return torch.frombuffer(bytearray(data[header:]), dtype=torch.uint8).view(shape)
 
 

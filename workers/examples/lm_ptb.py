@@ -2,11 +2,11 @@
 
     ps-worker --server ADDR workers/examples/lm_ptb.py --config small --data_path DIR
 
-DIR holds ptb.train.txt, ptb.valid.txt and ptb.test.txt. `batch_size` is the total:
-each of N processes trains on batch_size/N rows of the text and carries the state
-of these from step to step. The law: N processes take the steps that one with all
-rows takes, up to rounding. So the gradient's norm is clipped where the mean is
-(`aggregate=True`), and what dropout leaves out is drawn for all rows alike.
+DIR holds ptb.train.txt, ptb.valid.txt and ptb.test.txt. `batch_size` is the total: each of N processes
+trains on batch_size/N rows of the text, and carries their state from step to step.
+
+The rule: N processes take the same steps as one process with all rows, up to rounding. So each worker clips
+the norm of the mean gradient (`aggregate=True`), and draws dropout for all rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hubring.workers.examples.ptb_corpus import NOTHING, PARTS, Rows, read, rows
 
 LAYERS = 2
 State = list[tuple[Tensor, Tensor]]
-"""What each layer remembers, hidden and cell; float [1, rows, hidden] each."""
+"""Hidden and cell state of each layer; float [1, rows, hidden] each."""
 
 
 class Config(NamedTuple):
@@ -34,16 +34,15 @@ class Config(NamedTuple):
 
     hidden: int
     steps: int
-    """Words that gradients reach back."""
+    """Number of words over which gradients propagate back."""
     dropout: float
     init_scale: float
-    """Parameters begin between minus and plus this."""
+    """Initial parameters are uniform between minus and plus this value."""
     max_norm: float
-    """Of the whole gradient."""
+    """Maximum norm of the whole gradient."""
     decay: float
-    """The learning rate, 1 at first, is multiplied by this ..."""
+    """Factor of the learning rate, which starts at 1, in every epoch after `decay_after`."""
     decay_after: int
-    """... in every epoch after this one."""
     epochs: int
 
 
@@ -67,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     valid, test = (rows(stream, batch, mine, whole=True) for stream in (corpus.valid, corpus.test))
     if train.read.shape[1] < config.steps:
         few = f"ptb.train.txt has {len(corpus.train)} words"
-        raise SystemExit(f"{few}: too few for --batch_size {batch} rows of {config.steps}")
+        raise SystemExit(f"{few}, too few for --batch_size {batch} rows of {config.steps} words")
     torch.manual_seed(options.seed)
     model = Model(corpus.words, config, mine, batch).to(hubring.device())
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -76,21 +75,21 @@ def main(argv: list[str] | None = None) -> None:
         optimizer, lambda done: config.decay ** max(done + 1 - config.decay_after, 0)
     )
     for epoch in range(1, (options.epochs or config.epochs) + 1):
-        _say(f"Epoch: {epoch} Learning rate: {schedule.get_last_lr()[0]:.3f}")
-        _tell("train", _train(model, optimizer, train, config), epoch)
-        _tell("valid", evaluate(model, valid, config.steps), epoch)
+        _print(f"Epoch: {epoch} Learning rate: {schedule.get_last_lr()[0]:.3f}")
+        _report("train", _train(model, optimizer, train, config), epoch)
+        _report("valid", evaluate(model, valid, config.steps), epoch)
         schedule.step()
-    _tell("test", evaluate(model, test, config.steps))
+    _report("test", evaluate(model, test, config.steps))
 
 
 class Model(nn.Module):
-    """Embedding, two layers of LSTM, and a score for each word; dropout between all of them.
+    """Embedding, two LSTM layers, and a score for each word, with dropout between all layers.
 
     Args:
-        words: How many there are.
-        config: Its sizes.
-        mine: Which rows of the batch are this worker's.
-        batch: How many rows all workers have.
+        words: Number of distinct words.
+        config: The configuration.
+        mine: This worker's rows of the batch.
+        batch: Number of rows of all workers.
     """
 
     def __init__(self, words: int, config: Config, mine: slice, batch: int) -> None:
@@ -106,12 +105,12 @@ class Model(nn.Module):
             nn.init.uniform_(parameter, -config.init_scale, config.init_scale)
 
     def begin(self, rows: int) -> State:
-        """Remembers nothing yet."""
+        """Returns the initial state."""
         zeros = torch.zeros(1, rows, self.hidden, device=self.score.weight.device)
         return [(zeros, zeros) for _ in self.layers]
 
     def forward(self, words: Tensor, state: State) -> tuple[Tensor, State]:
-        """Scores [rows, steps, words] for int64 words [rows, steps], and what is remembered after them."""
+        """Returns scores [rows, steps, words] for int64 words [rows, steps], and the state after them."""
         signal, after = self.drop(self.embed(words)), []
         for layer, before in zip(self.layers, state, strict=True):
             signal, (hidden, cell) = layer(signal, before)
@@ -121,9 +120,9 @@ class Model(nn.Module):
 
 
 class SharedDropout(nn.Module):
-    """Dropout that leaves out of N workers' rows what it would leave out of one's.
+    """Dropout with the same mask for N workers as for one.
 
-    Every worker draws for all rows, from generators that are alike, and keeps its own.
+    Every worker draws the mask of all rows with the same generator state, and uses its own rows.
     """
 
     def __init__(self, rate: float, mine: slice, batch: int) -> None:
@@ -131,15 +130,15 @@ class SharedDropout(nn.Module):
         self.rate, self.mine, self.batch = rate, mine, batch
 
     def forward(self, signal: Tensor) -> Tensor:
-        """Any [rows, ...], of this worker's rows."""
+        """Applies dropout to this worker's rows, [rows, ...]."""
         if not self.training or not self.rate:
             return signal
-        kept = signal.new_empty(self.batch, *signal.shape[1:]).bernoulli_(1 - self.rate)[self.mine]
-        return signal * kept / (1 - self.rate)
+        mask = signal.new_empty(self.batch, *signal.shape[1:]).bernoulli_(1 - self.rate)[self.mine]
+        return signal * mask / (1 - self.rate)
 
 
 def windows(text: Rows, steps: int, *, whole: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Columns of the rows, `steps` at a time; what is left at the end only with `whole`."""
+    """Yields columns of the rows, `steps` at a time; with `whole` also a shorter rest at the end."""
     length = text.read.shape[1]
     for start in range(0, length if whole else length - steps + 1, steps):
         columns = slice(start, start + steps)
@@ -148,7 +147,7 @@ def windows(text: Rows, steps: int, *, whole: bool) -> Iterator[tuple[Tensor, Te
 
 @torch.no_grad()
 def evaluate(model: Model, text: Rows, steps: int) -> float:
-    """The perplexity over all workers' rows, every word counted once."""
+    """Returns the perplexity over the rows of all workers."""
     model.eval()
     state, sums = model.begin(len(text.read)), torch.zeros(2, dtype=torch.float64)
     for words, guess in windows(text, steps, whole=True):
@@ -158,14 +157,14 @@ def evaluate(model: Model, text: Rows, steps: int) -> float:
 
 
 def _train(model: Model, optimizer: torch.optim.Optimizer, text: Rows, config: Config) -> float:
-    """Trains once through the text; returns the perplexity on the way."""
+    """Trains for one pass over the text, and returns the perplexity during training."""
     model.train()
     state, sums = model.begin(len(text.read)), torch.zeros(2, dtype=torch.float64)
     for words, guess in windows(text, config.steps, whole=False):
         optimizer.zero_grad()
         scores, state = model(words, state)
         loss = _loss(scores, guess)
-        # Summed over the steps and averaged over the rows, of which all workers have equally many.
+        # The sum over the steps, and the mean over the rows. All workers have the same number of rows.
         (loss / len(words)).backward()
         nn.utils.clip_grad_norm_(model.parameters(), config.max_norm)
         optimizer.step()
@@ -184,25 +183,31 @@ def _counted(loss: Tensor, guess: Tensor) -> Tensor:
 
 
 def _perplexity(sums: Tensor) -> float:
-    """Of everybody's loss over everybody's words; a mean of the workers' means would weigh them wrong."""
+    """Returns the perplexity from the sums of all workers, since their numbers of words can differ."""
     loss, words = hubring.allreduce(sums, hubring.ReduceOp.SUM, "perplexity").tolist()
     return math.exp(loss / words)
 
 
 def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
-    """The options, and which rows of the batch are this worker's."""
-    parser = argparse.ArgumentParser(prog="lm_ptb", description="Guess the next word of the Penn Treebank.")
-    parser.add_argument("--config", choices=CONFIGS, default="small", help="size of the model [small]")
+    """Returns the options, and this worker's rows of the batch."""
+    parser = argparse.ArgumentParser(prog="lm_ptb", description="Predict the next word of the Penn Treebank.")
     parser.add_argument(
-        "--data_path", "--data-path", type=Path, required=True, metavar="DIR", help="where ptb.*.txt are"
+        "--config", choices=CONFIGS, default="small", help="size of the model [default: small]"
     )
     parser.add_argument(
-        "--batch_size", "--batch-size", type=int, default=20, help="rows of text, over all workers [20]"
+        "--data_path", "--data-path", type=Path, required=True, metavar="DIR", help="folder with ptb.*.txt"
     )
-    parser.add_argument("--epochs", type=int, help="times through the text [as the model's]")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and dropout [0]")
+    parser.add_argument(
+        "--batch_size",
+        "--batch-size",
+        type=int,
+        default=20,
+        help="rows of text, over all workers [default: 20]",
+    )
+    parser.add_argument("--epochs", type=int, help="passes over the text [default: set by --config]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and dropout [default: 0]")
     options = parser.parse_args(argv)
-    hubring.init(aggregate=True)  # the norm that is clipped is the mean gradient's
+    hubring.init(aggregate=True)  # the worker clips the norm of the mean gradient
     share, rest = divmod(options.batch_size, hubring.size())
     if rest or share < 1:
         parser.error(f"--batch_size {options.batch_size} is not divisible by {hubring.size()} workers")
@@ -213,12 +218,12 @@ def _start(argv: list[str] | None) -> tuple[argparse.Namespace, slice]:
     return options, slice(first, first + share)
 
 
-def _tell(part: str, perplexity: float, epoch: int | None = None) -> None:
+def _report(part: str, perplexity: float, epoch: int | None = None) -> None:
     hubring.report(**{f"{part}_perplexity": perplexity})
-    _say(f"{'' if epoch is None else f'Epoch: {epoch} '}{part.capitalize()} Perplexity: {perplexity:.3f}")
+    _print(f"{'' if epoch is None else f'Epoch: {epoch} '}{part.capitalize()} Perplexity: {perplexity:.3f}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     if hubring.rank() == 0:
         print(line, flush=True)
 

@@ -1,12 +1,14 @@
-"""Learns handwritten digits the way Horovod's users do it, here on a hub, on a ring or alone.
+"""Learns handwritten digits like Horovod's MNIST example, with a hub, with a ring, or alone.
 
     ps-worker --server ADDR workers/examples/mnist.py [--data-dir MNIST] [--checkpoint FILE]
 
-Every worker takes batches of its own, so N workers take N times as large ones, and the
-learning rate is N times as high, which it becomes in the first epochs (Goyal et al.,
-arXiv:1706.02677, 2017). Everyone tests a part of the test images; the parts are not equally
-large, so sums and counts are added up, not averages averaged. Rank 0 keeps a checkpoint, and
-the same command goes on from it: hence `aggregate=True`, as what the optimizer remembers is in it.
+Every worker has its own batch, so N workers have an N times larger total batch. The learning rate warms up
+to N times its value in the first epochs (Goyal et al., arXiv:1706.02677, 2017). Each worker tests a part of
+the test images. The parts can differ in size, so the workers add sums and counts instead of averaging
+averages.
+
+Rank 0 writes a checkpoint, and the same command resumes from it. The checkpoint needs the optimizer's state
+in the worker, hence `aggregate=True`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
         optimizer, lambda step: warmth(step, factor, options.warmup_epochs * len(loader))
     )
     if factor > 1:
-        _say(f"learning rate {options.lr:g} x {factor} workers, after {options.warmup_epochs} epoch(s)")
+        _print(f"learning rate {options.lr:g} x {factor} workers, after {options.warmup_epochs} epoch(s)")
     parts: checkpoint.Parts = {"model": model, "optimizer": optimizer, "warm_up": warm_up}
     first = checkpoint.load(options.checkpoint, parts)
     for epoch in range(first, options.epochs + 1):
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
         loss = _train(model, optimizer, warm_up, loader)
         test_loss, accuracy = evaluate(model, test)
         hubring.report(epoch=epoch, loss=loss, test_loss=test_loss, test_accuracy=accuracy)
-        _say(f"epoch {epoch}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}")
+        _print(f"epoch {epoch}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}")
         checkpoint.save(options.checkpoint, parts, epoch)
 
 
@@ -72,14 +74,14 @@ class Network(nn.Sequential):
 
 
 def warmth(step: int, factor: int, warm_up: float) -> float:
-    """What part of the scaled learning rate a step takes: from 1 / factor up to all after `warm_up` steps."""
+    """Returns a step's share of the scaled learning rate: from 1 / factor to 1 after `warm_up` steps."""
     done = min(1.0, step / warm_up) if warm_up else 1.0
     return (1 + (factor - 1) * done) / factor
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: TensorDataset) -> tuple[float, float]:
-    """Loss and accuracy over all test images, each of which one worker looks at."""
+    """Returns loss and accuracy over all test images; each image is tested by one worker."""
     mine = Subset(test, range(hubring.rank(), len(test), hubring.size()))
     sums = torch.zeros(3, dtype=torch.float64)
     model.eval()
@@ -99,7 +101,7 @@ def _train(
     warm_up: torch.optim.lr_scheduler.LRScheduler,
     loader: DataLoader[tuple[Tensor, ...]],
 ) -> float:
-    """Trains once through this worker's part; returns the mean loss over everybody's images."""
+    """Trains for one epoch on this worker's part, and returns the mean loss over all workers' images."""
     sums = torch.zeros(2, dtype=torch.float64)
     for inputs, labels in loader:
         optimizer.zero_grad()
@@ -114,20 +116,29 @@ def _train(
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="mnist", description="Learn to read handwritten digits.")
-    parser.add_argument("--data-dir", type=Path, help="MNIST's four idx files [scikit-learn's digits]")
-    parser.add_argument("--epochs", type=int, default=10, help="times through the training images [10]")
-    parser.add_argument("--batch-size", type=int, default=32, help="images a step, of each worker [32]")
-    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one worker [0.02]")
     parser.add_argument(
-        "--lr-scaling", choices=["linear", "none"], default="linear", help="with the workers [linear]"
+        "--data-dir", type=Path, help="folder with MNIST's four idx files [default: scikit-learn's digits]"
     )
-    parser.add_argument("--warmup-epochs", type=float, default=2, help="until it is reached [2]")
-    parser.add_argument("--checkpoint", type=Path, help="file to keep, and to go on from [none]")
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and order [0]")
+    parser.add_argument("--epochs", type=int, default=10, help="passes over the images [default: 10]")
+    parser.add_argument(
+        "--batch-size", type=int, default=32, help="images per step in each worker [default: 32]"
+    )
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate of one worker [default: 0.02]")
+    parser.add_argument(
+        "--lr-scaling",
+        choices=["linear", "none"],
+        default="linear",
+        help="how the learning rate grows with the number of workers [default: linear]",
+    )
+    parser.add_argument(
+        "--warmup-epochs", type=float, default=2, help="epochs to the full learning rate [default: 2]"
+    )
+    parser.add_argument("--checkpoint", type=Path, help="file to write, and to resume from [default: none]")
+    parser.add_argument("--seed", type=int, default=0, help="seed of parameters and order [default: 0]")
     return parser.parse_args(argv)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     if hubring.rank() == 0:
         print(line, flush=True)
 

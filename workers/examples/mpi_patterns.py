@@ -1,8 +1,8 @@
-"""The patterns of MPI's and torch.distributed's tutorials, then three of them in Horovod's words.
+"""The communication patterns of MPI's and torch.distributed's tutorials, and three with Horovod's API.
 
     ps-worker --server ADDR [--topology ring] workers/examples/mpi_patterns.py [PATTERN]...
 
-Every rank prints what it has, in the tutorials' words; without a pattern all are run.
+Every rank prints its data, in the format of the tutorials. Without arguments, all patterns run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def point_to_point() -> None:
 
 
 def non_blocking() -> None:
-    """The same, with something else to do meanwhile."""
+    """Rank 0 sends a 1 to rank 1, and both do other work during the transfer."""
     tensor = torch.zeros(1)
     if hubring.size() > 1 and hubring.rank() == 0:
         tensor += 1
@@ -43,18 +43,18 @@ def non_blocking() -> None:
 
 
 def broadcast() -> None:
-    """All get what rank 0 has."""
+    """Rank 0 sends a 1 to all ranks."""
     _has(hubring.broadcast(torch.full((1,), 1.0 if hubring.rank() == 0 else 0.0), root=0))
 
 
 def scatter() -> None:
-    """Rank 0 has a number for each."""
+    """Rank 0 sends a different number to each rank."""
     numbers = [torch.tensor([rank + 1.0]) for rank in range(hubring.size())]
     _has(hubring.scatter(numbers if hubring.rank() == 0 else None, root=0))
 
 
 def gather() -> None:
-    """Rank 0 gets one from each."""
+    """Each rank sends a number to rank 0."""
     gathered = hubring.gather(torch.tensor([hubring.rank() + 1.0]), root=0)
     if gathered is not None:
         _has(torch.cat(gathered))
@@ -68,12 +68,12 @@ def reduce() -> None:
 
 
 def allreduce() -> None:
-    """All get the sum of ones."""
+    """All ranks get the sum of ones."""
     _has(hubring.allreduce(torch.ones(1), hubring.ReduceOp.SUM))
 
 
 def horovod() -> None:
-    """Allreduce, broadcast and allgather as scripts written to Horovod call them."""
+    """Allreduce, broadcast and allgather with Horovod's API."""
     import hubring.horovod as hvd
 
     hvd.init()
@@ -96,17 +96,19 @@ PATTERNS: dict[str, Callable[[], None]] = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the patterns that are named, or all.
+    """Runs the named patterns, or all.
 
     Args:
         argv: The command line; None: the process's own.
     """
-    parser = argparse.ArgumentParser(prog="mpi_patterns", description="Patterns of communication.")
-    parser.add_argument("patterns", nargs="*", metavar="PATTERN", help=f"{', '.join(PATTERNS)} [all]")
+    parser = argparse.ArgumentParser(prog="mpi_patterns", description="Run communication patterns.")
+    parser.add_argument(
+        "patterns", nargs="*", metavar="PATTERN", help=f"{', '.join(PATTERNS)} [default: all]"
+    )
     chosen = parser.parse_args(argv).patterns or list(PATTERNS)
     unknown = [name for name in chosen if name not in PATTERNS]
     if unknown:
-        parser.error(f"there is no pattern {unknown[0]!r}; there are {', '.join(PATTERNS)}")
+        parser.error(f"no pattern {unknown[0]!r}; expected one of {', '.join(PATTERNS)}")
     hubring.init()
     for name in chosen:
         if hubring.rank() == 0:

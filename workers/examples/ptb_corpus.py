@@ -1,6 +1,6 @@
-"""Text as the language model reads it: words are numbers, and a stream of them lies in rows.
+"""The text of the language model: a stream of word numbers, arranged in rows.
 
-The law: every word of the rows but the first is once the word to be guessed.
+The rule: every word of the stream except the first is a target exactly once.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ from torch import Tensor
 PARTS = ("train", "valid", "test")
 END, UNKNOWN = "<eos>", "<unk>"
 NOTHING = -100
-"""In place of a word to be guessed, where there is none: what cross_entropy leaves out."""
+"""Marks a position without a target; cross_entropy ignores it."""
 
 
 class Corpus(NamedTuple):
-    """Three streams of words, int64 each, numbered by how often they occur in the first."""
+    """Three streams of word numbers, int64. Numbers follow the word frequency in the first stream."""
 
     train: Tensor
     valid: Tensor
     test: Tensor
     words: int
-    """How many different ones there are; the streams hold 0 to words - 1."""
+    """Number of distinct words; the streams hold 0 to words - 1."""
 
 
 class Rows(NamedTuple):
-    """A stream in rows: what is read, and the word after each that is to be guessed; int64 [rows, length]."""
+    """A stream in rows: input words, and the next word of each as target; int64 [rows, length]."""
 
     read: Tensor
     guess: Tensor
 
 
 def read(folder: Path) -> Corpus:
-    """Reads `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`; a line's end is a word of its own.
+    """Reads `ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt`; the end of a line is a word.
 
-    A word that the training text does not hold counts as `<unk>`.
+    A word that is not in the training text counts as `<unk>`.
 
     Raises:
-        FileNotFoundError: One of them is missing.
+        FileNotFoundError: A file is missing.
     """
     texts = [_words(folder / f"ptb.{part}.txt") for part in PARTS]
     counts = Counter(texts[0])
-    counts[UNKNOWN] += 0  # Penn Treebank's has it, other texts may not
+    counts[UNKNOWN] += 0  # the Penn Treebank contains it, other texts may not
     order = sorted(counts, key=lambda word: (-counts[word], word))
     number = {word: index for index, word in enumerate(order)}
     unknown = number[UNKNOWN]
@@ -54,20 +54,20 @@ def read(folder: Path) -> Corpus:
 
 
 def rows(stream: Tensor, batch: int, mine: slice, *, whole: bool) -> Rows:
-    """Lays a stream out in `batch` rows, one after the other, and returns some of them.
+    """Divides a stream into `batch` consecutive rows, and returns this worker's rows.
 
     Args:
         stream: int64 [n].
-        batch: How many rows there are.
-        mine: Which of them are this worker's.
-        whole: Keeps the words that do not fill a column, with nothing to guess beside them; else
-            they are left out.
+        batch: Number of rows.
+        mine: This worker's rows.
+        whole: Whether to include the words that do not fill a column, padded without targets; otherwise they
+            are dropped.
     """
     pairs = len(stream) - 1
     length = -(-pairs // batch) if whole else pairs // batch
     read, guess = torch.zeros(batch * length, dtype=torch.int64), torch.full((batch * length,), NOTHING)
-    kept = min(pairs, batch * length)
-    read[:kept], guess[:kept] = stream[:kept], stream[1 : kept + 1]
+    used = min(pairs, batch * length)
+    read[:used], guess[:used] = stream[:used], stream[1 : used + 1]
     return Rows(read.view(batch, length)[mine], guess.view(batch, length)[mine])
 
 

@@ -1,4 +1,4 @@
-"""An ordinary training script, made to run on a hub, on a ring or alone by five lines."""
+"""An ordinary training script. Five lines make it run with a hub, with a ring, or alone."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -7,19 +7,19 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hubring  # 1
 
-hubring.init()  # 2: finds this worker its place
+hubring.init()  # 2: joins the job
 torch.manual_seed(0)
 digits = load_digits()
 dataset = TensorDataset(torch.tensor(digits.data).float() / 16, torch.tensor(digits.target))
-sampler = hubring.ShardedSampler(dataset)  # 3: each worker reads its own share
+sampler = hubring.ShardedSampler(dataset)  # 3: reads this worker's share
 loader = DataLoader(dataset, batch_size=32, sampler=sampler, drop_last=True)
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-optimizer = hubring.DistributedOptimizer(optimizer, model)  # 4: steps with everyone's gradients
+optimizer = hubring.DistributedOptimizer(optimizer, model)  # 4: steps with all gradients
 
 for epoch in range(10):
-    sampler.set_epoch(epoch)  # 5: another order, the same for all
+    sampler.set_epoch(epoch)  # 5: shuffles the same way on all workers
     for inputs, labels in loader:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs), labels)

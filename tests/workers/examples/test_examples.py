@@ -56,7 +56,7 @@ def test_a_pattern_that_there_is_not_is_a_usage_error(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as ended:
         mpi_patterns.main(["reduce", "shuffle"])
     assert ended.value.code == 2
-    assert "there is no pattern 'shuffle'; there are point-to-point" in capsys.readouterr().err
+    assert "no pattern 'shuffle'; expected one of point-to-point" in capsys.readouterr().err
 
 
 # The language model
@@ -146,7 +146,7 @@ def test_a_missing_text_is_named(alone: None, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_text_that_is_too_short_is_told_so(alone: None, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match=r"has 7 words: too few for --batch_size 20 rows of 20"):
+    with pytest.raises(SystemExit, match=r"has 7 words, too few for --batch_size 20 rows of 20"):
         lm_ptb.main(["--data_path", str(corpus(tmp_path))])
 
 
@@ -173,7 +173,7 @@ def test_mnists_files_are_read_packed_or_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("data", "says"),
-    [(b"\0\0\x08\x03", "no idx file"), (idx(torch.zeros(3, dtype=torch.uint8))[:-1], r"\[3\]")],
+    [(b"\0\0\x08\x03", "expected an idx file"), (idx(torch.zeros(3, dtype=torch.uint8))[:-1], r"\[3\]")],
 )
 def test_a_file_that_is_not_what_its_name_says_is_refused(tmp_path: Path, data: bytes, says: str) -> None:
     (tmp_path / "labels").write_bytes(data)

@@ -68,12 +68,12 @@ def test_an_address_has_its_interface_and_a_strange_one_is_named() -> None:
 
 
 def test_talking_through_an_address_tells_every_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in interface._ASKED:
+    for name in interface._VARIABLES:
         monkeypatch.setenv(name, "")
     interface.talk_through(None)
-    assert {os.environ[name] for name in interface._ASKED} == {""}
+    assert {os.environ[name] for name in interface._VARIABLES} == {""}
     interface.talk_through("127.0.0.1")
-    assert {os.environ[name] for name in interface._ASKED} == {"lo"}
+    assert {os.environ[name] for name in interface._VARIABLES} == {"lo"}
 
 
 # Servers.
