@@ -59,7 +59,7 @@ class Client:
         self._ask("hold", number, values.numpy(), optimizer)
 
     def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
-        """Sends a slice's gradients; the returned function waits for the answer, and copies it into `into`."""
+        """Sends a slice's gradients; the returned function waits for the answer and writes it to `into`."""
         answer = self._server.push_pull.remote(self._rank, number, gradients.numpy(), dict(hyper))
         return lambda: np.copyto(into.numpy(), self._ray.get(answer, timeout=self._timeout))
 

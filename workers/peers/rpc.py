@@ -47,7 +47,7 @@ class Client:
         self._ask(number, hold, number, self._seat.size, values, optimizer)
 
     def push_pull(self, number: int, gradients: Tensor, into: Tensor, hyper: Hyper) -> Callable[[], object]:
-        """Sends a slice's gradients; the returned function waits for the answer and copies it into `into`.
+        """Sends a slice's gradients; the returned function waits for the answer and writes it to `into`.
 
         Pass the result of `own` as gradients, or RPC sends a copy.
         """
