@@ -1,4 +1,4 @@
-"""What every test is held to."""
+"""Fixtures and rules for all tests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from tests.support.processes.fork_server import ForkServer
 
 SYSTEM_SECONDS = 600.0
-"""For a test of whole programs, so that on a busy machine its own deadlines come first and tell more."""
+"""Timeout of a test of whole programs. The test's own deadlines are shorter, and report more."""
 
 ALONE = ("tests/deploy/", "tests/launchers/")
-"""Folders whose tests share what a machine has room for once, a Docker engine or a SLURM."""
+"""Folders whose tests share a Docker engine or a SLURM cluster, of which a machine can run only one."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run side by side, those of one of these folders run in one process, one by one."""
+    """In parallel runs, runs the tests of each of these folders in one process, one after another."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
@@ -47,14 +47,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def orphans_come_to_us() -> None:
-    """Makes a process whose parent ended a child of this one, so that it is not lost from sight."""
+    """Makes orphaned processes children of this process, so that tests can find them."""
     take_in_orphans()
 
 
 @pytest.fixture(scope="session")
 def fork_server(orphans_come_to_us: None) -> Iterator[ForkServer]:
-    """Forks the programs under test, from the first test on that starts one."""
-    # It imports ours: that is not for tests of a single rule.
+    """Forks the programs under test; starts with the first test that needs it."""
+    # Imported here, since it imports Hubring, which unit tests of a single rule do not need.
     from tests.support.processes.fork_server import ForkServer
 
     with ForkServer() as fork_server:
@@ -63,8 +63,8 @@ def fork_server(orphans_come_to_us: None) -> Iterator[ForkServer]:
 
 @pytest.fixture
 def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
-    """Starts our programs, and ends all that the test left."""
-    from tests.support.processes.cluster import Cluster  # imports ours too
+    """Starts programs, and ends all that the test left running."""
+    from tests.support.processes.cluster import Cluster  # imports Hubring too
 
     cluster = Cluster(tmp_path, fork_server)
     yield cluster
@@ -73,15 +73,15 @@ def cluster(tmp_path: Path, fork_server: ForkServer) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test() -> Iterator[None]:
-    """Fails a test that leaves a child process running, or a child of one, and ends that process.
+    """Fails a test that leaves a descendant process running, and ends that process.
 
-    What a module's or session's fixtures started before the test is theirs to end.
+    Processes that module or session fixtures started before the test are not checked.
     """
     before = descendants()
     yield
     deadline = time.monotonic() + GRACE
     left = [pid for pid in descendants() - before if not ends_by(pid, deadline)]
-    told = [f"{pid} ({command(pid)})" for pid in left]
+    named = [f"{pid} ({command(pid)})" for pid in left]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
-    assert not left, f"still running {GRACE:g} s after the test: {', '.join(told)}"
+    assert not left, f"still running {GRACE:g} s after the test: {', '.join(named)}"

@@ -1,4 +1,4 @@
-"""What a test needs beyond what `make test` installs; `.ci/run` installs it, and runs these tests then."""
+"""Tests that need packages which `make test` does not install. `.ci/run` installs them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import os
 import pytest
 
 REQUIRED = os.environ.get("HUBRING_PACKAGES") == "required"
-"""Where all of it should be there: what lacks it fails, rather than be skipped."""
+"""Whether a test without its packages fails instead of being skipped."""
 
 
-def needs(there: object, what: str, mend: str) -> list[pytest.MarkDecorator]:
-    """Marks of a test that is skipped where something is not `there`, saying what, and how to get it."""
+def needs(there: object, what: str, fix: str) -> list[pytest.MarkDecorator]:
+    """Returns the marks of a test that is skipped if `there` is false; `fix` is the command to install it."""
     return [
         pytest.mark.packages,
-        pytest.mark.skipif(not there and not REQUIRED, reason=f"no {what} here: {mend}"),
+        pytest.mark.skipif(not there and not REQUIRED, reason=f"no {what} on this host: {fix}"),
     ]
 
 
 def do_without(text: str) -> None:
-    """Ends a test, or a fixture, that found out only now that something is missing."""
+    """Skips a test or fixture that finds at run time that a package is missing; fails if all are required."""
     if REQUIRED:
         pytest.fail(text)
     pytest.skip(text)

@@ -1,4 +1,4 @@
-"""Messages for a shard's state machine, and what its answers say."""
+"""Messages for a shard's state machine, and checks of its answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hubring.ps.core.types import BucketSpec, Hyper, Member, Sender, Slice, Tens
 from hubring.ps.store.consistency import Consistency
 from hubring.ps.store.store import KVStore
 
-# The gradient of the ledger tensor is a one in the push's own slot: lr -1 adds it.
+# The gradient of the ledger tensor is 1 in the push's slot, so that lr -1 adds it.
 ADD: Hyper = {"lr": -1.0, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": 0, "maximize": 0}
 MOMENTUM: Hyper = {**ADD, "lr": 0.1, "momentum": 0.9}
 

@@ -1,4 +1,4 @@
-"""Jobs as `ps-server submit` is asked for, and the manifests that it prints."""
+"""Jobs for `ps-server submit`, and the manifests that it prints."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def kinds(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
 
 
 def jobs(*script: str, **flags: Any) -> dict[str, dict[str, Any]]:
-    """The Jobs of the JobSet, by name."""
+    """Returns the Jobs of the JobSet, by name."""
     found = kinds(*script, **flags)
     spec = (
         found["JobSet"]["spec"] if "JobSet" in found else found["TrainingRuntime"]["spec"]["template"]["spec"]
@@ -98,5 +98,5 @@ def inside(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def expanded(word: str) -> str:
-    """As the kubelet does with a word of a command, where no variable of any name is set."""
+    """Expands a word of a command like the kubelet, without any variables."""
     return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else found[0], word)

@@ -1,1 +1,1 @@
-"""Experiments that nobody ran, and their results."""
+"""Simulated experiments and their results."""

@@ -1,4 +1,4 @@
-"""Constants of the model of cost that nobody measured, and a job and a setting to predict."""
+"""Invented constants for the cost model, and a job and a setting to predict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experiments that measured what the model of cost predicts, or a known factor more."""
+"""Experiments whose measurements equal the predictions of the cost model, or a known factor more."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def score(found: Findings, job: Job | None = None) -> Score:
 THEIRS = Job(model_bytes=40 << 20, compute=0.05, together=True)
 FINE = replace(THEIRS, slice_bytes=1 << 19)
 APART = replace(THEIRS, together=False)
-"""The same with every host on a machine of its own."""
+"""The same job with each host on its own machine."""
 
 
 def experiment(job: Job = THEIRS, wrong: float = 1.0) -> Findings:
-    """What the model itself would measure, if all but the first setting took `wrong` times as long."""
+    """Returns the predictions as measurements; all settings except the first take `wrong` times as long."""
     links = [replace(LINKED, servers=k, link=Link(rate=rate)) for rate in (1e9, 2e8) for k in (1, 2, 4)]
     rows = [
         entry(row, setting, predict(CONSTANTS, row, setting, job).step_seconds * (wrong if place else 1))
@@ -71,7 +71,7 @@ def rounded(accuracy: Accuracy | None) -> Accuracy:
 
 
 def listed(found: Findings) -> Findings:
-    """The same as an experiment lists it: a ring's run in every setting that differs in servers alone."""
+    """Returns the same with a ring's run in every setting that differs only in servers."""
     rings = [row for row in found.rows if row.row == "ring"]
     again = [
         replace(row, setting=row.setting.replace("k1", f"k{servers}")) for row in rings for servers in (2, 4)
@@ -80,7 +80,7 @@ def listed(found: Findings) -> Findings:
 
 
 def with_pauses(job: Job = THEIRS, workers: tuple[int, ...] = (2, 4, 8)) -> Findings:
-    """What the model would measure with a straggler, by workers, where nobody ran without one."""
+    """Returns the model's predictions with a straggler, by workers, without runs that have none."""
     slow = Straggler(kind="constant", seconds=0.02, ranks=(1,))
     settings = [Setting(workers=count, straggler=slow) for count in workers]
     rows = [

@@ -1,4 +1,4 @@
-"""Comparisons in which a test chooses each row's pace, and the verdict on them."""
+"""Comparisons whose speeds a test sets, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.compare.replayed import Replayed, compared, record
 
 SEEDS = (0, 1, 2)
 CALM = (1.0, 1.02, 0.98)
-"""Seeds differ a little, in all rows alike."""
+"""Small differences between seeds, the same in all rows."""
 
 
 def paced(
@@ -20,7 +20,7 @@ def paced(
     noise: Mapping[str, tuple[float, ...]] | None = None,
     waits: dict[str, float] | None = None,
 ) -> Replayed:
-    """Rows with these seconds a step, 10 ms where none is given, and of waiting, 5 ms likewise."""
+    """Returns rows with these seconds per step (default 10 ms) and of waiting (default 5 ms)."""
 
     def records(run: Run) -> list[Line]:
         name = run.row.name

@@ -1,4 +1,4 @@
-"""Comparisons without training: every run leaves records and parameters that the test chose."""
+"""Comparisons without training: a test sets the records and parameters of every run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINE = {"processor": "an abacus", "cores": 2}
 
 
 def experiment(**changes: Any) -> Experiment:
-    """A small one: four rows of digits, two workers, two seeds."""
+    """Returns a small experiment: four rows of digits, two workers, two seeds."""
     rows = ("local", "ring", "hub-bsp", "hub-asp")
     return Experiment(**({"job": "digits", "rows": rows, "seeds": (0, 1)} | changes))
 
@@ -40,9 +40,10 @@ def record(
     exposed: float = 0.005,
     hidden: float | None = 0.003,
 ) -> list[Line]:
-    """Rank 0's: measured before the first step and after every tenth, which takes `pause` seconds.
+    """Returns rank 0's record, with a measurement before the first step and after every tenth step.
 
-    Every step waits `exposed` seconds for its exchange, and hides `hidden` of it; None: nobody counted.
+    A measurement takes `pause` seconds. Every step waits `exposed` seconds for its exchange, and overlaps
+    `hidden` seconds of it; None: not counted.
     """
     now, lines = 0.0, list[Line]()
     for step in range(steps + 1):
@@ -65,15 +66,15 @@ def record(
 
 @dataclass
 class Replayed:
-    """Runs nothing.
+    """A runner that starts no programs.
 
     Attributes:
-        records: Rank 0's record by row and seed; all ranks have the same. Else one of 10 ms a step.
-        parameters: The value of every final parameter by the run's label; else 1.
-        results: What the workers' last lines hold beside the usual, by row.
-        failed: Why a row did not come to its end.
-        disturbed: Machines that are not at rest.
-        ran: Labels of the runs, as they were asked for.
+        records: Rank 0's record by row and seed, used for all ranks; default: 10 ms per step.
+        parameters: The value of every final parameter by the run's label; default: 1.
+        results: Additional values in the workers' last lines, by row.
+        failed: Why a row failed.
+        disturbed: Machines that are not idle.
+        ran: Labels of the requested runs, in order.
     """
 
     records: Callable[[Run], list[Line]] = lambda run: record(0.01)
@@ -125,7 +126,7 @@ class Replayed:
 
 @dataclass
 class Heard:
-    """Takes down what a comparison shows."""
+    """Records the output of a comparison."""
 
     kept_runs: list[str] = field(default_factory=list)
     finished_runs: list[str] = field(default_factory=list)
@@ -145,7 +146,7 @@ class Heard:
 
 
 def findings(folder: Path, trainer: Replayed | None = None, **changes: Any) -> Findings:
-    """Those of an experiment whose runs are replayed; of its folder only the runs are written."""
+    """Returns the outcome of an experiment with replayed runs; writes only the runs of its folder."""
     asked, replay = experiment(**changes), trainer or Replayed()
     outcomes = {run.label: replay.run(run, folder / run.label, lambda line: None) for run in runs(asked)}
     numbers = {label: measure(each, asked.yardstick, asked.warmup) for label, each in outcomes.items()}
@@ -153,20 +154,20 @@ def findings(folder: Path, trainer: Replayed | None = None, **changes: Any) -> F
 
 
 def compared(folder: Path, trainer: Replayed | None = None, **changes: Any) -> dict[str, Any]:
-    """The same as `results.json` has it."""
+    """Returns the same as in `results.json`."""
     found: dict[str, Any] = json.loads(encode(findings(folder, trainer, **changes)))
     return found
 
 
 def carried_out(folder: Path, trainer: Replayed, **changes: Any) -> tuple[dict[str, Any], Heard]:
-    """The same with the whole folder, and what was shown on the way."""
+    """Returns the same with the whole folder, and the output."""
     heard = Heard()
     Comparison.begin(experiment(**changes), folder, "ps-compare run").run(trainer, heard)
     return json.loads((folder / "results.json").read_text()), heard
 
 
 def row(results: Mapping[str, Any], name: str, setting: int = 0) -> dict[str, Any]:
-    """A row of one setting."""
+    """Returns a row of one setting."""
     key = results["settings"][setting]["key"]
     found: list[dict[str, Any]] = [each for each in results["rows"] if each["setting"] == key]
     return next(each for each in found if each["row"] == name)

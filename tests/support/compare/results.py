@@ -1,4 +1,4 @@
-"""Results of experiments that nobody ran, as `results.json` would hold them, for what reads that file."""
+"""Invented results in the format of `results.json`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hubring.workers.compare.result.statistics import median_interval
 from hubring.workers.slowdown.straggler import Straggler
 
 WITHHELD_SPEED = 31337.0
-"""Stands in every speed of the withheld row, so that a test can look for it."""
+"""Appears in every speed of the withheld row, so that a test can search for it."""
 
 GIGABIT = Link(rate=1e9, latency=0.0005)
 SLOW = Link(rate=2e8)
@@ -47,16 +47,16 @@ SPEEDS = {
 ASYNCHRONOUS = {"hub-ssp", "hub-asp"}
 BATCH = 128
 BY_BYTES = {"calibrated": True, "by_bytes": 3, "formula": "k > n^2/(2(n-1))"}
-"""Of a crossover, besides what was measured and predicted."""
+"""The fields of a crossover besides the measured and predicted ones."""
 
 
 def read(results: Mapping[str, Any]) -> Findings:
-    """What a program reads from a file with these results."""
+    """Returns what a program reads from a file with these results."""
     return decode(json.dumps(results, allow_nan=False).encode())
 
 
 def summary(values: Iterable[float | None]) -> dict[str, Any]:
-    """A number of all seeds, as the file has it."""
+    """Returns a number of all seeds in the file's format."""
     listed = list(values)
     found = median_interval([value for value in listed if value is not None])
     return {"values": listed, "median": found.median, "low": found.low, "high": found.high}
@@ -67,7 +67,7 @@ def around(random: Random, value: float, spread: float, seeds: int) -> dict[str,
 
 
 def entry(row: str, setting: Setting, speed: float, seeds: int = 3) -> dict[str, Any]:
-    """A row whose parts of a step fit its speed."""
+    """Returns a row whose parts of a step match its speed."""
     random = Random(f"{row} {setting.key}")
     step, late = 1e3 * BATCH / speed, row in ASYNCHRONOUS
     compute = min(0.8 * step, 24.0 if setting.compute is None else 50.0)
@@ -146,7 +146,7 @@ def _curve(row: str, setting: Setting, speed: float, seed: int) -> dict[str, Any
 
 
 def full() -> dict[str, Any]:
-    """Everything that can be there: links, servers, stragglers, a peer, a withheld row, nulls."""
+    """Returns results with all optional parts: links, servers, stragglers, a peer, a withheld row, nulls."""
     ran = [(row, setting) for setting in SETTINGS for row, key in SPEEDS if key == setting.key]
     speeds = [(row, setting, SPEEDS[row, setting.key]) for row, setting in ran]
     results = {
@@ -269,7 +269,7 @@ def _bandwidth() -> list[dict[str, Any]]:
 
 
 def minimal() -> dict[str, Any]:
-    """One seed, one row, one setting, and nothing of what may be missing."""
+    """Returns results with one seed, one row and one setting, without any optional part."""
     setting = Setting(workers=2)
     return {
         "version": 3,

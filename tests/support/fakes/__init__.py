@@ -1,1 +1,1 @@
-"""Parts of Hubring that a test moves by hand, and a GPU that is not there."""
+"""Fakes of Hubring's parts and of a GPU."""

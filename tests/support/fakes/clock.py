@@ -2,7 +2,7 @@ from __future__ import annotations
 
 
 class FakeTime:
-    """A clock that a test turns by hand."""
+    """A clock that a test advances."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -1,4 +1,4 @@
-"""A coordinator with shards that answer at once, and whoever calls it."""
+"""A coordinator with fake shards that answer immediately, and its callers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hubring.ps.store.consistency import by_name
 from tests.support.fakes.clock import FakeTime
 
 LIMIT = 20.0
-"""Seconds after which a call that waits has found a bug."""
+"""Seconds after which a waiting call is a bug."""
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ BUCKET = BucketSpec(0, "float32", 0, "SGD", (TensorSpec("weight", (4,)),))
 
 
 class FakeFleet(Fleet):
-    """Shards that do as they are told, and remember it."""
+    """Shards that carry out and record all requests."""
 
     def __init__(self, lease_seconds: float) -> None:
         super().__init__(lease_seconds)
@@ -47,7 +47,7 @@ class FakeFleet(Fleet):
         self.drains = 0
         self.silent_ones = False
         self.versions: Counter[int] = Counter()
-        """How far each shard's keys have come."""
+        """The progress of each shard's keys."""
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
         none: Any = None
@@ -76,7 +76,7 @@ class FakeFleet(Fleet):
         self.failures.append(str(error))
 
     async def reset(self) -> None:
-        """There is nothing to forget."""
+        """Does nothing."""
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
         self.saves.put_nowait(step)
@@ -100,7 +100,7 @@ class FakeFleet(Fleet):
 
 
 class Refused(Exception):
-    """What `abort` raises."""
+    """Raised by `abort`."""
 
 
 class FakeContext:
@@ -112,7 +112,7 @@ CONTEXT: Any = FakeContext()
 
 
 class Hub:
-    """A coordinator, the clock that it looks at, and the fleet that it leads."""
+    """A coordinator with its clock and its shards."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         monkeypatch.setattr("hubring.ps.coordinator.coordinator.Fleet", FakeFleet)
@@ -170,6 +170,6 @@ def run(story: Coroutine[Any, Any, T]) -> T:
 
 
 def checkpointed(directory: Path, slices: tuple[Slice, ...] = (), step: int = 9) -> None:
-    """Leaves a checkpoint in the directory."""
+    """Writes a checkpoint into the directory."""
     folder = checkpoint_folder.begin(directory)
     checkpoint_folder.publish(folder, Manifest("train.py", "bsp", step, 5, (BUCKET,), slices, ()))

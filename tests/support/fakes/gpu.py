@@ -1,4 +1,4 @@
-"""A GPU's memory in one process: places are names in a dictionary, events are a lazy device's."""
+"""A GPU's memory in one process: memory handles are names in a dictionary, events are a lazy device's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU = "GPU-fake"
 
 
 class FakeMemory:
-    """What all processes see of it; `device.log` tells which stamps somebody has waited for."""
+    """The GPU as all processes see it; `device.log` lists the stamps that a process has waited for."""
 
     def __init__(self) -> None:
         self.device = LazyDevice()

@@ -1,4 +1,4 @@
-"""A hub in this process, and ranks on threads: what an optimizer needs to be tested against."""
+"""A hub in this process with ranks on threads, for tests of optimizers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Done = Callable[[torch.Tensor], None]
 Part = tuple[torch.Tensor, Done]
 
 LIMIT = 20.0
-"""Seconds after which a rank that waits for another has found a bug."""
+"""Seconds after which a waiting rank is a bug."""
 
 
 class FakeHub:
-    """Averages each bucket's gradients over all ranks, then applies plain SGD with the lr that came along."""
+    """Averages each bucket's gradients over all ranks, then applies SGD with the pushed learning rate."""
 
     def __init__(self, size: int, steps_on: Literal["server", "worker"] = "server") -> None:
         self.size = size
@@ -38,7 +38,7 @@ class FakeHub:
     def meet(
         self, key: object, rank: int, tensor: torch.Tensor, done: Done
     ) -> list[tuple[torch.Tensor, Done]]:
-        """Collects one tensor a rank; the last to come gets all, in rank order, with their callbacks."""
+        """Collects one tensor per rank; the last rank gets all tensors and callbacks, in rank order."""
         with self.lock:
             parts = self.parts.setdefault(key, {})
             parts[rank] = (tensor.clone(), done)
@@ -48,14 +48,14 @@ class FakeHub:
             return [parts[rank] for rank in sorted(parts)]
 
     def run(self, action: Callable[[FakeRank], T]) -> list[T]:
-        """Runs `action` once a rank, each on a thread; the results in rank order."""
+        """Runs `action` once per rank, each on a thread; returns the results in rank order."""
         with ThreadPoolExecutor(self.size) as pool:
             futures = [pool.submit(action, FakeRank(self, rank)) for rank in range(self.size)]
             return [future.result(LIMIT) for future in futures]
 
 
 class FakeRank(Communicator):
-    """One rank's communicator; `log` tells what it was asked to do, in order."""
+    """One rank's communicator; `log` lists its calls, in order."""
 
     topology = "hub"
 
@@ -124,7 +124,7 @@ class FakeRank(Communicator):
                 done(result)
 
     def close(self, *, finished: bool) -> None:
-        """Nothing is open."""
+        """Does nothing."""
 
     def _wait_for(self, collective: Collective, tensor: torch.Tensor, name: str) -> torch.Tensor:
         result = self.collective(Call(collective, name), tensor).get()

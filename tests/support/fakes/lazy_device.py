@@ -1,8 +1,8 @@
-"""A device that does nothing before somebody waits for it, and then only what that takes.
+"""A device that does no work until a thread waits for it, and then only the work that the wait needs.
 
-It is the slowest device that keeps its word: whatever is not ordered by a mark
-happens too late, so a test that passes on it has shown that all of the order
-is asked for. Tensors "on the device" are CPU tensors that only queued work touches.
+It is the slowest device that is still correct: work that no mark orders happens too late. So a test that
+passes on it shows that the code requests all of the order that it needs. Tensors "on the device" are CPU
+tensors that only queued work touches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hubring.ps.store.gpu_tensor import Mark
 
 
 class LazyMark:
-    """All that one queue held when it was made."""
+    """Marks the work that a queue held when the mark was made."""
 
     def __init__(self, device: LazyDevice, queue: str, length: int) -> None:
         self.device = device
@@ -30,11 +30,11 @@ class LazyMark:
 
 
 class LazyDevice:
-    """Queues by name; `train` is the one that a training script uses.
+    """A device with named queues; a training script uses the queue `train`.
 
     Attributes:
-        log: What was done, in the order in which it was.
-        waits: Each time that a thread waited for the device: its name, and the queue.
+        log: The completed work, in order.
+        waits: The thread's name and the queue of each wait for the device.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class LazyDevice:
         self._done = dict.fromkeys(self._queues, 0)
 
     def compute(self, what: str, kernel: Callable[[], object]) -> None:
-        """Queues work for training, as a forward or backward does."""
+        """Queues work on `train`, like a forward or backward pass."""
         self._queue("train", what, kernel)
 
     def mark(self) -> Mark:
@@ -68,12 +68,12 @@ class LazyDevice:
         self._behind("train", mark)
 
     def look(self, tensor: Tensor) -> Tensor:
-        """What a script sees that prints a tensor: it waits for its own stream, and for no other."""
+        """Returns what a script sees that prints a tensor: it waits only for its own stream."""
         self.reach(self._mark("train"))
         return tensor.clone()
 
     def reach(self, mark: LazyMark) -> None:
-        """Does what the mark stands behind, and what that waits for."""
+        """Does the work before the mark, and the work that it waits for."""
         with self._lock, torch.no_grad():
             while self._done[mark.queue] < mark.length:
                 place = self._done[mark.queue]
@@ -99,7 +99,7 @@ class LazyDevice:
 
 
 class PromptDevice(LazyDevice):
-    """One whose training happens in the thread that asks for it, as a CPU's; its copies are lazy still."""
+    """A device that trains in the calling thread, like a CPU; its copies are still lazy."""
 
     def follow(self, mark: Mark) -> None:
         assert isinstance(mark, LazyMark)

@@ -1,4 +1,4 @@
-"""Connections to shards that answer when a test lets them."""
+"""Connections to shards whose answers a test controls."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ SOON = 10.0
 
 
 class Wire:
-    """A connection without a shard: the test answers, and sees in which threads it was used."""
+    """A connection without a shard: the test answers, and sees the threads that used it."""
 
     def __init__(self) -> None:
         self.near_end, self.far_end = socket.socketpair()
         self.near_end.setblocking(False)
         self.sent: list[Message] = []
         self.let_out: list[int] = []
-        """How much had been sent at each flush."""
+        """Number of messages sent before each flush."""
         self.threads: dict[str, threading.Thread] = {}
         self.replies: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.before_receive: Callable[[], None] = lambda: None
         self.on_send: Callable[[], object] = lambda: None
         self.on_flush: Callable[[], object] = lambda: None
         self.in_hand: Callable[[], None] = lambda: None
-        """Called where replies were read, and nobody was told of them yet."""
+        """Called after replies are read, before any waiting call gets them."""
 
     @property
     def waitable(self) -> int:
@@ -73,7 +73,7 @@ class Wire:
 
 
 class AnnouncedWait(SpinWait):
-    """Says that somebody has begun to wait."""
+    """Signals that a thread has started to wait."""
 
     began = threading.Event()
 
@@ -83,7 +83,7 @@ class AnnouncedWait(SpinWait):
 
 
 class ScriptedShards:
-    """As many shards as asked, over wires that the test answers."""
+    """Any number of shards, over connections that the test answers."""
 
     def __init__(self, count: int = 1) -> None:
         self.wires: list[Wire] = []

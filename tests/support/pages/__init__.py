@@ -1,1 +1,1 @@
-"""The status page and who looks at it."""
+"""The status page and its clients."""

@@ -1,4 +1,4 @@
-"""Asks an ASGI app as an HTTP server would, without one."""
+"""Sends requests to an ASGI app without an HTTP server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message
 
 @dataclass
 class Answer:
-    """What came back."""
+    """A response."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Answer:
 
 
 class Exchange:
-    """One request under way."""
+    """One running request."""
 
     def __init__(self, body: bytes) -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
@@ -61,7 +61,7 @@ def scope(method: str, address: str, headers: Mapping[str, str]) -> dict[str, An
 
 
 async def ask(app: ASGIApp, address: str, method: str = "GET", body: bytes = b"", **headers: str) -> Answer:
-    """The whole answer to one request."""
+    """Returns the whole response to one request."""
     exchange, answer = Exchange(body), Answer()
     await app(scope(method, address, headers), exchange.receive, exchange.send)
     while not exchange.messages.empty():
@@ -76,7 +76,7 @@ async def ask(app: ASGIApp, address: str, method: str = "GET", body: bytes = b""
 
 @asynccontextmanager
 async def watching(app: ASGIApp, address: str) -> AsyncIterator[asyncio.Queue[Message]]:
-    """What an endless answer consists of, as it comes; whoever asked hangs up at the end."""
+    """Yields the parts of an endless response, and disconnects at the end."""
     exchange = Exchange(b"")
     serving = asyncio.ensure_future(app(scope("GET", address, {}), exchange.receive, exchange.send))
     try:

@@ -1,4 +1,4 @@
-"""Colours of a page's style sheet, and how light they are."""
+"""The colours of a page's style sheet, and their luminance."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def linear(colour: str) -> Vector:
 
 
 def themed(package: str, theme: str) -> str:
-    """What a page's style sheet says for one theme."""
+    """Returns the colours of one theme from a page's style sheet."""
     css, night = style(package), r"@media screen and \(prefers-color-scheme: dark\) \{.*?\n\}\n"
     return re.sub(night, "", css, flags=re.S) if theme == "light" else "".join(re.findall(night, css, re.S))

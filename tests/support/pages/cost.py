@@ -1,15 +1,15 @@
-"""What the status page costs a job of many simulated workers.
+"""Measures the cost of the status page for a job with many simulated workers.
 
     cost.py WORKERS SHARDS BLOCKS SECONDS COMPUTE [shared]
 
-The hub is a real one. The workers are threads of this process, each with its own place, heartbeats and
-lines to the shards; in lockstep all sleep for COMPUTE seconds, as long as an accelerator would compute, and
-push one gradient. In turns of SECONDS nobody watches; the page is watched: one browser's stream is read; or
-it is watched and metrics are asked for besides, every five seconds, as Prometheus might. Where there are two
-cores the hub has one of its own, as the host of a fleet's hub does, and shards and workers have the others;
-with `shared` all take what is free. Prints one JSON object: of each turn the median step, and the hub
-process's processor time; and what page and metrics add to a step, with its 95 % interval, and as a share of
-all cores.
+The hub is real. The workers are threads of this process, each with its own rank, heartbeats and connections
+to the shards. In lockstep, all workers sleep for COMPUTE seconds, the computing time of an accelerator, and
+push one gradient. Turns of SECONDS alternate: no page is open; one browser's stream is read; or one stream is
+read and metrics are requested every five seconds, like Prometheus. With two or more cores the hub has its own
+core, and shards and workers share the others; with `shared` all processes share all cores.
+
+Prints one JSON object: the median step and the hub process's CPU time of each turn, and the time that page
+and metrics add to a step, with its 95 % interval, and as a share of all cores.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HYPER = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nes
 
 
 class SimulatedWorker:
-    """A place in the job that computes nothing."""
+    """A worker that computes nothing."""
 
     def __init__(self, address: str, size: int) -> None:
         self.session = Session(address, job="simulated", topology="hub", world_size=size)
@@ -95,7 +95,7 @@ class SimulatedWorker:
 
 
 class Watched:
-    """Somebody watches: a stream is read, and where they are wanted metrics are asked for now and then."""
+    """Reads a stream of the page, and optionally requests metrics periodically."""
 
     def __init__(self, page: str, metrics: bool) -> None:
         self._page = page
@@ -135,25 +135,25 @@ class Watched:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of all threads of a process; see proc(5), /proc/pid/schedstat."""
+    """Returns the CPU time of all threads of a process; see proc(5), /proc/pid/schedstat."""
     return (
         sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
     )
 
 
 def part(server: int) -> None:
-    """Gives the hub's process a core, and the others to its shards and to this process."""
+    """Pins the hub's process to one core, and its shards and this process to the others."""
     cores = sorted(os.sched_getaffinity(0))
     shards = Path(f"/proc/{server}/task/{server}/children").read_text().split()
     for pid, allowed in [(str(server), cores[:1]), *((pid, cores[1:]) for pid in (*shards, "self"))]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # the process has ended
                 os.sched_setaffinity(int(thread.name), allowed)
 
 
 @contextlib.contextmanager
 def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], str, str]]:
-    """A server, its address and its page."""
+    """Starts a server; yields its process, address and page."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "address"
         flags = ["--port", "0", "--once", "--workers", str(workers), "--shards", str(shards)]
@@ -173,7 +173,7 @@ def hub(workers: int, shards: int) -> Iterator[tuple[subprocess.Popen[bytes], st
 def steps_for(
     all_workers: Sequence[SimulatedWorker], done: int, seconds: float, compute: float
 ) -> list[float]:
-    """Steps in lockstep, for so long; how long each took."""
+    """Takes steps in lockstep for `seconds`, and returns the duration of each."""
     took: list[float] = []
     until = time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
@@ -199,7 +199,7 @@ def measure(
             list(pool.map(call, all_workers))
         done = len(steps_for(all_workers, 0, 1.0, compute))
         for turn in range(len(KINDS) * blocks):
-            # There and back again, so that no drift favours any.
+            # Forward and backward, so that drift favours no kind.
             kind = (*KINDS, *reversed(KINDS))[turn % (2 * len(KINDS))]
             watched = None if kind == "nobody" else Watched(page, metrics=kind == "page and metrics")
             with watched or contextlib.nullcontext():
@@ -224,7 +224,7 @@ def measure(
 
 
 def summary(turns: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
-    """Medians over the turns of each kind, and what watching adds."""
+    """Returns the medians over the turns of each kind, and the added time."""
     steps, used = (
         {kind: [turn[what] for turn in turns if turn["kind"] == kind] for kind in KINDS}
         for what in ("step_ms", "hub_cpu_ms_per_s")
@@ -242,7 +242,7 @@ def summary(turns: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
 
 
 def added(watched: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
-    """By how much the median is longer, with the 95 % interval that other blocks might give."""
+    """Returns the difference of the medians, with its 95 % bootstrap interval."""
     draw = random.Random(0)
     blocks = [range(len(plain)), *([draw.randrange(len(plain)) for _ in plain] for _ in range(2000))]
     found = [

@@ -1,4 +1,4 @@
-"""A page as a tree, as far as tests ask: what is in what, and whether all that was opened was closed."""
+"""A page as a tree of elements; checks that all tags are closed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Node:
     children: list[Node | str] = field(default_factory=list)
 
     def all(self, tag: str) -> Iterator[Node]:
-        """All of that tag below, in the order of the page."""
+        """Returns all descendants with the tag, in the order of the page."""
         for child in self.children:
             if isinstance(child, Node):
                 if child.tag == tag or tag == "*":
@@ -55,7 +55,7 @@ class _Reader(HTMLParser):
 
 
 def html_tree(html: str) -> Node:
-    """The whole page; what is not closed, or in the wrong order, fails."""
+    """Parses a page; raises if a tag is not closed, or closed in the wrong order."""
     reader = _Reader()
     reader.feed(html)
     reader.close()

@@ -1,4 +1,4 @@
-"""A page that is really served, of a hub that a test moves by hand."""
+"""A served page of a fake hub that a test controls."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EVERY_STATE: dict[str, Any] = {
 
 
 class ServedPage:
-    """The page and its hub; both live in a thread of this process."""
+    """The page and its hub, in a thread of this process."""
 
     def __init__(self, hub: StatusHub) -> None:
         self.hub = hub
@@ -47,10 +47,10 @@ class ServedPage:
         self._site = self._do(self._open())
         self.address = self._site.address
         self.link = self._site.banner()[0].split()[1]
-        """With the token."""
+        """The page's address with the token."""
 
     def close(self) -> None:
-        """As the server does at its end."""
+        """Ends the page as the server does."""
         if not self._loop.is_closed():
             self._do(self._site.close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -68,7 +68,7 @@ class ServedPage:
 
 @contextmanager
 def served_page(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[ServedPage]:
-    """A page that is open for as long as the test looks."""
+    """Serves a page for the duration of the test."""
     hub = StatusHub(count, shards)
     hub.told |= {"shards_wanted": shards, **changes}
     hub.rows = [

@@ -1,4 +1,4 @@
-"""A hub as its page sees it, which tells what a test told it to."""
+"""A fake hub for the page, whose status a test sets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKEN = "a token that is long enough"
 
 
 def worker(rank: int, **changes: Any) -> dict[str, Any]:
-    """A worker's row of the status."""
+    """Returns a worker's row of the status."""
     row = {
         "rank": rank,
         "host": "node1",
@@ -32,7 +32,7 @@ def worker(rank: int, **changes: Any) -> dict[str, Any]:
 
 
 def shard(index: int, **changes: Any) -> dict[str, Any]:
-    """A shard's row of the status."""
+    """Returns a shard's row of the status."""
     row = {
         "shard": index,
         "host": "node0",
@@ -58,7 +58,7 @@ def shard(index: int, **changes: Any) -> dict[str, Any]:
 
 
 def report(count: int = 4, **changes: Any) -> dict[str, Any]:
-    """A status without shards: a job in which so many workers train."""
+    """Returns a status without shards: a job with `count` training workers."""
     told = {
         "version": "0.1.0",
         "protocol": 4,
@@ -92,13 +92,13 @@ def report(count: int = 4, **changes: Any) -> dict[str, Any]:
 
 
 def snapshot(*shards: dict[str, Any], log: tuple[LogEntry, ...] = (), **changes: Any) -> Snapshot:
-    """What there is to see of such a report."""
+    """Returns the page's view of a report."""
     samples = [Sample(90.0 + at, 30 + at, 1.0 / (1 + at), 8.0) for at in range(10)]
     return Snapshot.of(report(**changes) | {"shards": list(shards)}, Rates(), samples, log)
 
 
 class StatusHub:
-    """The hub; `done` says what it was asked to do."""
+    """The hub; `done` lists its requests."""
 
     def __init__(self, workers: int = 4, shards: int = 2) -> None:
         self.told = report(workers)
@@ -134,7 +134,7 @@ class StatusHub:
 
 
 def journal(*texts: str, level: str = "info") -> Journal:
-    """A log in which these lines stand."""
+    """Returns a log with these lines."""
     made = Journal()
     for text in texts:
         made.handle(logging.makeLogRecord({"msg": text, "levelname": level.upper(), "levelno": 20}))

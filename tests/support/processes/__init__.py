@@ -1,1 +1,1 @@
-"""Programs under test, and what is left of them."""
+"""Programs under test, and checks for leftover processes and memory."""

@@ -1,4 +1,4 @@
-"""Real processes for system tests: a server and workers, none of which outlives its test."""
+"""Real processes for system tests: a server and workers, which do not outlive the test."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ SMALL = str(SCRIPTS / "small.py")
 TRAIN = str(Path(__file__).parents[3] / "workers" / "examples" / "train.py")
 MEASURED = str(SCRIPTS / "measured.py")
 PATIENCE = 90.0
-"""Seconds, by a stopwatch, in which a program does whatever it was asked for."""
+"""Stopwatch seconds within which a program must finish its work."""
 LOOK_SECONDS = 0.5
 
 
 def measured(steps: int, *more: str) -> list[str]:
-    """Words for `ps-compare`: a script of so many steps, and more."""
+    """Returns arguments for `ps-compare`: a script with this number of steps, and more."""
     return ["run", "--script", MEASURED, "--metric", "fit", "--arguments", f"{steps} {{seed}}", *more]
 
 
@@ -45,7 +45,7 @@ class Program:
     err: Path
 
     def wait(self, timeout: float = PATIENCE) -> int:
-        """Waits for the end, for `timeout` seconds by a stopwatch; returns the exit code."""
+        """Waits up to `timeout` stopwatch seconds until the program ends; returns the exit code."""
         watch = Stopwatch()
         while True:
             try:
@@ -62,7 +62,7 @@ class Program:
         return json.loads(lines[-1])
 
     def children(self, module: str) -> list[int]:
-        """Processes that it started to run this module of ours; a fork is known by its short name."""
+        """Returns the child processes that run this module; a fork has a short name."""
         pid = self.process.pid
         started = map(int, entry(pid, f"task/{pid}/children").split())
         return [
@@ -72,13 +72,13 @@ class Program:
         ]
 
     def done(self, code: int = 0, timeout: float = PATIENCE) -> dict[str, Any]:
-        """Waits for the end, asserts the exit code, returns the last line's object."""
+        """Waits until the program ends, asserts the exit code, and returns the last line's object."""
         got = self.wait(timeout)
         assert got == code, f"{self.name} exited with {got} instead of {code}:\n{self.said()}"
         return self.result()
 
     def until(self, condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
-        """Waits while the program runs; what it does last, as it ends, counts too."""
+        """Waits for a condition while the program runs; checks it once more after the program ends."""
         watch, looked = Stopwatch(), time.monotonic()
         ended = False
         while not condition():
@@ -94,9 +94,9 @@ class Program:
 
 
 class Cluster:
-    """Starts programs in a folder, and ends what is left of them.
+    """Starts programs in a folder, and ends those that still run.
 
-    With a fork server, our own programs on this host are forks of it; see there.
+    With a fork server, Hubring's programs on this host are forks of it.
     """
 
     def __init__(self, folder: Path, fork_server: ForkServer | None = None) -> None:
@@ -112,9 +112,10 @@ class Cluster:
         within: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
     ) -> Program:
-        """Starts a module; `within` goes before the command, as what runs it on another host.
+        """Starts a module; `within` is a command prefix that runs the module on another host.
 
-        It is started afresh there, but for `ip netns exec NAME`, where a fork can go by itself.
+        With a prefix the module runs in a new Python process, except for `ip netns exec NAME`, because a fork
+        can enter the namespace.
         """
         fork_server, network, variables = self._fork_server, _network(within), variables or {}
         of_python = any(variable.startswith("PYTHON") for variable in variables)  # is read as one starts
@@ -126,7 +127,7 @@ class Cluster:
         )
 
     def start(self, name: str, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Program:
-        """Starts a command, with these variables beside those of the test; a module of Python's as `run`."""
+        """Starts a command with the test's and these variables; a Python module as `run` does."""
         if list(command[:2]) == [sys.executable, "-m"]:
             return self.run(name, command[2], *command[3:], variables=variables)
         return self._start(name, command, variables or {})
@@ -157,7 +158,7 @@ class Cluster:
     def server(
         self, *arguments: str, name: str = "server", within: Sequence[str] = ()
     ) -> tuple[Program, str]:
-        """Starts a server on a free port; returns it with its address."""
+        """Starts a server on a free port; returns the program and its address."""
         file = self.folder / f"{name}.address"
         command = ["start", "--port", "0", "--address-file", str(file), *arguments]
         program = self.run(name, "hubring.ps.cli", *command, within=within)
@@ -173,13 +174,13 @@ class Cluster:
         )
 
     def status(self, address: str) -> dict[str, Any]:
-        """What `ps-server status` prints, asked for without a process of its own."""
+        """Returns the output of `ps-server status`, without a new process."""
         with grpc.insecure_channel(address) as channel:
             reply = ControlStub(channel).Status(pb.StatusRequest(), timeout=PATIENCE)
         return json.loads(reply.json)
 
     def end(self) -> None:
-        """Ends what still runs; of a test that fails, pytest shows what all its programs said."""
+        """Ends the running programs. If the test fails, pytest shows the output of all programs."""
         for program in self.programs:
             if program.process.poll() is None:
                 program.process.send_signal(signal.SIGCONT)
@@ -189,7 +190,7 @@ class Cluster:
 
 
 def _network(within: Sequence[str]) -> str | None:
-    """The network namespace in which this runs what follows; empty: ours; None: it does something else."""
+    """Returns the network namespace of a command prefix; empty: this one; None: another kind of prefix."""
     match list(within):
         case []:
             return ""

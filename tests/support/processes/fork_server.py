@@ -1,15 +1,15 @@
-"""Starts programs under test as forks of one process that has imported torch already.
+"""Starts programs under test as forks of a process that has imported torch.
 
-A fresh Python takes more than two seconds of processor time until it has torch, and as long again
-for its first optimizer; the tests start some two thousand. A fork is a process like any other: it
-has its own id, files, signals and end, and is the child of whoever asked for it.
+A new Python process needs more than two seconds of CPU time to import torch, and the same again for the
+first optimizer. The tests start about two thousand programs. A fork is an ordinary process: it has its own
+id, files and signals, and is a child of the process that requested it.
 
-The fork server forks the tests' programs. Each program has a fork server of its own, forked from before it
-began: what the program starts as `python [-P] -m MODULE` is forked from that, and all else is started as
-ever.
+The fork server forks the tests' programs. Each program also has its own fork server, forked before the
+program starts. Programs that it starts as `python [-P] -m MODULE` are forks of that server; other programs
+start normally.
 
-A fork ends without taking its modules down: that would copy two hundred megabytes which it shares with
-all others. tests/system/test_topologies.py starts programs afresh, and sees them end to the last.
+A fork exits without unloading its modules, which would copy two hundred shared megabytes.
+tests/system/test_topologies.py starts programs without forks, and tests their normal exit.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from hubring.ps.config.environment import become, spare_forks
 from tests.support.processes.orphans import take_in_orphans
 
 _IMPORTED = ("torch._dynamo", "sklearn.datasets", "hubring.ps.server", "hubring.workers.run_script")
-"""torch._dynamo comes with the first optimizer; scikit-learn holds the digits."""
+"""The first optimizer imports torch._dynamo; the job `digits` imports scikit-learn."""
 _LONGEST = 1 << 17
-"""Bytes of one request, which is mostly the environment."""
+"""Maximum bytes of a request, which is mostly the environment."""
 _PR_SET_NAME = 15
 _CLONE_NEWNET = 0x40000000
 
 
 class Forked:
-    """A program that the fork server started; stands for a `subprocess.Popen`."""
+    """A program that the fork server started; replaces a `subprocess.Popen`."""
 
     def __init__(self, pid: int, command: Sequence[str]) -> None:
         self.pid = pid
@@ -83,7 +83,7 @@ class Forked:
 
 
 class ForkServer:
-    """Starts modules as `python -m MODULE ARGUMENTS` would, only sooner."""
+    """Starts modules like `python -m MODULE ARGUMENTS`, but faster."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,9 +104,10 @@ class ForkServer:
         err: BinaryIO,
         network: str = "",
     ) -> Forked:
-        """The variables are given whole; what Python or torch read as they start is the fork server's own.
+        """Starts a module with exactly these variables.
 
-        `network` is the name of its network namespace, as `ip netns` knows it.
+        Python and torch read some variables when they start, and so use the fork server's values. `network`
+        is the name of a network namespace, as in `ip netns`.
         """
         told = {"module": module, "arguments": arguments, "environment": environment}
         files = [0, out.fileno(), err.fileno()]
@@ -122,13 +123,13 @@ class ForkServer:
 
 
 def main() -> None:
-    """Forks whatever is asked for; each fork runs its module, and ends."""
+    """Serves requests; each fork runs its module, and exits."""
     spare_forks()
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # what forks share is not to be copied by looking at it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this by hanging up
+    gc.freeze()  # a garbage collection would copy the memory that forks share
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the tests handle Ctrl-C, and then close the connection
     asked = _serve(socket.socket(fileno=int(sys.argv[1])))
     while asked is not None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -137,11 +138,11 @@ def main() -> None:
             _end(_code_of(_run, ours, **asked))
         ours.close()
         asked = _serve(theirs)
-    os._exit(0)  # there is nothing to take down
+    os._exit(0)  # nothing to unload
 
 
 def _code_of(run: Callable[..., None], *arguments: Any, **more: Any) -> int:
-    """Runs a program; returns its exit code. What Python must print as it ends is raised."""
+    """Runs a program; returns its exit code. Raises the exceptions that Python prints at exit."""
     try:
         run(*arguments, **more)
     except SystemExit as end:
@@ -152,7 +153,7 @@ def _code_of(run: Callable[..., None], *arguments: Any, **more: Any) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends as Python does, in the same order, up to where it would take down its modules."""
+    """Runs Python's exit steps in the same order, without unloading modules."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -161,7 +162,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
-    """Asks a fork server for a process with these standard files; returns its id."""
+    """Requests a process with these standard files from a fork server; returns its id."""
     socket.send_fds(by, [json.dumps({"folder": os.getcwd(), **asked}).encode()], files)
     pid = int.from_bytes(by.recv(8))
     if not pid:
@@ -170,7 +171,7 @@ def _ask(by: socket.socket, files: Sequence[int], **asked: Any) -> int:
 
 
 def _serve(asking: socket.socket) -> dict[str, Any] | None:
-    """Returns None when whoever asks has ended; in a fork, what it is to do."""
+    """Serves requests. Returns None in the server when the client has ended, and the request in a fork."""
     while True:
         request, files, _, _ = socket.recv_fds(asking, _LONGEST, 3)
         if not request:
@@ -178,7 +179,7 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
         ours, theirs = socket.socketpair()
         between = os.fork()
         if between == 0:
-            # The child of one that has ended falls to the nearest above that takes in orphans: who asked.
+            # When its parent ends, the fork becomes a child of the nearest subreaper: the requesting process.
             if os.fork():
                 os._exit(0)
             asking.close()
@@ -190,7 +191,7 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
             asked: dict[str, Any] = json.loads(request)
             _stand(**asked.pop("stand"))
             theirs.send(os.getpid().to_bytes(8))
-            theirs.recv(1)  # until it is adopted: a shard ends where its parent is not who started it
+            theirs.recv(1)  # waits for that, since a shard ends if it has another parent
             theirs.close()
             return asked
         theirs.close()
@@ -202,7 +203,7 @@ def _serve(asking: socket.socket) -> dict[str, Any] | None:
 
 
 def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
-    """Puts this process into a session or process group of its own, and into a network namespace."""
+    """Moves this process into a new session or process group, and into a network namespace."""
     if session:
         os.setsid()
     elif group >= 0:
@@ -216,7 +217,7 @@ def _stand(session: bool = False, group: int = -1, network: str = "") -> None:
 def _run(
     fork_server: socket.socket, module: str, arguments: list[str], environment: dict[str, str], folder: str
 ) -> None:
-    """Makes this process what a fresh one would be, but for its children, and runs the module."""
+    """Sets this process up like a new Python process, and runs the module."""
     import torch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -231,7 +232,7 @@ def _run(
 
 
 def _module(command: list[str]) -> list[str]:
-    """The module that a command runs, and its arguments; empty if it runs something else."""
+    """Returns the module of a command and its arguments; empty for other commands."""
     for python in ([sys.executable, "-P", "-m"], [sys.executable, "-m"]):
         if command[: len(python)] == python:
             return command[len(python) :]
@@ -239,10 +240,10 @@ def _module(command: list[str]) -> list[str]:
 
 
 def _fork_modules(fork_server: socket.socket) -> None:
-    """From here on, `subprocess` has this process's fork server fork what runs a module of Python's.
+    """Makes `subprocess` start Python modules with this process's fork server.
 
-    `_execute_child` is nobody's interface, but whatever starts a program comes through it, asyncio too, with
-    its pipes made; and what follows, waiting and signals, is `Popen`'s own as ever.
+    `_execute_child` is private, but every start of a program calls it, in asyncio too, after the pipes are
+    made. Waiting and signals remain `Popen`'s own.
     """
     popen: Any = subprocess.Popen
     afresh = popen._execute_child

@@ -5,4 +5,4 @@ from __future__ import annotations
 from urllib.request import ProxyHandler, build_opener
 
 OPENER = build_opener(ProxyHandler({}))
-"""Everything here is on this machine, whatever the environment says of proxies."""
+"""Opens addresses on this machine, and ignores proxy variables."""

@@ -1,4 +1,4 @@
-"""Processes below this one, as /proc lists them, and their ends."""
+"""The descendants of this process in /proc, and their ends."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import time
 from pathlib import Path
 
 GRACE = 20.0
-"""Seconds in which a process that was told to end may do so; a busy machine takes its time."""
+"""Seconds within which a process must end after a request; long, because the machine can be busy."""
 
 
 def descendants() -> set[int]:
-    """Live processes below this one; multiprocessing's own servant, which stays for good, is none of them."""
+    """Returns the live descendants of this process, without multiprocessing's resource tracker."""
     own = Path(f"/proc/self/task/{os.getpid()}/children")
     assert own.exists(), "this kernel lists no children (CONFIG_PROC_CHILDREN): no process could be missed"
-    found = {*below(os.getpid()), *below(os.getpid())}  # a list that is read as a child ends may lack another
+    # Read twice: a list that is read while a child ends can lack another child.
+    found = {*below(os.getpid()), *below(os.getpid())}
     return {pid for pid in found if "multiprocessing.resource_tracker" not in command(pid)}
 
 
 def below(pid: int) -> list[int]:
-    """Live processes that this one started, and those that they started."""
+    """Returns the live descendants of a process."""
     found: list[int] = []
     unseen = [pid]
     while unseen:
@@ -31,12 +32,12 @@ def below(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """What each of its threads started, as the kernel lists it: to look at all processes takes too long."""
+    """Returns the children of all threads from the kernel's lists; reading all processes takes too long."""
     return [int(child) for thread in threads(pid) for child in entry(pid, f"task/{thread}/children").split()]
 
 
 def parent(pid: int) -> int:
-    """Its parent's id; 0 for a process that has ended, whether or not somebody waited for it."""
+    """Returns the parent's id; 0 for an ended process, including a zombie."""
     state, ppid, *_ = (entry(pid, "stat").rpartition(")")[2] or "X 0").split()
     return 0 if state in "ZX" else int(ppid)
 
@@ -46,7 +47,7 @@ def command(pid: int) -> str:
 
 
 def entry(pid: int, name: str) -> str:
-    """What /proc holds of a process; nothing once it has ended, as it may while somebody looks."""
+    """Returns a file of /proc for a process; empty if the process has ended, which can happen at any time."""
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -54,7 +55,7 @@ def entry(pid: int, name: str) -> str:
 
 
 def threads(pid: int) -> list[int]:
-    """Of a process; none once it has ended."""
+    """Returns a process's command; empty if the process has ended."""
     try:
         return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
     except (FileNotFoundError, ProcessLookupError):
@@ -62,7 +63,7 @@ def threads(pid: int) -> list[int]:
 
 
 def ends_by(pid: int, deadline: float) -> bool:
-    """Waits for the process's end, by its descriptor rather than by looking again and again."""
+    """Waits until the process ends; uses a pidfd instead of polling."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Shared memory that programs leave behind."""
+"""Leftover shared memory."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def shared_memory() -> set[str]:
-    """What is there, but for the semaphores that scikit-learn's joblib takes and gives back."""
+    """Returns the shared memory files, without the temporary semaphores of scikit-learn's joblib."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.loky-")}
 
 
 def left_behind(before: set[str]) -> set[str]:
-    """What has come there to stay: tests beside this one unlink what they make there at once."""
+    """Returns new files that remain; parallel tests unlink their files immediately."""
     return set.intersection(*(shared_memory() - before for _ in range(3)))

@@ -1,4 +1,4 @@
-"""Time as it would pass on a machine that has a core for everybody: a deadline of a test is in it."""
+"""A clock for test deadlines that leaves out the time that programs wait for a core."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from tests.support.processes.process_tree import descendants, entry, threads
 
 LOAD = 10
-"""So much slower than a wall clock it goes at worst: a machine may be that busy."""
+"""The maximum factor by which the stopwatch is slower than a wall clock."""
 
 
 class Stopwatch:
-    """Counts from its making on, less what our programs waited for a core.
+    """Counts the seconds since its creation, minus the time that programs under test waited for a core.
 
-    On a quiet machine that is the time that passed. A busy one holds programs up, a second
-    for each that it makes wait, and a deadline in seconds would miss what they would have done.
+    On an idle machine this is wall-clock time. On a busy machine programs wait for a core, and a deadline in
+    wall-clock seconds would be too short.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Stopwatch:
         return max(passed - held_up, passed / LOAD)
 
     def _look(self) -> None:
-        """Notes every thread's nanoseconds in line for a core: schedstat's second number (proc(5))."""
+        """Records each thread's wait for a core in nanoseconds: schedstat's second number, see proc(5)."""
         for pid in descendants():
             for thread in threads(pid):
                 if line := entry(pid, f"task/{thread}/schedstat"):

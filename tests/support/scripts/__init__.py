@@ -1,1 +1,1 @@
-"""Training scripts that tests run."""
+"""Training scripts for tests."""

@@ -1,4 +1,4 @@
-"""A script that only exchanges one bucket, and reports each step's seconds and bytes.
+"""A script that only exchanges one bucket, and reports the seconds and bytes of each step.
 
 exchange.py STEPS BYTES
 """

@@ -1,9 +1,8 @@
-"""A training script whose model is nearly all that the hub holds.
+"""A training script whose model is nearly all of the hub's memory.
 
     large.py MEGABYTES STEPS FILE
 
-One flat parameter, SGD with momentum. After its steps every worker waits until
-FILE exists.
+One flat parameter, SGD with momentum. After the steps, every worker waits until FILE exists.
 """
 
 from __future__ import annotations

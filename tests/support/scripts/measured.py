@@ -1,4 +1,4 @@
-"""A training script that reports what a comparison measures, and is quick to start: a small regression.
+"""A training script that reports what a comparison measures: a small regression that starts fast.
 
 measured.py STEPS SEED
 """

@@ -1,6 +1,6 @@
 """The small script with its model on the first GPU.
 
-on_gpu.py STEPS FILE: rank 0 writes its last parameters to FILE.
+on_gpu.py STEPS FILE: rank 0 writes the final parameters to FILE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A driver of Ray's, with a cluster of its own: trains a script on hub and ring, and one that is not there.
+"""A Ray driver with its own cluster: trains a script with a hub and a ring, and a script that does not exist.
 
 on_ray_driver.py SCRIPT [ARGS]...
 """

@@ -1,9 +1,9 @@
-"""Two ends of one connection: bytes there and back, compared.
+"""Two ends of one connection: sends bytes back and forth, and compares them.
 
-    pingpong.py ADDRESS         answers one caller, and prints its port first
+    pingpong.py ADDRESS         prints its port, then answers one caller
     pingpong.py ADDRESS PORT    calls; prints the seconds of each round trip
 
-After the pings a stream goes there and comes back as its digest, with the way there closed behind it.
+After the pings the caller sends a stream and closes its sending side; the answer is the stream's digest.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def answer(address: str) -> None:
             file.write(file.readline())
             file.flush()
         digest = hashlib.sha256()
-        while piece := file.read(1 << 16):  # to the end of what the caller sends, who still listens
+        while piece := file.read(1 << 16):  # until the caller closes its sending side; it still receives
             digest.update(piece)
         file.write(digest.digest())
 

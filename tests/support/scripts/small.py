@@ -1,10 +1,9 @@
-"""A training script that is quick to run and easy to stop: a small regression.
+"""A training script that runs fast and is easy to stop: a small regression.
 
     small.py STEPS [WIDTH] [hold FILE STEP]... [spoil RANK STEP FACTOR]
 
-With `hold`, every worker waits at that step until FILE exists, so that a test
-can do its mischief at a known step. With `spoil`, that rank's loss is multiplied
-by a factor in that step: nan, inf.
+With `hold`, every worker waits at STEP until FILE exists, so that a test can cause a fault at a known step.
+With `spoil`, the loss of RANK in STEP is multiplied by FACTOR, for example nan or inf.
 """
 
 from __future__ import annotations

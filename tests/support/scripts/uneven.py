@@ -1,8 +1,8 @@
-"""A training script whose rank 1 leaves after half of the steps, and looks at what it then holds.
+"""A training script whose rank 1 leaves after half of the steps, and checks its parameters then.
 
     uneven.py STEPS WIDTH FILE
 
-Rank 1 leaves once rank 0 has made FILE, right before a step that only rank 0 takes.
+Rank 1 leaves once rank 0 has created FILE, just before a step that only rank 0 takes.
 """
 
 from __future__ import annotations

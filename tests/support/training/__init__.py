@@ -1,1 +1,1 @@
-"""Ranks, and what they train."""
+"""Ranks and their training scripts."""

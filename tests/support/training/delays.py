@@ -1,4 +1,4 @@
-"""How late a straggler is."""
+"""The delays of a straggler."""
 
 from __future__ import annotations
 

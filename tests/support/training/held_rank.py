@@ -1,4 +1,4 @@
-"""A rank whose answers are held back."""
+"""A rank whose answers a test delays."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.support.training.training_scripts import batches, build, plain_step, 
 Side = Literal["server", "worker"]
 Step = Callable[[nn.Module, torch.optim.Optimizer, torch.Tensor], None]
 SOON = 0.01
-"""Seconds after which a wait for something that is held back is given up."""
+"""Seconds after which a wait for a delayed answer ends."""
 
 
 class HeldRank(FakeRank):
-    """A lone rank whose answers are held back while `holding`, until they are let through."""
+    """A single rank whose answers are delayed while `holding` is set."""
 
     def __init__(self, steps_on: Side = "server") -> None:
         super().__init__(FakeHub(1, steps_on))
@@ -49,7 +49,7 @@ class HeldRank(FakeRank):
 
 
 def crossing(rank: FakeRank, **kwargs: Any) -> tuple[nn.Sequential, DistributedOptimizer]:
-    """A model of three layers in five buckets or so, past its first step."""
+    """Returns a model of three layers in about five buckets, after its first step."""
     model = build()
     optimizer = wrap(model, rank, cross_barrier=True, **kwargs)
     plain_step(model, optimizer, batches()[0])
@@ -66,7 +66,7 @@ def bucket_of(optimizer: DistributedOptimizer, name: str) -> int:
 
 
 def waits(action: Callable[[], object]) -> bool:
-    """Whether it gives up in vain on an answer that is held back."""
+    """Whether a call times out on a delayed answer."""
     try:
         action()
     except DeadlineExceeded:

@@ -1,4 +1,4 @@
-"""Ranks that stay together for many collectives, each called from a thread of its own."""
+"""Ranks that stay connected for many collectives, each on its own thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class RankPool:
         kind: type[Ranks] = HubRanks if topology == "hub" else RingRanks
         self.size = size
         self.topology = topology
-        # The class's size is what ranks are seated by.
+        # The size of the class determines the ranks.
         self._meeting = type(f"{size} on the {topology}", (kind,), {"size": size})()
         self._pool = ThreadPoolExecutor(size)
         self.communicators = list(self._pool.map(self._meeting.join, range(size)))
 
     def run(self, action: Callable[[Communicator], T]) -> list[T]:
-        """Runs `action` once a rank; the results in rank order."""
+        """Runs `action` once per rank; returns the results in rank order."""
         futures = [self._pool.submit(action, communicator) for communicator in self.communicators]
         return [future.result(LIMIT) for future in futures]
 

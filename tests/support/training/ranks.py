@@ -1,4 +1,4 @@
-"""Ranks that meet, a kind for each communicator and for each place where buckets may be."""
+"""Connected ranks: one class for each communicator and each location of the buckets."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from tests.support.transports.inproc import InprocTransport
 
 T = TypeVar("T")
 LIMIT = 60.0
-"""Seconds after which a rank that waits for another has found a bug."""
+"""Seconds after which a waiting rank is a bug."""
 
 
 class Ranks:
-    """All ranks of one kind of communicator, each on a thread of its own."""
+    """All ranks of one kind of communicator, each on its own thread."""
 
     size: ClassVar[int]
 
@@ -50,7 +50,7 @@ class Ranks:
         raise NotImplementedError
 
     def run(self, action: Callable[[Communicator], T]) -> list[T]:
-        """Results in rank order; the first rank's error, if there is one."""
+        """Returns the results in rank order; raises the error of the lowest failed rank."""
 
         def live(rank: int) -> T:
             communicator = self.join(rank)
@@ -67,7 +67,7 @@ class Ranks:
             return [future.result(LIMIT) for future in futures]
 
     def close(self) -> None:
-        """Ends what the ranks met at."""
+        """Ends the ranks' rendezvous."""
 
 
 class LocalRanks(Ranks):
@@ -91,7 +91,7 @@ class RingRanks(Ranks):
 
 
 class Seat:
-    """What PSCommunicator asks of a session, without a coordinator."""
+    """The part of a session that PSCommunicator uses, without a coordinator."""
 
     def __init__(self, hub: HubRanks, rank: int, late: bool = False) -> None:
         self.sender = Sender(rank, rank + 1)
@@ -108,11 +108,11 @@ class Seat:
         return Assignment(self._hub.agree(buckets), step=0, initialised=False)
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
-        """Nothing fails here."""
+        """Does nothing, since no worker fails here."""
 
 
 class HubRanks(Ranks):
-    """Ranks of a hub whose two shards are threads of this process; for one `run`."""
+    """Ranks of a hub whose two shards are threads of this process; usable for one `run`."""
 
     size = 3
     aggregate: ClassVar[bool] = False
@@ -122,7 +122,7 @@ class HubRanks(Ranks):
     def __init__(self) -> None:
         self.transport = self.wire()
         self.wired: Collection[int] = range(self.size)
-        """Ranks that have not all shards in shared memory."""
+        """Ranks that do not share memory with all shards."""
         self.listeners = [self.transport.listen("") for _ in range(2)]
         self.addresses: dict[str, str] = {}
         self.loops = [ShardLoop(BSP(), [listener], self.parameter_memory()) for listener in self.listeners]
@@ -135,7 +135,7 @@ class HubRanks(Ranks):
         self.see(*range(self.size))
 
     def see(self, *ranks: int) -> None:
-        """Makes these the job's workers."""
+        """Sets the job's workers."""
         view = View(next(self.epochs), tuple(Member(rank, rank + 1) for rank in ranks))
         for loop in self.loops:
             loop.command(partial(loop.store.on_view, view)).result(LIMIT)
@@ -189,7 +189,7 @@ def _zeros(numel: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 class StagedRanks(HubRanks):
-    """Buckets are on a device of their own, which copies only when it must."""
+    """Ranks whose buckets are on a lazy device, which copies only when a thread waits."""
 
     def __init__(self) -> None:
         self.waiter = DeviceWaiter()
@@ -211,7 +211,7 @@ class StagedAggregatingRanks(StagedRanks):
 
 
 class PlacedRanks(StagedRanks):
-    """The store is on the same device as all ranks' buckets."""
+    """Ranks whose buckets are on the same device as the store."""
 
     def __init__(self) -> None:
         self.memory = FakeMemory()

@@ -1,4 +1,4 @@
-"""Training scripts, each of which steps in a way of its own, and a small model for them."""
+"""Training scripts with different kinds of steps, and a small model for them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.fakes.hub import FakeHub, FakeRank
 
 STEPS = 4
 SMALL = 64
-"""Bytes: cuts the test model into several buckets."""
+"""Bucket size in bytes that divides the test model into several buckets."""
 
 
 SEEDING = threading.Lock()
-"""Ranks are threads here, and torch's generator is one for all of them."""
+"""Guards torch's generator, which all ranks share because they are threads."""
 
 
 def build(seed: int = 0) -> nn.Sequential:
@@ -157,7 +157,7 @@ def single_server() -> FakeRank:
 
 
 def pushes_during_backward(step: Step, rank: FakeRank, **kwargs: Any) -> list[int]:
-    """For every step, how many buckets were handed over by the time backward returned."""
+    """For every step, the number of buckets that were sent before backward returned."""
     model = build()
     optimizer = wrap(model, rank, **kwargs)
     counts: list[int] = []

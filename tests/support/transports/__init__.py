@@ -1,1 +1,1 @@
-"""What every transport must do, and one within this process."""
+"""Conformance checks for transports, and an in-process transport."""

@@ -1,10 +1,10 @@
-"""What every transport must do: one check each, run on all of them by the tests.
+"""Conformance checks for transports; the tests run each check on every transport.
 
     @pytest.mark.parametrize("check", CHECKS)
     def test_zmq(check): check(ZmqTransport)
 
-A check gets a function that makes a transport, takes one transport for both
-ends, and waits for nothing longer than PATIENCE.
+A check gets a function that creates a transport. It uses one transport for both ends, and waits at most
+PATIENCE.
 """
 
 from __future__ import annotations

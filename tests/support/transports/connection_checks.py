@@ -1,4 +1,4 @@
-"""Checks of every transport: many requests and clients at once, and how connections end."""
+"""Checks for every transport: many requests and clients at the same time, and closed or lost connections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.transports.serving import MakeTransport, Serving, echo
 
 
 def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
-    """Nobody waits for room: not with hundreds of requests under way, answered backward."""
+    """Sends never block, even with hundreds of open requests that are answered in reverse order."""
     count, held = 1500, list[Envelope]()
 
     def answer_backward(listener: Listener, envelope: Envelope) -> None:
@@ -51,7 +51,7 @@ def answers_many_requests_in_any_order(make_transport: MakeTransport) -> None:
 
 
 def serves_several_clients_at_once(make_transport: MakeTransport) -> None:
-    """No client gets what is another's."""
+    """No client gets another client's replies."""
     transport = make_transport()
     faults: list[BaseException] = []
 
@@ -74,7 +74,7 @@ def serves_several_clients_at_once(make_transport: MakeTransport) -> None:
 
 
 def goes_from_thread_to_thread(make_transport: MakeTransport) -> None:
-    """One thread dials, another sends while a third waits for news and reads, a fourth closes."""
+    """One thread dials, another sends while a third waits and reads, a fourth closes."""
     transport = make_transport()
     sent = [request(number, noise(100_000, number)) for number in range(10)]
     came: list[Message] = []
@@ -99,7 +99,7 @@ def goes_from_thread_to_thread(make_transport: MakeTransport) -> None:
 
 
 def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
-    """Where requests or replies wait, none goes before an earlier one but for a higher priority."""
+    """Waiting requests and replies keep their order; only a higher priority goes first."""
     count, held, ready = 48, list[Envelope](), threading.Event()
     priorities = random.Random(0).choices(range(8), k=count)
     payload = noise(1 << 20)
@@ -131,7 +131,7 @@ def overtakes_only_by_priority(make_transport: MakeTransport) -> None:
 
 
 def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> None:
-    """A client that leaves its replies lying holds up nobody else."""
+    """A client that does not read its replies blocks no other client."""
     payload = noise(1 << 20)
 
     def answer_at_length(listener: Listener, envelope: Envelope) -> None:
@@ -152,7 +152,7 @@ def answers_others_while_one_does_not_read(make_transport: MakeTransport) -> Non
 
 
 def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
-    """A client that leaves with a request open harms nobody; its reply goes nowhere."""
+    """A client that leaves with an open request affects no other client; its reply is dropped."""
     held: list[Envelope] = []
     came = threading.Event()
 
@@ -179,7 +179,7 @@ def outlives_a_client_that_leaves(make_transport: MakeTransport) -> None:
 
 
 def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport) -> None:
-    """What was answered before the end arrives; then every call tells of the loss, idle or not."""
+    """Replies sent before the loss arrive; after that every call raises, idle or not."""
     transport = make_transport()
     answered = threading.Event()
 
@@ -194,7 +194,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
         assert answered.wait(PATIENCE)
     assert number_of(replies(busy)[0]) == 1
     for line in (idle, busy):
-        for _ in range(2):  # it stays lost
+        for _ in range(2):  # the connection stays lost
             await_loss(line)
         with contextlib.suppress(ConnectionLost):
             line.send(request(2))
@@ -204,7 +204,7 @@ def hands_out_last_replies_then_tells_of_the_loss(make_transport: MakeTransport)
 
 
 def closes_twice(make_transport: MakeTransport) -> None:
-    """Closing what is closed does nothing."""
+    """A second close does nothing."""
     transport = make_transport()
     with Serving(transport) as server:
         line = transport.dial(server.address, PATIENCE)
@@ -216,7 +216,7 @@ def closes_twice(make_transport: MakeTransport) -> None:
 
 
 def refuses_a_dead_address_in_time(make_transport: MakeTransport) -> None:
-    """Where nobody listens, `dial` says so, and names the address."""
+    """Without a listener `dial` raises, and the message names the address."""
     transport = make_transport()
     with Serving(transport) as server:
         dead = server.address
@@ -231,7 +231,7 @@ def refuses_a_dead_address_in_time(make_transport: MakeTransport) -> None:
 
 
 def leaves_nothing_behind(make_transport: MakeTransport) -> None:
-    """Descriptors and threads are as many as before, requests under way or not."""
+    """The number of descriptors and threads does not grow, with or without open requests."""
 
     def use() -> None:
         transport = make_transport()
@@ -245,14 +245,14 @@ def leaves_nothing_behind(make_transport: MakeTransport) -> None:
             line.send(request(3, noise(1 << 20)))
             line.flush()
 
-    use()  # what a library keeps for the whole process, it has by now
+    use()  # now libraries have allocated their process-wide resources
     before = _held()
     for _ in range(3):
         use()
     gc.collect()
     deadline = time.monotonic() + PATIENCE
     while (left := _held()) > before and time.monotonic() < deadline:
-        threading.Event().wait(0.01)  # libraries' own threads close their files in their own time
+        threading.Event().wait(0.01)  # libraries' threads close their files later
     assert left <= before, f"{left} descriptors and threads, {before} before"
 
 

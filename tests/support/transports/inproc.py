@@ -1,6 +1,6 @@
-"""Both ends in one process: for tests, and for a hub without a second process.
+"""A transport with both ends in one process, for tests and for a hub in the same process.
 
-Payloads are handed over by reference wherever the interface lets them be.
+Payloads are passed by reference where the interface allows it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 
 class InprocConnection:
-    """A worker's end; the listener's thread puts replies into its inbox."""
+    """A worker's end. The listener's thread puts replies into its inbox."""
 
     def __init__(self, listener: InprocListener) -> None:
         self._listener = listener
@@ -38,11 +38,11 @@ class InprocConnection:
         self._listener.put(Envelope(message, _ReturnPath(self, into)))
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing, since nothing is buffered."""
 
     def receive(self) -> list[Message]:
         self._bell.clear()
-        lost = self._lost  # read before the inbox: nothing is put there once it is set
+        lost = self._lost  # read before the inbox, because nothing is put into the inbox once this is set
         messages = _take_all(self._inbox)
         if lost:
             self._bell.ring()
@@ -54,12 +54,12 @@ class InprocConnection:
         return ConnectionLost(f"{self._listener.address} is closed; dial again")
 
     def put(self, message: Message) -> None:
-        """Called by the listener: a reply is here."""
+        """Called by the listener with a reply."""
         self._inbox.append(message)
         self._bell.ring()
 
     def lose(self) -> None:
-        """Called by the listener: no reply will come any more."""
+        """Called by the listener when no more replies follow."""
         self._lost = True
         self._bell.ring()
 
@@ -76,7 +76,7 @@ class _ReturnPath:
 
 
 class InprocListener:
-    """A shard's end: the requests of all connections in one inbox."""
+    """A shard's end; one inbox holds the requests of all connections."""
 
     def __init__(self, address: str, network: Network) -> None:
         self._address = address
@@ -94,7 +94,7 @@ class InprocListener:
         return self._bell.waitable
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing, since nothing is buffered."""
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()
@@ -114,23 +114,23 @@ class InprocListener:
         self._bell.close()
 
     def put(self, envelope: Envelope) -> None:
-        """Called by a connection: a request is here."""
+        """Called by a connection with a request."""
         self._inbox.append(envelope)
         self._bell.ring()
 
     def accept(self) -> InprocConnection:
-        """Called by whoever dials."""
+        """Called by a dialling connection."""
         connection = InprocConnection(self)
         self._peers.add(connection)
         return connection
 
     def forget(self, connection: InprocConnection) -> None:
-        """Called by a connection that closes."""
+        """Called by a closing connection."""
         self._peers.discard(connection)
 
 
 class Network:
-    """Which listener answers to which name."""
+    """The listeners by name."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,22 +138,22 @@ class Network:
         self._numbers = itertools.count()
 
     def add(self, host: str) -> InprocListener:
-        """Opens a listener under a name that nobody has had."""
+        """Opens a listener under a new name."""
         with self._lock:
             address = f"inproc://{host}-{next(self._numbers)}"
             self._listeners[address] = InprocListener(address, self)
             return self._listeners[address]
 
     def remove(self, address: str) -> None:
-        """Makes the name answer no more."""
+        """Removes the name."""
         with self._lock:
             self._listeners.pop(address, None)
 
     def connect(self, address: str) -> InprocConnection:
-        """A new connection to the listener of this name.
+        """Returns a new connection to the listener with this name.
 
         Raises:
-            ServerUnreachable: There is none.
+            ServerUnreachable: No listener has this name.
         """
         with self._lock:
             if address not in self._listeners:
@@ -163,7 +163,7 @@ class Network:
 
 
 class InprocTransport:
-    """One instance is one network: both ends share it."""
+    """One instance is one network, which both ends share."""
 
     name = "inproc"
 
@@ -184,5 +184,5 @@ class InprocTransport:
 
 
 def _take_all(inbox: deque[_T]) -> list[_T]:
-    """What is there now, in order; the other thread may go on appending."""
+    """Returns the current items in order; another thread can append at the same time."""
     return [inbox.popleft() for _ in range(len(inbox))]

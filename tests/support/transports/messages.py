@@ -1,4 +1,4 @@
-"""Numbered requests, and what a client does with them."""
+"""Numbered requests, and a client's calls with them."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from hubring.ps.core.errors import ConnectionLost
 from hubring.ps.transport.base import Connection, Message
 
 PATIENCE = 10.0
-"""Seconds after which a check gives up."""
+"""Seconds after which a check fails."""
 
 
 def request(number: int, payload: memoryview | None = None, text: str = "") -> Message:
-    """A message that every transport carries."""
+    """Returns a request that every transport can carry."""
     nbytes = payload.nbytes if payload is not None else 0
     header = pb.Header(request=number, payload_bytes=nbytes, contribute=pb.Contribute(name=text))
     return Message(header.SerializeToString(), payload)
 
 
 def number_of(message: Message) -> int:
-    """The number that was given to `request`."""
+    """Returns the number that was passed to `request`."""
     return pb.Header.FromString(message.header).request
 
 
 def content(message: Message) -> bytes:
-    """The payload; none and an empty one are the same."""
+    """Returns the payload; a missing payload equals an empty one."""
     return b"" if message.payload is None else bytes(message.payload)
 
 
 def noise(nbytes: int, seed: int = 0) -> memoryview:
-    """Bytes from nowhere a transport knows, the same for the same seed."""
+    """Returns random bytes in memory unknown to the transport; the same for the same seed."""
     return memoryview(bytearray(random.Random(seed).randbytes(nbytes)))
 
 
 def await_readable(connection: Connection) -> None:
-    """Returns once the connection has something to say."""
+    """Waits until the connection has a reply or is lost."""
     poller = select.poll()
     poller.register(connection.waitable, select.POLLIN)
     assert poller.poll(int(1000 * PATIENCE)), f"nothing to read within {PATIENCE:g} s"
 
 
 def replies(connection: Connection, count: int = 1) -> list[Message]:
-    """The next `count` replies."""
+    """Returns the next `count` replies."""
     connection.flush()
     messages: list[Message] = []
     while len(messages) < count:
@@ -54,14 +54,14 @@ def replies(connection: Connection, count: int = 1) -> list[Message]:
 
 
 def ask(connection: Connection, message: Message, into: memoryview | None = None) -> Message:
-    """Sends one request and returns its reply."""
+    """Sends one request, and returns its reply."""
     connection.send(message, into)
     (reply,) = replies(connection)
     return reply
 
 
 def await_loss(connection: Connection) -> None:
-    """Returns once the connection has told that it is lost."""
+    """Returns once the connection has reported its loss."""
     while True:
         await_readable(connection)
         try:

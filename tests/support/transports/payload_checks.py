@@ -1,4 +1,4 @@
-"""Checks of every transport: bytes arrive as they were, and where they should."""
+"""Checks for every transport: bytes arrive unchanged and at the right place."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from tests.support.transports.messages import (
 from tests.support.transports.serving import MakeTransport, Serving
 
 SIZES = (0, 1, 7, 64 << 10, (5 << 20) + 3)
-"""Bytes: nothing, less than a word, a chunk, and more than a chunk that ends askew."""
+"""Sizes in bytes: zero, less than a word, one chunk, and more than a chunk with an odd end."""
 
 
 def echoes_every_size(make_transport: MakeTransport) -> None:
-    """Header and payload come back as they went, whatever the size."""
+    """Header and payload return unchanged, for every size."""
     transport = make_transport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
         for number, size in enumerate(SIZES):
@@ -40,7 +40,7 @@ def echoes_every_size(make_transport: MakeTransport) -> None:
 
 
 def carries_headers_up_to_the_bound(make_transport: MakeTransport) -> None:
-    """MAX_HEADER bytes are not too many."""
+    """A header of MAX_HEADER bytes is accepted."""
     transport = make_transport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
         sent = request(1, None, "n" * (MAX_HEADER - 16))
@@ -49,7 +49,7 @@ def carries_headers_up_to_the_bound(make_transport: MakeTransport) -> None:
 
 
 def allocates_memory_to_send_from(make_transport: MakeTransport) -> None:
-    """Memory from `allocate` is zeroed, aligned, writable, and sent right, in parts too."""
+    """Memory from `allocate` is zeroed, aligned and writable, and arrives correctly, in parts too."""
     transport = make_transport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
         for number, size in enumerate(SIZES):
@@ -63,7 +63,7 @@ def allocates_memory_to_send_from(make_transport: MakeTransport) -> None:
 
 
 def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> None:
-    """With `landed` the bytes are in `into`, and nowhere beyond; without, they are in the payload."""
+    """With `landed` the bytes are in `into` and not beyond it; without `landed` they are in the payload."""
     transport = make_transport()
     with Serving(transport) as server, contextlib.closing(transport.dial(server.address, PATIENCE)) as line:
         payload = noise((3 << 20) + 1)
@@ -79,9 +79,9 @@ def lands_replies_where_asked_or_brings_them(make_transport: MakeTransport) -> N
 
 
 def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> None:
-    """In a window stands what the last reply brought; what either side writes, the other does not see.
+    """A window holds the bytes of the last reply; neither end sees later writes of the other.
 
-    That holds for replies that stay and for those that change, and outlives the connection.
+    This holds for stable and unstable replies, and after the connection ends.
     """
     transport = make_transport()
     held = transport.allocate(3 * 4096 + 5)
@@ -106,7 +106,7 @@ def shows_what_the_reply_said_until_the_next(make_transport: MakeTransport) -> N
 
 
 def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
-    """Replies that land side by side in one window, wherever pages begin, leave each other alone."""
+    """Replies that land next to each other in one window do not affect each other, at any page offset."""
     transport = make_transport()
     parts = [transport.allocate(nbytes) for nbytes in (64, 4096, 3 * 4096, 8192, 100)]
 
@@ -130,7 +130,7 @@ def fills_the_parts_of_a_window_apart(make_transport: MakeTransport) -> None:
 
 
 def lands_replies_over_their_own_request(make_transport: MakeTransport) -> None:
-    """A reply may land on the memory that its request was sent from."""
+    """A reply can land in the memory from which its request was sent."""
 
     def reverse(listener: Listener, envelope: Envelope) -> None:
         payload = memoryview(content(envelope.message)[::-1])
@@ -149,7 +149,7 @@ def lands_replies_over_their_own_request(make_transport: MakeTransport) -> None:
 
 
 def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> None:
-    """A reply that is not stable is copied in time."""
+    """An unstable reply is copied before it changes."""
     scratch = noise(2 << 20)
     due = bytes(scratch)
 
@@ -171,9 +171,9 @@ def keeps_replies_that_change_after_sending(make_transport: MakeTransport) -> No
 
 
 def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
-    """Neither end reads for a while: what is sent to it waits without being copied."""
+    """While neither end reads, sent payloads wait without a copy."""
     transport = make_transport()
-    # 512 MiB each way: what gRPC holds of it, and has freed and not given back, was 15 to 115 on busy cores.
+    # 512 MiB each way. gRPC held 15 to 115 MiB of it on busy cores, including freed but not returned memory.
     payload, count, reading = transport.allocate(4 << 20), 128, threading.Event()
 
     def answer_in_time(listener: Listener, envelope: Envelope) -> None:
@@ -192,7 +192,7 @@ def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
         line.flush()
         poller = select.poll()
         poller.register(line.waitable, select.POLLIN)
-        for _ in range(20):  # time in which a transport that copies would do so
+        for _ in range(20):  # time for a copying transport to copy
             if poller.poll(10):
                 assert not line.receive()
         reading.set()
@@ -206,12 +206,12 @@ def keeps_what_waits_where_it_is(make_transport: MakeTransport) -> None:
 
 
 def _forget_peak() -> int:
-    """Bytes of memory that this process holds now; its peak is counted from here."""
+    """Returns this process's memory in bytes, and resets its peak."""
     Path("/proc/self/clear_refs").write_text("5")
     return _peak()
 
 
 def _peak() -> int:
-    """Most bytes of memory that this process held at a time."""
+    """Returns this process's peak memory in bytes."""
     status = Path("/proc/self/status").read_text()
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -1,4 +1,4 @@
-"""A server that answers on a thread, as a check asks it to."""
+"""A server on a thread for the checks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Answer = Callable[[Listener, Envelope], None]
 
 
 def echo(listener: Listener, envelope: Envelope) -> None:
-    """Answers with what came."""
+    """Answers with the request's header and payload."""
     listener.send(envelope.reply_to, envelope.message, stable=True)
 
 
 class Serving:
-    """A thread that opens a listener, polls it as a shard does, and hands each request to `answer`."""
+    """A thread that opens a listener, polls it like a shard, and passes each request to `answer`."""
 
     def __init__(self, transport: Transport, answer: Answer = echo) -> None:
         self._transport = transport
@@ -44,7 +44,7 @@ class Serving:
         self.stop()
 
     def stop(self) -> None:
-        """Closes the listener; raises what went wrong in the thread."""
+        """Closes the listener; raises the thread's error."""
         self._bell.ring()
         self._thread.join(PATIENCE)
         self._ended.result(0)

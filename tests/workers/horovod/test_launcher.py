@@ -69,7 +69,7 @@ def test_without_elastic_training_the_first_failure_ends_all() -> None:
         ({"num_proc": 2, "max_num_proc": 1}, "np <= max-num-proc"),
         ({"num_proc": 2, "min_num_proc": 1, "topology": "ring"}, "elastic training needs a hub"),
         ({"num_proc": 3, "hosts": "localhost:2"}, "the hosts have only 2 slot"),
-        ({"hosts": "localhost", "hostfile": Path("hosts")}, "--hosts and --hostfile both say"),
+        ({"hosts": "localhost", "hostfile": Path("hosts")}, "--hosts and --hostfile both set the hosts"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(flags: dict[str, object], told: str) -> None:
