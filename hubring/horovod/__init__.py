@@ -1,4 +1,4 @@
-"""Horovod's names on Hubring's topologies: `import hubring.horovod as hvd`.
+"""Horovod's API on a hub or a ring: `import hubring.horovod as hvd`.
 
 The code is in `workers/horovod/`.
 """

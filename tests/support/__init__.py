@@ -1,1 +1,1 @@
-"""What several tests share. No test stands here."""
+"""Support code that several tests share; this package holds no tests."""
