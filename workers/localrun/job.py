@@ -72,9 +72,9 @@ class LocalJob:
         float, _cluster(envvar="HOROVOD_START_TIMEOUT", help="seconds within which the server must start")
     ] = 300.0
     topology: Annotated[str, _data_path(help="hub or ring")] = "hub"
-    backend: Annotated[str | None, _data_path(help="library of the ring: gloo or nccl [default: gloo]")] = (
-        None
-    )
+    backend: Annotated[
+        str | None, _data_path(help="communication library of the ring: gloo or nccl [default: gloo]")
+    ] = None
     transport: Annotated[
         str | None, _data_path(help="transport to the hub: auto, shm, zmq or grpc [default: auto]")
     ] = None
