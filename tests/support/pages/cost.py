@@ -42,7 +42,7 @@ from hubring.ps.job.job import Reason
 from hubring.ps.transport.registry import choose
 
 NUMEL = 4096
-KINDS = ("nobody", "page", "page and metrics")
+KINDS = ("no page", "page", "page and metrics")
 SCRAPED_EVERY = 5.0
 LIMIT = 60.0
 HYPER = {"lr": 0.1, "momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0.0, "maximize": 0.0}
@@ -201,7 +201,7 @@ def measure(
         for turn in range(len(KINDS) * blocks):
             # Forward and backward, so that drift favours no kind.
             kind = (*KINDS, *reversed(KINDS))[turn % (2 * len(KINDS))]
-            watched = None if kind == "nobody" else Watched(page, metrics=kind == "page and metrics")
+            watched = None if kind == "no page" else Watched(page, metrics=kind == "page and metrics")
             with watched or contextlib.nullcontext():
                 before, began = processor_seconds(server.pid), time.perf_counter()
                 took = steps_for(all_workers, done, seconds, compute)
@@ -233,8 +233,8 @@ def summary(turns: Sequence[dict[str, Any]], cores: int) -> dict[str, Any]:
         kind: {
             "step_ms": statistics.median(steps[kind]),
             "hub_cpu_ms_per_s": statistics.median(used[kind]),
-            "step_added": added(steps[kind], steps["nobody"]),
-            "share_of_cores": (statistics.median(used[kind]) - statistics.median(used["nobody"]))
+            "step_added": added(steps[kind], steps["no page"]),
+            "share_of_cores": (statistics.median(used[kind]) - statistics.median(used["no page"]))
             / (1000 * cores),
         }
         for kind in KINDS

@@ -226,7 +226,7 @@ def refuses_a_dead_address_in_time(make_transport: MakeTransport) -> None:
         transport.dial(dead, PATIENCE / 2)
     except ServerUnreachable as error:
         refusal = str(error)
-    assert dead in refusal, f"dialled {dead}, where nobody listens any more: {refusal}"
+    assert dead in refusal, f"the address {dead} without a listener is missing in: {refusal}"
     assert time.monotonic() - began < PATIENCE
 
 
