@@ -1,1 +1,1 @@
-"""The hub: rules, wires and processes of the parameter server."""
+"""The hub: the parameter server's rules, transports and processes."""

@@ -1,6 +1,6 @@
-"""`ps-server`: start a hub, print its status, make it save, submit a job, check this machine.
+"""`ps-server`: start a hub, print its status, write a checkpoint, submit a job, check this machine.
 
-Only typer and the settings are imported here, so that `--help` answers at once.
+This module imports only typer and the settings, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OF_WORKER = (
     *("topology", "backend", "aggregate", "compress", "transport"),
     *("job", "save_parameters", "log_format"),
 )
-"""Flags of `submit` that it passes on to the server or to the workers."""
+"""Flags of `submit` that it passes to the server or to the workers."""
 
 app = typer.Typer(
     help="Run a hub: the parameter server, and the meeting point of a ring.",
@@ -59,7 +59,10 @@ def health(
         str, typer.Option(help="hubring.v1.Control, hubring.v1.Data or ready [default: the process]")
     ] = "",
 ) -> None:
-    """Exit with 0 if a hub or one of its services is serving, else with 69; for container health checks."""
+    """Check whether a hub or one of its services is serving; for container health checks.
+
+    Exits with 0 if it is serving, with 69 if it is not.
+    """
     _run(lambda: (0, _health(server, service)))
 
 
@@ -81,7 +84,7 @@ def doctor(
 ) -> None:
     """Check whether a job can run on this machine, and suggest a fix for each problem.
 
-    Exits with 0 if nothing failed, with 69 if only the server is missing, with 78 if this machine fails.
+    Exits with 0 if no check fails, with 69 if only the server cannot be reached, with 78 if this machine fails.
     """
     terminal.unwind_on_sigterm()
     raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))
@@ -97,12 +100,12 @@ def submit(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print what the engine would read, and submit nothing")
+        bool, typer.Option("--dry-run", help="print the engine's input, and submit nothing")
     ] = False,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:
-    """Submit a job, a server and its workers, to SLURM, Kubernetes or Compose.
+    """Submit a job (a server and its workers) to SLURM, Kubernetes or Compose.
 
     Set other options in the TOML file's tables or with PS_* variables.
     """
@@ -110,7 +113,7 @@ def submit(
 
 
 def main() -> None:
-    """Console entry of `ps-server`."""
+    """Runs `ps-server`; the console script's entry point."""
     terminal.run(app, "ps-server")
 
 
@@ -126,7 +129,7 @@ def _start(flags: dict[str, object], config_file: Path | None) -> tuple[int, dic
     if config.device != "cpu":
         from hubring.ps.shard import gpu
 
-        gpu.find(config.device)  # said here, before anything is started
+        gpu.find(config.device)  # raises here if there is no GPU, before any process starts
     if config.join is not None:
         code = asyncio.run(join(config))
         return code, {"joined": config.join, "shards": config.shards, "exit_code": code}
@@ -209,13 +212,13 @@ def _ask(server: str, call: Any) -> Any:
         except grpc.RpcError as error:
             raise ServerUnreachable(
                 f"no server answers at {server}: {probe(server)} ({error.code().name}: {error.details()});"
-                f" check the address, or start one: ps-server start --port {port}; ps-server doctor"
-                f" {server} tells more"
+                f" check the address, or start one: ps-server start --port {port}; to diagnose:"
+                f" ps-server doctor {server}"
             ) from error
 
 
 def _run(action: Any) -> None:
-    """Ends the program with the action's code, or its error's; the last line is the result, if it has one."""
+    """Exits with the code of the action or of its error; the last line is the result, if there is one."""
     from hubring.ps.core.errors import HubringError
 
     try:

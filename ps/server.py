@@ -1,4 +1,4 @@
-"""`ps-server start`: the coordinator, its shard processes, and their end."""
+"""`ps-server start`: runs the coordinator and its shard processes."""
 
 from __future__ import annotations
 
@@ -38,16 +38,19 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
 HELD_UP_SECONDS = 0.5
-"""A tick that comes later than that finds leases run out whose holders beat in time, and were not heard."""
+"""If a tick is later than this, the coordinator extends all leases.
+
+Their holders may have sent heartbeats in time that this process did not read.
+"""
 GOODBYE_SECONDS = 5.0
-"""How long workers get to hear of the end."""
+"""How long shards and workers have to learn that the server stops."""
 
 
 class Server:
-    """One `ps-server start` that coordinates.
+    """One `ps-server start` that runs a coordinator.
 
     Args:
-        config: Its settings.
+        config: The server's settings.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -55,14 +58,17 @@ class Server:
         self._health = HubHealth()
         self._signals = 0
         self._signal: signal.Signals | None = None
-        self._hurry = asyncio.Event()
+        self._quit = asyncio.Event()
 
     async def run(self) -> tuple[int, dict[str, Any]]:
-        """Serves until the end; returns the exit code and the result for the last line.
+        """Serves until the server stops.
+
+        Returns:
+            The exit code, and the result for the last line of stdout.
 
         Raises:
-            ConfigError: The port is taken, or a file or folder named cannot be used.
-            CheckpointCorrupt: No checkpoint there is whole.
+            ConfigError: The port is taken, or a file or folder in the settings cannot be used.
+            CheckpointCorrupt: No checkpoint in the folder is complete.
         """
         directory = self._config.checkpoint_dir
         if directory is None:
@@ -79,7 +85,7 @@ class Server:
         control = f"{bracketed(local(config.host))}:{port}"
         count = 0 if config.colocate else config.shards
         shards: Children[Child] = Children()
-        self._heed_signals(coordinator)
+        self._add_signal_handlers(coordinator)
         site: Site | None = None
         opening: asyncio.Task[None] | None = None
         try:
@@ -87,14 +93,14 @@ class Server:
             _start_shards(shards, count, control, config)
             self._banner(address, restored, site)
             if site is not None:
-                opening = asyncio.create_task(_open(site, coordinator))  # leases run meanwhile
+                opening = asyncio.create_task(_open(site, coordinator))  # a task, because leases already run
             await self._supervise(coordinator, shards)
             result = self._result(coordinator, address, site)
         finally:
             coordinator.done.set()
             await self._health.tell(coordinator.troubles())
             await asyncio.to_thread(shards.end)
-            await coordinator.see_off(self._guests(coordinator, shards), GOODBYE_SECONDS)
+            await coordinator.see_off(self._remote_shards(coordinator, shards), GOODBYE_SECONDS)
             await coordinator.fleet.dismiss(coordinator.fleet.shards)
             if opening is not None:
                 await opening
@@ -110,35 +116,35 @@ class Server:
         reflection.enable_server_reflection((CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
         host, port = numeric(self._config.host), self._config.port
         try:
-            # Asked first: where gRPC is refused, it prints a line that nobody understands.
+            # Check the port first: gRPC prints an obscure line if it cannot listen.
             if why := objection(host, port):
                 raise RuntimeError(why)
             port = server.add_insecure_port(f"{bracketed(host)}:{port}")
         except RuntimeError as error:
             raise ConfigError(
-                f"cannot listen on {bracketed(host)}:{port}: {error}; try --port 0 for a free one, or another"
-                " --host"
+                f"cannot listen on {bracketed(host)}:{port}: {error}; use --port 0 for a free port, or"
+                " another --host"
             ) from error
         await self._health.tell(coordinator.troubles())
         await server.start()
         return server, port
 
-    def _heed_signals(self, coordinator: Coordinator) -> None:
+    def _add_signal_handlers(self, coordinator: Coordinator) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number, coordinator)
 
     def _on_signal(self, number: signal.Signals, coordinator: Coordinator) -> None:
         if self._signals and number != signal.SIGINT and number != self._signal:
-            return  # SLURM's notice first, then its SIGTERM: they ask for the same
+            return  # SLURM sends its notice first and SIGTERM later; both request the same stop
         self._signals += 1
         self._signal = number
         if self._signals > 1:
-            log.warning("%s again: quitting at once", number.name)
-            self._hurry.set()
+            log.warning("%s again: quitting now", number.name)
+            self._quit.set()
         else:
-            then = ", then a checkpoint" if self._config.checkpoint_dir else ""
-            log.warning("%s: workers finish their step%s; once more quits", number.name, then)
+            then = ", then the server writes a checkpoint" if self._config.checkpoint_dir else ""
+            log.warning("%s: workers finish their step%s; signal again to quit now", number.name, then)
             self._draining = asyncio.create_task(coordinator.drain())
 
     def _banner(
@@ -147,9 +153,9 @@ class Server:
         config = self._config
         if config.address_file:
             _write_address(config.address_file, address)
-        shards = "one beside each worker" if config.colocate else str(config.shards)
+        shards = "one per worker, on its host" if config.colocate else str(config.shards)
         if config.await_shards:
-            shards += f", and {config.await_shards} of other hosts"
+            shards += f", and {config.await_shards} on other hosts"
         constant = {"ssp": f" --staleness {config.staleness}", "backup": f" --backup {config.backup}"}
         mode = config.mode + constant.get(config.mode, "")
         lines = [
@@ -164,8 +170,8 @@ class Server:
         print("\n".join(lines), file=sys.stderr, flush=True)
 
     async def _supervise(self, coordinator: Coordinator, shards: Children[Child]) -> None:
-        """Runs until the coordinator is done, a shard died, or somebody is in a hurry."""
-        ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._hurry.wait())]
+        """Runs until the coordinator is done or a second signal arrives; reports shards that exit."""
+        ends = [asyncio.create_task(coordinator.done.wait()), asyncio.create_task(self._quit.wait())]
         due = time.monotonic()
         try:
             while not any(task.done() for task in ends):
@@ -183,8 +189,8 @@ class Server:
                 task.cancel()
 
     @staticmethod
-    def _guests(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
-        """Shards of other hosts, which nobody but the coordinator tells of the end."""
+    def _remote_shards(coordinator: Coordinator, shards: Children[Child]) -> list[Shard]:
+        """Returns the shards on other hosts. Only the coordinator can notify them that the server stops."""
         own = {(socket.gethostname(), shard.pid) for shard in shards.started}
         return [
             shard
@@ -211,9 +217,9 @@ class Server:
             return coordinator.failure.exit_code
         failed = coordinator.job.failure
         if self._config.once and isinstance(failed, NonFinite | ConfigError):
-            return failed.exit_code  # to start it again does not help
+            return failed.exit_code  # a restart does not help
         if self._signal in (signal.SIGTERM, signal.SIGUSR1) and self._signals == 1:
-            # 75 asks to be started again, and what is done need not be.
+            # 75 requests a restart; a finished job needs none.
             return 0 if self._config.once and coordinator.outcome and coordinator.outcome.ok else 75
         if self._signal is not None:
             return 128 + self._signal
@@ -223,7 +229,7 @@ class Server:
 
 
 def _start_shards(shards: Children[Child], count: int, control: str, config: ServerConfig) -> None:
-    """Starts this host's shards; they register with the coordinator by themselves."""
+    """Starts this host's shards; each registers itself with the coordinator."""
     trace = str(config.trace or "")
     settings = Settings(control, config.host, config.log_format, device=config.device, trace=trace)
     for _ in range(count):
@@ -234,15 +240,18 @@ async def _open(site: Site, coordinator: Coordinator) -> None:
     try:
         await site.serve(coordinator)
     except Exception:
-        log.exception("no status page and no metrics; the job goes on without them")
-        await site.close()  # who dials is refused rather than left waiting
+        log.exception("the status page and /metrics failed to start; the job continues without them")
+        await site.close()  # refuses connections instead of letting clients wait
 
 
 async def join(config: ServerConfig) -> int:
-    """`ps-server start --join ADDR`: shards of this host for a coordinator elsewhere; returns the exit code.
+    """Runs `ps-server start --join ADDR`: adds this host's shards to a coordinator on another host.
+
+    Returns:
+        The exit code.
 
     Raises:
-        HubringError: A shard was killed.
+        HubringError: A shard was killed by a signal.
     """
     shards: Children[Child] = Children()
     quit_ = asyncio.Event()
@@ -264,6 +273,6 @@ def _write_address(path: Path, address: str) -> None:
     fresh = path.with_name(path.name + ".new")
     try:
         fresh.write_text(address + "\n")
-        fresh.rename(path)  # whoever waits for the file finds it whole
+        fresh.rename(path)  # atomic: a reader never sees a partial file
     except OSError as error:
         raise ConfigError(f"cannot write --address-file {path}: {error.strerror}") from error

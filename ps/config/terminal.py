@@ -62,7 +62,7 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
     except KeyboardInterrupt:
         result = {"error": "interrupted", "exit_code": 128 + signal.SIGINT}
     except SystemExit as stopped:
-        result = {"error": "told to stop", "exit_code": stopped.code}
+        result = {"error": "stopped by a signal", "exit_code": stopped.code}
     last_line(result)
     code: int = result["exit_code"]
     return code

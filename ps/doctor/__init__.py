@@ -1,5 +1,5 @@
-"""`ps-server doctor`: examines a machine, and the path to a server, before a job does.
+"""`ps-server doctor`: checks a machine, and the connection to a server, before a job runs.
 
-Reading the machine and judging what was read are separate functions, so that a test can see every message
-on a machine that lacks nothing.
+Each check reads the machine in one function and judges the result in another. Tests can therefore produce
+every message on a healthy machine.
 """

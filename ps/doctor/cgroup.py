@@ -1,7 +1,7 @@
-"""The control group of this process: how many cores and how much memory it may use.
+"""The control group of this process: how many cores and how much memory it can use.
 
-Version 2 has one tree, version 1 has one for each resource (cgroups(7)). In both a group has at most what
-every group above it has, so the least of them counts.
+Version 2 has one tree; version 1 has one per resource (cgroups(7)). In both, a parent's limit also binds its
+children, so the smallest limit counts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 UNLIMITED_V1 = 1 << 60
-"""Version 1 spells no limit as the largest multiple of a page."""
+"""Version 1 writes "no limit" as the largest multiple of the page size, which is above this."""
 
 
 class Memory(NamedTuple):
-    """Bytes that a group may use, and uses; pages of files that can be dropped at once are not counted."""
+    """A group's memory limit and use, in bytes. `used` excludes file pages that the kernel can drop."""
 
     limit: int
     used: int
@@ -25,7 +25,7 @@ class Cgroup:
     """Reads the limits of one process.
 
     Args:
-        process: Its folder in /proc.
+        process: The folder of the process in /proc.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
@@ -33,7 +33,7 @@ class Cgroup:
         self._mounts = (process / "mountinfo").read_text().splitlines()
 
     def cores(self) -> float | None:
-        """How many cores' time it may use; None where nothing limits it."""
+        """Returns the CPU quota in cores, or None if there is no limit."""
         two = [_quota(folder / "cpu.max") for folder in self._folders("")]
         one = [
             _quota(folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us")
@@ -42,7 +42,7 @@ class Cgroup:
         return min((cores for cores in two + one if cores is not None), default=None)
 
     def memory(self) -> Memory | None:
-        """How much memory it may use; None where nothing limits it."""
+        """Returns the limit of the group with the least memory left, or None if there is no limit."""
         two = [
             _memory(folder, "memory.max", "memory.current", "inactive_file") for folder in self._folders("")
         ]
@@ -54,12 +54,12 @@ class Cgroup:
         return min(limited, key=lambda memory: memory.limit - memory.used, default=None)
 
     def _folders(self, controller: str) -> Iterator[Path]:
-        """The folders of the group and of all above it; no controller stands for version 2."""
+        """Yields the folders of the group and of its parents. An empty controller selects version 2."""
         path, mounted = self._path(controller), self._mount(controller)
         if path is None or mounted is None:
             return
         root, point = mounted
-        # In a container the mount may begin at the group itself, whatever its name is outside.
+        # In a container, the mount can start at the group itself, under another name than on the host.
         inside = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
         for part in (inside, *inside.parents):
             yield point / part
@@ -72,7 +72,7 @@ class Cgroup:
         return None
 
     def _mount(self, controller: str) -> tuple[PurePosixPath, Path] | None:
-        """The group that the controller's mount begins with, and where it is mounted."""
+        """Returns the root group of the controller's mount, and the mount point."""
         for line in self._mounts:
             before, _, after = line.partition(" - ")
             kind, _, options = after.split(" ", 2)
@@ -83,7 +83,7 @@ class Cgroup:
 
 
 def _quota(*files: Path) -> float | None:
-    """Microseconds in each period, in one file or two, as cores; None for no limit, or no such file."""
+    """Returns a quota in cores, read from one file or two; None if there is no limit or no file."""
     if not files[0].exists():
         return None
     quota, period = " ".join(file.read_text() for file in files).split()

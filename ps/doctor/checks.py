@@ -1,4 +1,4 @@
-"""All checks, in the order in which they are shown: what programs need, the machine, the server."""
+"""All checks, in display order: software, machine, network, server."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hubring.ps.doctor import collectives, disk, gpu, machine, network, server, 
 from hubring.ps.doctor.isolation import Check
 from hubring.ps.doctor.subject import Subject, outside
 
-_RESOLVER = "take name servers that do not answer out of /etc/resolv.conf, or put the name into /etc/hosts"
+_RESOLVER = "remove name servers that do not answer from /etc/resolv.conf, or add the name to /etc/hosts"
 
 
 def checks(subject: Subject) -> list[Check]:
-    """The checks of this machine, and of the server if one was given."""
+    """Returns the checks of this machine, and of the server if there is one."""
     return [*_software(subject), *_machine(subject), *_network(subject), *_server(subject)]
 
 
@@ -21,14 +21,14 @@ def _software(subject: Subject) -> list[Check]:
         Check(
             gpu.CUDA,
             partial(gpu.examine, subject.variables),
-            "nvidia-smi; if that fails too, it is the driver: restart the machine, or train on the CPU with"
-            f" {gpu.VISIBLE}=",
+            "run nvidia-smi; if it fails too, the driver is broken: restart the machine, or train on the CPU"
+            f" with {gpu.VISIBLE}=",
         ),
-        Check(collectives.NCCL, collectives.examine_nccl, collectives.NCCL_MEND),
+        Check(collectives.NCCL, collectives.examine_nccl, collectives.NCCL_FIX),
         Check(
             collectives.GLOO,
             partial(collectives.examine_gloo, subject),
-            "ip addr; iptables -L; until then no --topology ring",
+            "check ip addr and iptables -L; until it is fixed, do not use --topology ring",
         ),
     ]
     return [
@@ -40,13 +40,13 @@ def _software(subject: Subject) -> list[Check]:
         Check(
             software.TORCH,
             partial(software.examine_torch, on_torch, subject.seconds),
-            "pip install --force-reinstall torch; python -c 'import torch' shows what it says",
+            "pip install --force-reinstall torch; python -c 'import torch' shows the error",
             further=tuple(check.name for check in on_torch),
         ),
         Check(
             software.SETTINGS,
             partial(software.examine_settings, subject),
-            "env | grep ^PS_, and unset what is odd",
+            "list the variables with env | grep ^PS_, and unset the wrong ones",
         ),
     ]
 
@@ -55,17 +55,24 @@ def _machine(subject: Subject) -> list[Check]:
     shm = machine.SHM
     return [
         Check(
-            machine.CORES, partial(machine.examine_cores, subject.variables), "nproc; cat /proc/self/cgroup"
+            machine.CORES,
+            partial(machine.examine_cores, subject.variables),
+            "check nproc and cat /proc/self/cgroup",
         ),
-        Check(machine.MEMORY, machine.examine_memory, "free -m; cat /proc/self/cgroup"),
-        Check(machine.SHARED, machine.examine_shared, f"ls -ld {shm}; mount | grep {shm}", further=(shm,)),
-        Check(machine.FILES, machine.examine_limits, "ulimit -a", further=(machine.MEMLOCK,)),
+        Check(machine.MEMORY, machine.examine_memory, "check free -m and cat /proc/self/cgroup"),
+        Check(
+            machine.SHARED,
+            machine.examine_shared,
+            f"check ls -ld {shm} and mount | grep {shm}",
+            further=(shm,),
+        ),
+        Check(machine.FILES, machine.examine_limits, "check ulimit -a", further=(machine.MEMLOCK,)),
         Check(
             disk.NAME,
             partial(disk.examine, subject.config.checkpoint_dir),
-            "its disk, or the server that has it, does not answer: mount, dmesg; or another --checkpoint-dir",
+            "the disk or file server does not answer: check mount and dmesg, or use another --checkpoint-dir",
         ),
-        Check(machine.CLOCK, machine.examine_clock, "timedatectl"),
+        Check(machine.CLOCK, machine.examine_clock, "check timedatectl"),
     ]
 
 
@@ -74,7 +81,7 @@ def _network(subject: Subject) -> list[Check]:
     return [
         Check(network.OWN_NAME, partial(network.examine_own_name, here), _RESOLVER),
         Check(network.INTERFACES, partial(network.examine_interfaces, subject, here), _RESOLVER),
-        Check(network.CONTROL_PORT, partial(network.examine_ports, subject.config), "ss -ltnp"),
+        Check(network.CONTROL_PORT, partial(network.examine_ports, subject.config), "check ss -ltnp"),
     ]
 
 
@@ -86,7 +93,7 @@ def _server(subject: Subject) -> list[Check]:
         Check(
             server.SERVER,
             partial(server.examine, subject.server, subject.seconds),
-            f"ps-server status {subject.server}",
+            f"run ps-server status {subject.server}",
             further=(server.VERSIONS, server.CLOCKS),
         ),
     ]

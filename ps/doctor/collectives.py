@@ -1,4 +1,4 @@
-"""The libraries that add over ranks: Gloo where a ring would meet, and NCCL over this machine's GPUs."""
+"""The allreduce libraries: Gloo at the address that a ring uses, and NCCL over this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GLOO, NCCL = "Gloo", "NCCL"
-NCCL_MEND = "NCCL_DEBUG=INFO before ps-worker tells why; until then ps-worker --backend gloo"
+NCCL_FIX = "run ps-worker with NCCL_DEBUG=INFO to see the cause; until it is fixed, use --backend gloo"
 RANKS = 2
 SHARE, MOST_SECONDS = 0.4, 10.0
-"""How long Gloo's ranks may take: a share of the check's seconds, because torch is loaded first."""
+"""Time limit for Gloo's ranks: a share of the check's seconds, because the check loads torch first."""
 
 
 def judge_gloo(address: str, trouble: str) -> Finding:
-    """Whether a ring can work whose ranks meet at this address; `trouble` says why they could not add."""
+    """Judges whether a ring can work at this address. `trouble` is why the allreduce failed, or empty."""
     if not trouble:
-        return ok(GLOO, f"{RANKS} ranks on {address} met and added right")
+        return ok(GLOO, f"{RANKS} ranks on {address} connected and reduced correctly")
     if is_loopback(address):
-        mend = "ip link set lo up; and no filter between a machine and itself: iptables -L, nft list ruleset"
+        fix = "run ip link set lo up; remove filters on loopback (iptables -L, nft list ruleset)"
     else:
-        mend = f"let this machine reach itself at {address} on any TCP port: iptables -L, nft list ruleset"
-    return failure(GLOO, f"{RANKS} ranks on {address} could not add: {trouble}", mend)
+        fix = f"let this machine reach itself at {address} on any TCP port (iptables -L, nft list ruleset)"
+    return failure(GLOO, f"an allreduce of {RANKS} ranks on {address} failed: {trouble}", fix)
 
 
 def examine_gloo(subject: Subject) -> Iterator[Finding]:
-    """Opens a group of two ranks, on threads, as `ring_group` opens one of all workers."""
+    """Runs an allreduce of two ranks, on threads, in a group opened as `ring_group` opens its group."""
     try:
         address = subject.ring_address
-    except ConfigError:  # another check reports it; without a server this machine's ranks would meet here
+    except ConfigError:  # the interfaces check reports it; without a server, a ring uses loopback
         address = LOOPBACK
     yield judge_gloo(address, _gloo_trouble(address, min(SHARE * subject.seconds, MOST_SECONDS)))
 
 
 def judge_nccl(version: str | None, gpus: int, trouble: str) -> Finding:
-    """Whether `--backend nccl` can work on torch's GPUs; `trouble` says why they could not add."""
-    have = f"{version} in torch's build"
+    """Judges whether `--backend nccl` can work. `trouble` is why the allreduce failed, or empty."""
+    build = f"version {version} in torch's build"
     if gpus == 0:
-        about = have if version else "none in torch's build either"
-        return skipped(NCCL, f"torch can use no GPU here, and NCCL adds on GPUs alone ({about})")
+        about = build if version else "not in torch's build either"
+        return skipped(NCCL, f"torch finds no usable GPU, and NCCL needs GPUs ({about})")
     if version is None:
-        found = f"torch's build has none: a ring over the {gpus} GPU(s) goes through the host's memory"
-        return warning(NCCL, found, "ps-worker --backend gloo, or a torch for Linux that is built for CUDA")
+        found = f"not in torch's build: a ring over the {gpus} GPU(s) copies through host memory"
+        return warning(NCCL, found, "use ps-worker --backend gloo, or a CUDA build of torch for Linux")
     if trouble:
-        return failure(NCCL, f"{have} cannot add over the {gpus} GPU(s): {trouble}", NCCL_MEND)
-    return ok(NCCL, f"{have} adds over the {gpus} GPU(s) of this machine")
+        return failure(NCCL, f"{build}: an allreduce over the {gpus} GPU(s) failed: {trouble}", NCCL_FIX)
+    return ok(NCCL, f"{build}: an allreduce over the {gpus} GPU(s) of this machine is correct")
 
 
 def examine_nccl() -> Iterator[Finding]:
-    """Adds over all GPUs."""
+    """Runs an allreduce over all GPUs."""
     import torch
     from torch import distributed
 
@@ -72,7 +72,7 @@ def _gloo_trouble(address: str, seconds: float) -> str:
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_gloo_available()):
-        return "this torch is built without it"
+        return "torch is built without Gloo"
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     limit = timedelta(seconds=seconds)
@@ -114,6 +114,6 @@ def _nccl_trouble(gpus: int) -> str:
 
 
 def _wrong(sums: list[Tensor]) -> list[int]:
-    """The ranks whose sum is not that of 1, 2 and so on, one for each rank."""
+    """Returns the ranks whose sum is wrong. Rank r contributes r + 1."""
     expected = sum(range(len(sums) + 1))
     return [rank for rank, total in enumerate(sums) if not bool((total == expected).all())]

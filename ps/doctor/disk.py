@@ -1,4 +1,4 @@
-"""Where checkpoints go: writable, safe once synced, and with room for the next one."""
+"""The checkpoint folder: whether it is writable, persistent, fast, and large enough."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, skipped, s
 
 NAME = "checkpoint dir"
 ENOUGH = 1 * GIB
-"""Where no checkpoint shows how large they are: 80 million parameters and Adam's two moments."""
+"""Assumed size of a first checkpoint: 80 million fp32 parameters and Adam's two moments."""
 
 TRIED_BYTES = 1 * MIB
 SLOW_SECONDS = 1.0
-"""To sync that much; a disk takes milliseconds."""
+"""Limit for syncing TRIED_BYTES; a disk takes milliseconds."""
 
-_MEMORY = "memory: gone when this machine restarts"
+_MEMORY = "in memory: lost when this machine restarts"
 _PASSING = {
     "tmpfs": _MEMORY,
     "ramfs": _MEMORY,
-    "overlay": "a container's own layer: gone with the container",
+    "overlay": "on a container's own layer: lost with the container",
 }
 _PUBLISHED = re.compile(r"\d{6,}-step-\d+")
 
 
 class Disk(NamedTuple):
-    """What was found.
+    """The state of a checkpoint folder.
 
     Attributes:
-        folder: The one that was named.
-        tried: Where a file was written: the folder, or the nearest above it that exists.
-        refusal: The errno of that; 0: it worked.
-        seconds: How long writing and syncing took.
-        free: Bytes that are left.
-        kind: The file system's, as the kernel calls it.
-        newest: Bytes of the newest checkpoint there, if any.
+        folder: The folder in the settings.
+        tried: The folder that was written to: `folder`, or its nearest parent that exists.
+        refusal: The errno of the write; 0 if it succeeded.
+        seconds: Time to write and sync the file.
+        free: Free space in bytes.
+        kind: The kernel's name of the file system.
+        newest: Size of the newest checkpoint in bytes; 0 if there is none.
     """
 
     folder: Path
@@ -55,37 +55,42 @@ class Disk(NamedTuple):
 
 
 def judge(disk: Disk) -> Finding:
-    """Whether a checkpoint can be written there."""
+    """Judges whether a checkpoint can be written to the folder."""
     if disk.refusal:
         return failure(NAME, *_refused(disk))
     folder, room = disk.folder, f"{spelt(disk.free)} free"
-    make_room = f"make room (df -h {disk.tried}), or another --checkpoint-dir"
+    make_room = f"free some space (df -h {disk.tried}), or use another --checkpoint-dir"
     if disk.free < disk.newest:
-        found = f"{folder}: {room}, too little for one more checkpoint like the newest, {spelt(disk.newest)}"
+        found = f"{folder}: {room}, but the newest checkpoint takes {spelt(disk.newest)}"
         return failure(NAME, found, make_room)
     if disk.free < ENOUGH and not disk.newest:
-        found = f"{folder}: {room} only, of which a large model's checkpoint needs more"
+        found = f"{folder}: only {room}; a large model's checkpoint needs more"
         return warning(NAME, found, make_room)
     if disk.kind in _PASSING:
-        mend = "a volume or a disk: docker run -v, Kubernetes a PersistentVolumeClaim"
-        return warning(NAME, f"{folder} is {_PASSING[disk.kind]}", mend)
+        fix = "use a volume or a disk (docker run -v, or a Kubernetes PersistentVolumeClaim)"
+        return warning(NAME, f"{folder} is {_PASSING[disk.kind]}", fix)
     if disk.seconds > SLOW_SECONDS:
         found = f"{folder}: {spelt(TRIED_BYTES)} took {disk.seconds:.1f} s to sync"
-        return warning(NAME, found, "a disk of this machine for --checkpoint-dir, or fewer users of this one")
+        return warning(NAME, found, "use a --checkpoint-dir on a local disk, or reduce the load on this disk")
     return ok(NAME, f"{folder}: {room}, {spelt(TRIED_BYTES)} synced in {disk.seconds * 1e3:.3g} ms")
 
 
 def file_system(mounts: Iterable[tuple[Path, str]], folder: Path) -> str:
-    """The kind of file system that a folder lies on, by each mount's folder and kind, the oldest first."""
+    """Returns the kind of file system that holds a folder.
+
+    Args:
+        mounts: Mount point and kind of each mount, oldest first.
+        folder: A resolved path.
+    """
     above = [(len(point.parts), kind) for point, kind in mounts if folder.is_relative_to(point)]
     above.reverse()  # a later mount hides an earlier one
     return max(above, key=lambda each: each[0], default=(0, ""))[1]
 
 
 def examine(folder: Path | None) -> Iterator[Finding]:
-    """Writes a file there and removes it; makes no folder."""
+    """Writes a file to the folder and removes it; creates no folder."""
     if folder is None:
-        yield skipped(NAME, "none is set (--checkpoint-dir, PS_CHECKPOINT_DIR): nothing would be saved")
+        yield skipped(NAME, "not set (--checkpoint-dir, PS_CHECKPOINT_DIR): a job saves no checkpoints")
     else:
         yield judge(look(folder.absolute()))
 
@@ -107,35 +112,35 @@ def look(folder: Path) -> Disk:
 
 
 def _refused(disk: Disk) -> tuple[str, str]:
-    """What is wrong, and how to fix it."""
-    tried, why, elsewhere = disk.tried, os.strerror(disk.refusal), "or another --checkpoint-dir"
+    """Returns the problem and its fix."""
+    tried, why, elsewhere = disk.tried, os.strerror(disk.refusal), "or use another --checkpoint-dir"
     match disk.refusal:
         case errno.ENOSPC | errno.EDQUOT:
-            return f"{tried} is full ({why})", f"make room (df -h {tried}), {elsewhere}"
+            return f"{tried} is full ({why})", f"free some space (df -h {tried}), {elsewhere}"
         case errno.EROFS:
             return f"{tried} is read-only", f"mount -o remount,rw $(stat -c %m {tried}), {elsewhere}"
         case errno.EACCES | errno.EPERM:
             user = os.geteuid()
             own = f"chown -R {user}" if tried == disk.folder else f"install -d -o {user}"
-            found = f"{tried} may not be written by user {user}"
-            return found, f"as root: {own} {disk.folder}, {elsewhere}"
+            found = f"user {user} cannot write to {tried} ({why})"
+            return found, f"run as root: {own} {disk.folder}, {elsewhere}"
         case errno.ENOTDIR:
-            return f"{tried} is no folder", "another --checkpoint-dir"
+            return f"{tried} is not a folder", "use another --checkpoint-dir"
         case _:
-            found = f"{tried} cannot be written: {why}"
-            return found, f"dmesg tells of a broken disk or mount; {elsewhere}"
+            found = f"cannot write to {tried}: {why}"
+            return found, f"check dmesg for disk or mount errors, {elsewhere}"
 
 
 def _write(folder: Path) -> None:
-    with tempfile.TemporaryFile(dir=folder) as file:  # without a name, so nothing is left of it
+    with tempfile.TemporaryFile(dir=folder) as file:  # unnamed: a crash leaves nothing behind
         file.write(bytes(TRIED_BYTES))
         file.flush()
         os.fsync(file.fileno())
-        sync(folder)  # as after a checkpoint
+        sync(folder)  # the writer of checkpoints does the same
 
 
 def _newest(folder: Path) -> int:
-    """Bytes of the newest checkpoint."""
+    """Returns the size of the newest checkpoint in bytes, or 0."""
     published = [each for each in folder.glob("*-step-*") if _PUBLISHED.fullmatch(each.name)]
     if not published:
         return 0

@@ -1,4 +1,4 @@
-"""What a check found: how bad it is, in a sentence, and how to fix it; and what all findings come to."""
+"""The result of a check: its severity, what it found and how to fix it; and the result of all checks."""
 
 from __future__ import annotations
 
@@ -16,60 +16,61 @@ State = Literal["ok", "warning", "failure", "skipped"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that was examined, or not.
+    """One result. A check can have several.
 
     Attributes:
-        name: What was examined; a check may examine several things.
-        state: `warning`: jobs run, but worse than they could, or not all of them. `failure`: jobs cannot
-            run. `skipped`: it was not examined.
-        found: What is there; if it was skipped, why.
-        mend: A command or a setting that fixes it; empty where there is nothing to fix.
-        exit_code: The program's, if this failed.
+        name: What the check examined.
+        state: `warning`: some jobs run slower, or some do not run. `failure`: jobs cannot run. `skipped`:
+            not examined.
+        found: What the check found; for `skipped`, the reason.
+        fix: A command or a setting that fixes the problem. Every warning and failure has one; no other state
+            has.
+        exit_code: The program's exit code if this is a failure.
     """
 
     name: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = msgspec.field(default="", name="mend")  # the JSON key of the doctor's result
     exit_code: int = 0
 
     def __post_init__(self) -> None:
-        assert bool(self.mend) == (self.state in ("warning", "failure")), (
-            f"a mend is due, or too much: {self}"
+        assert bool(self.fix) == (self.state in ("warning", "failure")), (
+            f"warnings and failures need a fix, other findings must not have one: {self}"
         )
 
 
 def ok(name: str, found: str) -> Finding:
-    """There is nothing to fix."""
+    """Makes a finding without a problem."""
     return Finding(name, "ok", found)
 
 
-def warning(name: str, found: str, mend: str) -> Finding:
-    """Jobs run, but worse than they could, or not all of them."""
-    return Finding(name, "warning", found, mend)
+def warning(name: str, found: str, fix: str) -> Finding:
+    """Makes a finding with which some jobs run slower, or some do not run."""
+    return Finding(name, "warning", found, fix)
 
 
-def failure(name: str, found: str, mend: str, exit_code: int = ConfigError.exit_code) -> Finding:
-    """Jobs cannot run."""
-    return Finding(name, "failure", found, mend, exit_code)
+def failure(name: str, found: str, fix: str, exit_code: int = ConfigError.exit_code) -> Finding:
+    """Makes a finding with which jobs cannot run."""
+    return Finding(name, "failure", found, fix, exit_code)
 
 
 def skipped(name: str, why: str) -> Finding:
-    """It was not examined."""
+    """Makes a finding for something that was not examined."""
     return Finding(name, "skipped", why)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """0 if nothing failed; 69 if only the server is missing; 78 if this machine fails.
+    """Returns 0 if no check failed, 69 if only the server cannot be reached, 78 if this machine fails.
 
-    So a script that waits for a server can try again after 69, and need not after 78.
+    A script that waits for a server can retry after 69; after 78 a retry does not help.
     """
     codes = {finding.exit_code for finding in findings if finding.state == "failure"}
     return ConfigError.exit_code if ConfigError.exit_code in codes else max(codes, default=0)
 
 
 def result(server: str | None, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The JSON object that the program prints last."""
+    """Returns the JSON object for the last line of stdout."""
     counts = Counter(finding.state for finding in findings)
     shown: list[dict[str, Any]] = msgspec.to_builtins(findings)
     for finding in shown:
@@ -84,7 +85,7 @@ def result(server: str | None, findings: Sequence[Finding]) -> dict[str, Any]:
 
 
 def spelt(nbytes: float) -> str:
-    """Bytes to three digits, in the largest unit of which there is one."""
+    """Formats a number of bytes with three digits, in the largest unit that does not exceed it."""
     for size, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= size:
             count = nbytes / size

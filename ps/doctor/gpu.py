@@ -1,4 +1,4 @@
-"""GPUs: which are here, whether torch's build and the driver fit them, and whether they compute."""
+"""GPUs: which ones exist, whether torch's build and the driver support them, and whether they compute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hubring.ps.doctor.finding import Finding, failure, ok, skipped, spelt, warn
 CUDA = "CUDA"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_FREE = 0.1
-"""Of a GPU's memory; if less is free, another process uses it."""
+"""Fraction of a GPU's memory. If less is free, another process uses the GPU."""
 
 _DRIVER = Path("/proc/driver/nvidia/version")
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.[\d.]+)\s")
@@ -21,7 +21,15 @@ _INSTALL = "pip install torch --index-url https://download.pytorch.org/whl/cuXYZ
 
 
 class Gpu(NamedTuple):
-    """One that torch sees. Its capability (9, 0) runs kernels for sm_90; `trouble` stops it computing."""
+    """A GPU that torch sees.
+
+    Attributes:
+        name: The model.
+        capability: Compute capability; (9, 0) runs kernels for sm_90.
+        free: Free memory in bytes.
+        total: Total memory in bytes.
+        trouble: Why the GPU cannot compute, or empty.
+    """
 
     name: str
     capability: tuple[int, int]
@@ -31,17 +39,17 @@ class Gpu(NamedTuple):
 
 
 class Cuda(NamedTuple):
-    """What there is of it.
+    """The CUDA installation.
 
     Attributes:
         torch: torch's version.
-        built_for: The CUDA that torch was built for; None: for none.
-        arches: What torch's kernels were compiled for: sm_90, compute_120.
-        files: GPUs that the kernel shows this process: /dev/nvidia0.
+        built_for: The CUDA version that torch was built for, or None.
+        arches: The architectures that torch's kernels were compiled for, such as sm_90 or compute_120.
+        files: The GPU device files of this process, such as /dev/nvidia0.
         driver: The driver's version, if it is known.
         visible: CUDA_VISIBLE_DEVICES, if it is set.
-        gpus: GPUs that torch sees.
-        trouble: Why torch sees none, if it says why.
+        gpus: The GPUs that torch sees.
+        trouble: torch's error if it sees no GPU, or empty.
     """
 
     torch: str
@@ -55,34 +63,34 @@ class Cuda(NamedTuple):
 
 
 def judge(cuda: Cuda) -> list[Finding]:
-    """One finding for all of it, or one for each GPU that torch sees."""
+    """Returns one finding per GPU that torch sees, or a single one if it sees none."""
     if cuda.gpus:
         return [_judge_gpu(index, gpu, cuda) for index, gpu in enumerate(cuda.gpus)]
     return [_judge_blind(cuda)]
 
 
 def fits(capability: tuple[int, int], arches: Sequence[str]) -> bool:
-    """Whether one of the arches' kernels runs on a GPU of this capability.
+    """Returns whether kernels of one of the architectures run on a GPU of this capability.
 
-    A kernel for sm_XY runs on any X.Z from Y on, one for sm_XYa on X.Y alone, and compute_XY is compiled
-    for any later one as it is loaded (CUDA C++ Programming Guide, "Application Compatibility").
+    A kernel for sm_XY runs on X.Z with Z >= Y. A kernel for sm_XYa runs on X.Y only. compute_XY is compiled
+    at load time for X.Y and every later capability (CUDA C++ Programming Guide, "Application Compatibility").
     """
     return any(_runs(match, capability) for arch in arches if (match := _ARCH.fullmatch(arch)))
 
 
 def driver_version(text: str) -> str | None:
-    """The driver's version, from the text of /proc/driver/nvidia/version."""
+    """Returns the driver's version from the text of /proc/driver/nvidia/version."""
     match = _KERNEL_MODULE.search(text)
     return match[1] if match else None
 
 
 def files() -> list[str]:
-    """GPUs that the kernel shows this process."""
+    """Returns the GPU device files of this process."""
     return sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
 
 
 def examine(variables: Mapping[str, str]) -> Iterator[Finding]:
-    """Asks torch, and lets each GPU add."""
+    """Queries torch, and runs a sum on each GPU."""
     import torch
 
     gpus: list[Gpu] = []
@@ -101,42 +109,43 @@ def examine(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _judge_blind(cuda: Cuda) -> Finding:
-    """Why torch sees no GPU."""
+    """Explains why torch sees no GPU."""
     built = f"torch {cuda.torch} is built " + (
         f"for CUDA {cuda.built_for}" if cuda.built_for else "without CUDA"
     )
     if not cuda.files:
-        return skipped(CUDA, f"no GPU here ({built}); a container sees one with docker run --gpus all")
+        return skipped(CUDA, f"no GPU here ({built}); in a container, GPUs need docker run --gpus all")
     here = f"{len(cuda.files)} GPU(s) here"
     if cuda.built_for is None:
-        mend = f"{_INSTALL}, of a CUDA that nvidia-smi shows or an older one"
-        return warning(CUDA, f"{here}, but {built}: training runs on the CPU", mend)
+        fix = f"{_INSTALL}, for the CUDA version that nvidia-smi shows or an older one"
+        return warning(CUDA, f"{here}, but {built}: training runs on the CPU", fix)
     if cuda.visible is not None and not cuda.trouble:
         return skipped(CUDA, f"{VISIBLE}={cuda.visible!r} hides the {here}")
-    driver = f"driver {cuda.driver}" if cuda.driver else "no driver tells its version"
+    driver = f"driver {cuda.driver}" if cuda.driver else "driver version unknown"
     return failure(
         CUDA,
-        f"{here}, but {built} and cannot use them ({driver}): {cuda.trouble or 'it sees none'}",
-        f"a newer driver, or torch for the CUDA that nvidia-smi shows: {_INSTALL}",
+        f"{here}, but {built} and cannot use them ({driver}): {cuda.trouble or 'torch sees no GPU'}",
+        f"install a newer driver, or torch for the CUDA version that nvidia-smi shows: {_INSTALL}",
     )
 
 
 def _judge_gpu(index: int, gpu: Gpu, cuda: Cuda) -> Finding:
     name = f"{CUDA} {index}"
     about = f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})"
-    hide = f"{VISIBLE} without it"
+    hide = f"leave this GPU out of {VISIBLE}"
     if not fits(gpu.capability, cuda.arches):
         return failure(
             name,
-            f"{about}: torch {cuda.torch} has kernels for {', '.join(cuda.arches)} only",
-            f"{_INSTALL}, of a version that still has them (pytorch.org, previous versions); or {hide}",
+            f"{about}: torch {cuda.torch} has kernels only for {', '.join(cuda.arches)}",
+            f"{_INSTALL}, in a version that supports this GPU (pytorch.org, previous versions); or {hide}",
         )
     if gpu.trouble:
-        found = f"{about} does not compute: {gpu.trouble}"
-        return failure(name, found, f"nvidia-smi -q -i {index}; or {hide}")
+        found = f"{about} cannot compute: {gpu.trouble}"
+        return failure(name, found, f"check nvidia-smi -q -i {index}; or {hide}")
     room = f"{spelt(gpu.free)} of {spelt(gpu.total)} free"
     if gpu.free < LEAST_FREE * gpu.total:
-        return warning(name, f"{about}, {room}: others have the rest", "nvidia-smi shows who; stop them")
+        fix = "find these processes with nvidia-smi and stop them"
+        return warning(name, f"{about}, {room}: other processes use the rest", fix)
     return ok(name, f"{about}, {room}, driver {cuda.driver or 'unknown'}, torch for CUDA {cuda.built_for}")
 
 

@@ -1,4 +1,4 @@
-"""This machine's network: what names of hosts stand for, interfaces, and the ports of a server."""
+"""This machine's network: host names, interfaces, and a server's ports."""
 
 from __future__ import annotations
 
@@ -23,13 +23,20 @@ NCCL = "NCCL_SOCKET_IFNAME"
 SLOW_SECONDS = 1.0
 
 UNPRIVILEGED = 1024
-"""The first port that every user may listen on, by the kernel's default."""
+"""The first port that every user can listen on, by the kernel's default."""
 
 _WIDTH = 60
 
 
 class Answer(NamedTuple):
-    """What a name stands for, after so many seconds; if for no address, `why` is the resolver's error."""
+    """The resolver's answer for a name.
+
+    Attributes:
+        name: The name.
+        addresses: Its addresses; empty if there are none.
+        why: The resolver's error if there are no addresses.
+        seconds: How long the resolver took.
+    """
 
     name: str
     addresses: Sequence[str]
@@ -41,7 +48,7 @@ class Answer(NamedTuple):
 
 
 class Port(NamedTuple):
-    """A port that a server takes; the flag chooses another, and number 0 stands for any free one."""
+    """A port that a server uses. `flag` sets it; number 0 means any free port."""
 
     name: str
     number: int
@@ -49,72 +56,76 @@ class Port(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """The process that listens on a port; its id is None where this user may not see it."""
+    """The process that listens on a port. `pid` is None if this user cannot see the process."""
 
     pid: int | None
     command: str = ""
 
     def __str__(self) -> str:
         if self.pid is None:
-            return "a process that this user may not see (as root: ss -ltnp)"
+            return "a process that this user cannot see (run ss -ltnp as root)"
         short = self.command if len(self.command) <= _WIDTH else self.command[:_WIDTH] + "..."
         return f"pid {self.pid} ({short})"
 
 
 def judge_own_name(answer: Answer, strange: Sequence[str], address: str) -> Finding:
-    """Whether others, who reach this machine by `address`, find it by its name too.
+    """Judges whether other machines reach this machine by its name.
 
-    `strange` are the addresses of its name that are not its own.
+    Args:
+        answer: The resolver's answer for this machine's name.
+        strange: The addresses in `answer` that do not belong to this machine.
+        address: The address by which other machines reach this machine.
     """
     name = answer.name
     if not answer.addresses:
-        mend = f"echo '{address} {name}' >> /etc/hosts, on all machines"
-        return warning(OWN_NAME, f"{answer}: who is told this name finds no machine", mend)
+        fix = f"echo '{address} {name}' >> /etc/hosts, on all machines"
+        return warning(OWN_NAME, f"{answer}: other machines cannot reach this machine by its name", fix)
     if strange:
         return failure(
             OWN_NAME,
-            f"{answer}; {', '.join(strange)} is no address of this machine: who dials the name gets another",
-            f"correct /etc/hosts or the DNS: {name} is {address}; or ps-server start --host {address}"
+            f"{answer}; {', '.join(strange)} is not an address of this machine: the name leads to another"
+            " machine",
+            f"map {name} to {address} in /etc/hosts or the DNS; or run ps-server start --host {address}"
             " --insecure",
         )
     if all(map(is_loopback, answer.addresses)) and not is_loopback(address):
         return warning(
             OWN_NAME,
-            f"{answer}, which only this machine reaches: --host {name} listens for nobody else, and"
-            " groups that scripts open by Gloo offer it to the others",
-            f"in /etc/hosts let {name} be {address}; or ps-server start --host {address} --insecure",
+            f"{answer}, which only this machine reaches: other machines cannot connect to --host {name}, and"
+            " Gloo groups that scripts open advertise this address",
+            f"map {name} to {address} in /etc/hosts; or run ps-server start --host {address} --insecure",
         )
     return _judge_speed(OWN_NAME, answer)
 
 
 def judge_server_name(answer: Answer, here: bool) -> Finding:
-    """Whether the server's name leads anywhere; it may be the name of the machine `here`."""
+    """Judges whether the server's name resolves. `here`: the name is this machine's own."""
     if not answer.addresses:
-        mend = "check its spelling; else a line in /etc/hosts, or the server's address in place of its name"
-        return failure(SERVER_NAME, f"{answer}", mend, ServerUnreachable.exit_code)
+        fix = "check the spelling, add the name to /etc/hosts, or use the server's address instead"
+        return failure(SERVER_NAME, f"{answer}", fix, ServerUnreachable.exit_code)
     if all(map(is_loopback, answer.addresses)) and not here and answer.name != "localhost":
-        mend = "correct it in /etc/hosts, unless the server runs here"
-        return warning(SERVER_NAME, f"{answer}, which is this machine and no other", mend)
+        fix = "correct /etc/hosts, unless the server runs on this machine"
+        return warning(SERVER_NAME, f"{answer}, which is this machine", fix)
     if answer.name in answer.addresses:
-        return ok(SERVER_NAME, f"{answer.name} is an address, and needs no name server")
+        return ok(SERVER_NAME, f"{answer.name} is an address; it needs no name server")
     return _judge_speed(SERVER_NAME, answer)
 
 
 def examine_own_name(address: str) -> Iterator[Finding]:
-    """Looks this machine's name up; `address` is how others reach it."""
+    """Looks up this machine's name. `address` is the one by which other machines reach this machine."""
     answer = look_up(socket.gethostname())
-    # Only on its own addresses can a machine listen.
+    # A machine can listen only on its own addresses.
     yield judge_own_name(answer, [each for each in answer.addresses if refusal(each, 0)], address)
 
 
 def examine_server_name(host: str) -> Iterator[Finding]:
-    """Looks the server's name up."""
+    """Looks up the server's name."""
     answer = look_up(host)
     yield judge_server_name(answer, here=host == socket.gethostname() or is_loopback(host))
 
 
 def look_up(name: str) -> Answer:
-    """Asks the resolver, which may be slow."""
+    """Queries the resolver and measures how long it takes."""
     began = time.monotonic()
     found: dict[str, None] = {}
     why = ""
@@ -127,42 +138,51 @@ def look_up(name: str) -> Answer:
 
 
 def judge_interfaces(here: Mapping[str, str], ring: str, outside: str) -> Finding:
-    """Where a ring's ranks dial this machine, and from which address it talks to others."""
-    found = f"a ring meets on {_with_interface(here, ring)}"
+    """Reports the addresses of this machine for a ring's ranks and for other machines.
+
+    Args:
+        here: Address of each interface, by name.
+        ring: The address that a ring's ranks use.
+        outside: The source address for connections to other machines.
+    """
+    found = f"a ring uses {_with_interface(here, ring)}"
     if is_loopback(ring) and not is_loopback(outside):
-        found += f", for workers of this machine alone; to others it is {_with_interface(here, outside)}"
+        found += f", for workers on this machine only; other machines use {_with_interface(here, outside)}"
     return ok(INTERFACES, found)
 
 
 def judge_no_route(server: str, why: str) -> Finding:
-    """No route leads to the server."""
-    mend = f"ip route get {server}; give this machine a network that leads there"
-    return failure(INTERFACES, why, mend, ServerUnreachable.exit_code)
+    """Reports that no route leads to the server."""
+    fix = f"check ip route get {server}; connect this machine to a network with a route to it"
+    return failure(INTERFACES, why, fix, ServerUnreachable.exit_code)
 
 
 def judge_chosen(here: Mapping[str, str], gloo: str | None, nccl: str | None) -> Iterator[Finding]:
-    """Whether the interfaces exist that environment variables choose for Gloo and NCCL."""
+    """Judges whether the interfaces exist that environment variables select for Gloo and NCCL."""
     shown = ", ".join(f"{name} {address}" for name, address in here.items() if address)
     best = next((name for name, address in here.items() if address and not is_loopback(address)), "lo")
     if gloo is not None and not gloo_takes(gloo, here):
         yield warning(
             GLOO,
-            f"{GLOO}={gloo!r} names an interface that is not here; there are {shown}. ps-worker's ring"
-            " does not read it, but groups that scripts open fail by it",
+            f"{GLOO}={gloo!r} names an interface that does not exist; there are {shown}. ps-worker's ring"
+            " ignores this variable, but Gloo groups that scripts open fail",
             f"export {GLOO}={best}, or unset {GLOO}",
         )
     if nccl is not None and not nccl_takes(nccl, here):
-        found = f"{NCCL}={nccl!r} leaves no interface; there are {shown}. --backend nccl fails by it"
+        found = f"{NCCL}={nccl!r} matches no interface; there are {shown}. --backend nccl fails"
         yield failure(NCCL, found, f"export {NCCL}={best}, or unset {NCCL}")
 
 
 def gloo_takes(value: str, here: Mapping[str, str]) -> bool:
-    """Whether all interfaces exist that GLOO_SOCKET_IFNAME lists."""
+    """Returns whether all interfaces exist that GLOO_SOCKET_IFNAME lists."""
     return all(name in here for name in value.split(","))
 
 
 def nccl_takes(value: str, here: Mapping[str, str]) -> list[str]:
-    """The interfaces that NCCL_SOCKET_IFNAME leaves: prefixes, after `=` names; `^` excludes them."""
+    """Returns the interfaces that NCCL_SOCKET_IFNAME selects.
+
+    The value lists prefixes, or exact names after `=`. A leading `^` excludes the matches.
+    """
     listed = value.removeprefix("^")
     if listed.startswith("="):
         matching = here.keys() & listed[1:].split(",")
@@ -172,7 +192,7 @@ def nccl_takes(value: str, here: Mapping[str, str]) -> list[str]:
 
 
 def examine_interfaces(subject: Subject, outside: str) -> Iterator[Finding]:
-    """Asks the kernel; `outside` is the address from which this machine talks to others."""
+    """Reads the interfaces. `outside` is the source address for connections to other machines."""
     here = addresses()
     try:
         yield judge_interfaces(here, subject.ring_address, outside)
@@ -182,7 +202,7 @@ def examine_interfaces(subject: Subject, outside: str) -> Iterator[Finding]:
 
 
 def wanted_ports(config: ServerConfig) -> list[Port]:
-    """The ports that a server with these settings takes."""
+    """Returns the ports that a server with these settings uses."""
     control = Port(CONTROL_PORT, config.port, "--port")
     if config.no_page:
         return [control]
@@ -194,34 +214,34 @@ def wanted_ports(config: ServerConfig) -> list[Port]:
 
 
 def judge_port(port: Port, host: str, refused: int, listener: Listener | None) -> Finding:
-    """Whether a server could listen there; `refused` is the kernel's errno, or 0."""
+    """Judges whether a server can listen on a port. `refused` is the kernel's errno, or 0."""
     where = f"{bracketed(host)}:{port.number}"
-    other = f"ps-server start {port.flag}"
+    other = f"run ps-server start {port.flag}"
     if port.number == 0:
-        return ok(port.name, "a free one will be taken")
+        return ok(port.name, "the server picks a free port")
     match refused:
         case 0:
             return ok(port.name, f"{where} is free")
         case errno.EADDRINUSE if listener and (
             "ps-server" in listener.command or "hubring.ps.cli" in listener.command
         ):
-            return ok(port.name, f"a ps-server has {where}: {listener}; a second one needs {port.flag}")
+            return ok(port.name, f"a ps-server uses {where}: {listener}; a second server needs {port.flag}")
         case errno.EADDRINUSE:
-            who = listener or "a process in another network namespace, or one that is ending"
-            return warning(port.name, f"{where} is taken by {who}", f"{other} 0, or stop that")
+            who = listener or "a process in another network namespace, or one that is exiting"
+            return warning(port.name, f"{where} is taken by {who}", f"{other} 0, or stop that process")
         case errno.EACCES:
-            found = f"{where} is for privileged programs"
-            return failure(port.name, found, f"{other} N, with N from {UNPRIVILEGED} on")
+            found = f"{where} needs a privileged user"
+            return failure(port.name, found, f"{other} N, with N at least {UNPRIVILEGED}")
         case errno.EADDRNOTAVAIL:
-            found = f"{host} is no address of this machine"
-            return failure(port.name, found, "ps-server start --host, with an address that ip addr shows")
+            found = f"{host} is not an address of this machine"
+            return failure(port.name, found, "run ps-server start --host with an address that ip addr shows")
         case _:
-            found = f"{where} cannot be had: {os.strerror(refused)}"
-            return failure(port.name, found, f"{other} 0, or --host")
+            found = f"cannot listen on {where}: {os.strerror(refused)}"
+            return failure(port.name, found, f"{other} 0, or use another --host")
 
 
 def examine_ports(config: ServerConfig) -> Iterator[Finding]:
-    """Takes each port for an instant."""
+    """Binds each port for an instant."""
     for port in wanted_ports(config):
         try:
             refused = refusal(numeric(config.host), port.number)
@@ -231,7 +251,7 @@ def examine_ports(config: ServerConfig) -> Iterator[Finding]:
 
 
 def find_listener(port: int) -> Listener | None:
-    """The process that listens on a port, at any address; None: no process does."""
+    """Returns the process that listens on a port, at any address, or None."""
     import psutil
 
     pids = [
@@ -244,16 +264,16 @@ def find_listener(port: int) -> Listener | None:
         return Listener(None) if pids else None
     try:
         return Listener(known, " ".join(psutil.Process(known).cmdline()))
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process has ended
         return Listener(known)
 
 
 def _judge_speed(name: str, answer: Answer) -> Finding:
     if answer.seconds < SLOW_SECONDS:
         return ok(name, str(answer))
-    found = f"{answer}, found only after {answer.seconds:.1f} s"
-    mend = "a name server in /etc/resolv.conf does not answer: take it out, or put the name into /etc/hosts"
-    return warning(name, found, mend)
+    found = f"{answer}, but the lookup took {answer.seconds:.1f} s"
+    fix = "remove the name server that does not answer from /etc/resolv.conf, or add the name to /etc/hosts"
+    return warning(name, found, fix)
 
 
 def _with_interface(here: Mapping[str, str], address: str) -> str:

@@ -1,4 +1,4 @@
-"""What a person sees on standard error: a table on a terminal, else one line for each finding."""
+"""The doctor's output on standard error: a table on a terminal, otherwise one line per finding."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ STYLES = {"ok": "green", "warning": "yellow", "failure": "bold red", "skipped": 
 
 
 def announce(server: str | None, seconds: float) -> None:
-    """Prints what is examined, before there is anything to show."""
-    way = f" and the way to {server}" if server else ""
+    """Prints what the doctor checks and how long it can take, before the checks run."""
+    connection = f" and the connection to {server}" if server else ""
     Console(stderr=True, highlight=False).print(
-        f"looking at this machine{way}; at most {seconds:g} s", markup=False, soft_wrap=True
+        f"checking this machine{connection}; at most {seconds:g} s", markup=False, soft_wrap=True
     )
 
 
 def show(findings: Sequence[Finding]) -> None:
-    """Prints the findings, and how many there are of each kind."""
+    """Prints the findings and the number of each state."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal:
         console.print(_table(findings))
@@ -34,18 +34,18 @@ def show(findings: Sequence[Finding]) -> None:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """A line for each finding, and below it a line for its fix."""
+    """Returns a line for each finding, followed by a line for its fix."""
     width = max(len(finding.name) for finding in findings)
     shown = []
     for finding in findings:
         shown.append(f"{finding.state:<7}  {finding.name:<{width}}  {finding.found}")
-        if finding.mend:
-            shown.append(f"{'':<7}  {'':<{width}}  mend: {finding.mend}")
+        if finding.fix:
+            shown.append(f"{'':<7}  {'':<{width}}  fix: {finding.fix}")
     return shown
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many there are of each kind, the worst first."""
+    """Returns the number of findings of each state, worst first."""
     counts = Counter(finding.state for finding in findings)
     failures, warnings = counts["failure"], counts["warning"]
     return (
@@ -58,6 +58,6 @@ def _table(findings: Sequence[Finding]) -> Table:
     table = Table("", "what", "found", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for finding in findings:
         style = STYLES[finding.state]
-        mend = f"\n[bold]mend:[/] {escape(finding.mend)}" if finding.mend else ""
-        table.add_row(f"[{style}]{finding.state}[/]", escape(finding.name), escape(finding.found) + mend)
+        fix = f"\n[bold]fix:[/] {escape(finding.fix)}" if finding.fix else ""
+        table.add_row(f"[{style}]{finding.state}[/]", escape(finding.name), escape(finding.found) + fix)
     return table

@@ -1,4 +1,4 @@
-"""The server at an address: reachable, one of ours, of our version, and with the same time."""
+"""The server at an address: whether it is reachable, its version, and its clock."""
 
 from __future__ import annotations
 
@@ -20,102 +20,100 @@ from hubring.ps.doctor.software import OURS
 SERVER, VERSIONS, CLOCKS = "server", "versions", "clocks"
 
 SKEW_SECONDS = 1.0
-"""Far more than NTP leaves. Leases run on each machine's own time; logs of several are read side by side."""
+"""Far more than NTP leaves. Only logs need synchronized clocks; a lease uses one machine's clock."""
 
 SHARE, MOST_SECONDS = 0.3, 10.0
-"""How long connecting and an answer may take each: a share of the check's seconds, so that it can report."""
+"""Time limit for connecting and for each answer: a share of the check's seconds, to leave time to report."""
 
-_BANNER = "the banner of ps-server start names the address to give: the control port's, and not the page's"
+_BANNER = "use the address in the banner of ps-server start, with the control port, not the page's port"
 
 
 class End(NamedTuple):
-    """What runs at one end; None where it does not say, as servers before protocol 4 did not."""
+    """The version at one end. A server before protocol 4 reports no version; its values are None."""
 
     version: str | None
     protocol: int | None
 
 
 def judge_connection(server: str, error: OSError, seconds: float) -> Finding:
-    """Why the server accepted no connection."""
+    """Explains why connecting to the server failed."""
     host, port = address(server)
     if isinstance(error, socket.gaierror):
-        mend = "give the server's address in place of its name"
-        return _unreachable(f"{host} is the name of no host ({error.strerror})", mend)
+        fix = "check the spelling, or use the server's address instead of its name"
+        return _unreachable(f"no host is named {host} ({error.strerror})", fix)
     if isinstance(error, ConnectionRefusedError):
         return _unreachable(
-            f"nothing listens at {server}: the connection was refused",
-            f"on that machine: ps-server start --host {host} --port {port} (beyond loopback also --insecure)."
-            f" If one runs there, {_BANNER}",
+            f"nothing listens at {server}: connection refused",
+            f"on that host, run ps-server start --host {host} --port {port} (beyond loopback, add"
+            f" --insecure). If a server already runs, {_BANNER}",
         )
     if isinstance(error, TimeoutError):
         return _unreachable(
-            f"{server} did not answer within {seconds:.1f} s: it is off, or a firewall drops what comes",
-            f"open TCP port {port} there, and among the job's machines all, since shards take free ones;"
-            f" ping {host} tells which",
+            f"{server} did not answer within {seconds:.1f} s: the host is down, or a firewall drops packets",
+            f"check the host with ping {host}; open TCP port {port} on it, and all ports between the job's"
+            " hosts, because shards use free ports",
         )
     if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
-        return _unreachable(f"no network leads to {server}: {error.strerror}", f"ip route get {host}")
-    found = f"{server} broke the connection off: {error.strerror or error}"
-    return _unreachable(found, f"ping {host}; {_BANNER}")
+        return _unreachable(f"no route to {server}: {error.strerror}", f"check ip route get {host}")
+    found = f"{server} closed the connection: {error.strerror or error}"
+    return _unreachable(found, f"check ping {host}; {_BANNER}")
 
 
 def judge_refusal(server: str, status: str, details: str, seconds: float) -> Finding:
-    """What answers is no server of ours, by gRPC's status and message."""
+    """Explains a failed gRPC call, from its status and details."""
     if status == "UNIMPLEMENTED":
-        return _unreachable(f"what answers at {server} speaks gRPC, but is no ps-server", _BANNER)
+        return _unreachable(f"the process at {server} speaks gRPC, but is not a ps-server", _BANNER)
     if status == "DEADLINE_EXCEEDED":
         return _unreachable(
-            f"what listens at {server} takes connections, but said nothing within {seconds:.1f} s: it is"
-            " stopped, held up, or no ps-server",
-            f"on that machine ss -ltnp shows the process: kill -CONT it if its state is T (ps -o stat); else"
-            f" {_BANNER}",
+            f"the process at {server} accepts connections, but did not answer within {seconds:.1f} s: it is"
+            " stopped, overloaded, or not a ps-server",
+            "on that host, find the process with ss -ltnp; if its state is T (ps -o stat), kill -CONT it;"
+            f" otherwise {_BANNER}",
         )
-    found = f"what listens at {server} does not speak as a ps-server does ({status}: {details})"
+    found = f"the process at {server} does not answer as a ps-server does ({status}: {details})"
     return _unreachable(found, _BANNER)
 
 
 def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
-    """How the server is doing."""
+    """Reports the server's job and state."""
     job = f"job {report['job']!r}: " if report.get("job") else ""
-    return ok(SERVER, f"a ps-server answers at {server}; {job}{report.get('state', 'its state is unknown')}")
+    return ok(SERVER, f"a ps-server answers at {server}; {job}{report.get('state', 'state unknown')}")
 
 
 def judge_versions(here: End, there: End, server: str) -> Finding:
-    """Whether both ends understand each other."""
+    """Judges whether this machine's version works with the server's."""
     ours = f"{OURS} {here.version} (protocol {here.protocol}) here"
-    version, protocol = there.version or "one of unknown version", there.protocol or "unknown"
+    version, protocol = there.version or "version unknown", there.protocol or "unknown"
     both = f"{ours}, {version} (protocol {protocol}) at {server}"
+    install = (
+        f"pip install '{OURS}=={there.version or 'VERSION'}' here, or '{OURS}=={here.version}' on the server"
+    )
     if there.protocol != here.protocol:
-        return failure(
-            VERSIONS,
-            f"{both}: it refuses workers of another protocol",
-            f"install the same version on both: here pip install '{OURS}=={there.version or 'VERSION'}', or"
-            f" there '{OURS}=={here.version}'",
-        )
+        return failure(VERSIONS, f"{both}: the server refuses workers with another protocol", install)
     if there.version != here.version:
-        mend = f"pip install '{OURS}=={there.version}' here, or '{OURS}=={here.version}' there"
-        return warning(VERSIONS, f"{both}: they understand each other, but were not tested together", mend)
+        found = f"{both}: the protocol is the same, but these versions are not tested together"
+        return warning(VERSIONS, found, install)
     return ok(VERSIONS, f"{ours}, the same at {server}")
 
 
 def judge_clocks(measured: Offset, server: str) -> Finding:
-    """Whether the two machines agree on the time."""
+    """Judges the difference between the server's clock and this machine's."""
     ahead, error = measured.ahead / 1e9, measured.round_trip / 2e9
     way = f"round trip {measured.round_trip / 1e6:.3g} ms"
     if abs(ahead) - error > SKEW_SECONDS:
         side = "ahead of" if ahead > 0 else "behind"
         return warning(
             CLOCKS,
-            f"the clock of {server} is {abs(ahead):.1f} s {side} this machine's ({way}): times in their logs"
-            " do not go together",
-            "on both machines: timedatectl set-ntp true, or chronyc makestep",
+            f"the clock of {server} is {abs(ahead):.1f} s {side} this machine's clock ({way}): times in their"
+            " logs do not match",
+            "on both machines, run timedatectl set-ntp true, or chronyc makestep",
         )
-    found = f"{server}'s is {ahead * 1e3:+.3g} ms from this machine's, to {error * 1e3:.3g} ms; {way}"
+    found = f"{server} is {ahead * 1e3:+.3g} ms from this machine (error {error * 1e3:.3g} ms; {way})"
     return ok(CLOCKS, found)
 
 
 def examine(server: str, seconds: float) -> Iterator[Finding]:
-    """Connects, asks the server how it is doing, then asks for the time."""
+    """Connects to the server, requests its status, then its time."""
     patience = min(SHARE * seconds, MOST_SECONDS)
     try:
         socket.create_connection(address(server), patience).close()
@@ -147,7 +145,7 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
         try:
             measured = clock_offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)
         except grpc.RpcError as error:
-            why = f"{server} does not tell its time ({error.code().name}): it is of another version"
+            why = f"{server} does not report its time ({error.code().name}): it has another version"
             yield skipped(CLOCKS, why)
         else:
             yield judge_clocks(measured, server)
@@ -158,5 +156,5 @@ def _left_out(server: str) -> Iterator[Finding]:
         yield skipped(name, f"no ps-server answers at {server}")
 
 
-def _unreachable(found: str, mend: str) -> Finding:
-    return failure(SERVER, found, mend, ServerUnreachable.exit_code)
+def _unreachable(found: str, fix: str) -> Finding:
+    return failure(SERVER, found, fix, ServerUnreachable.exit_code)

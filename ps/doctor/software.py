@@ -1,4 +1,4 @@
-"""What programs need: packages that are new enough, a torch that computes, and settings that are allowed."""
+"""Software: installed packages, torch, and settings."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 PACKAGES, TORCH, THREADS, SETTINGS = "packages", "torch", "torch threads", "settings"
 OURS = "hubring"
 SHOWN = ("grpcio", "protobuf")
-"""Packages whose versions people ask for."""
+"""Packages whose versions the finding shows."""
 
 SIDE = 64
 LAST_SHARE = 0.1
-"""Of a check's seconds: what checks that hang may take to end, and again to be waited for once killed."""
+"""Share of a check's seconds to wait for killed checks to end; reserved twice, once for each level."""
 
 _OLD_PROCESSOR = "export ATEN_CPU_CAPABILITY=default"
 
 
 def requirements(lines: Iterable[str]) -> list[Requirement]:
-    """A package's own requirements, without those of its extras."""
-    from packaging.requirements import Requirement  # its absence is for the check to report
+    """Parses a package's requirements, without those of its extras."""
+    from packaging.requirements import Requirement  # imported here: the check reports a missing package
 
     found = [Requirement(line) for line in lines]
     return [each for each in found if each.marker is None or each.marker.evaluate({"extra": ""})]
 
 
 def needs() -> list[Requirement]:
-    """What our own package requires."""
+    """Returns the requirements of Hubring."""
     return requirements(metadata.requires(OURS) or ())
 
 
 def meets(version: str | None, requirement: Requirement) -> bool:
-    """Whether the version's release will do: 2.13.0a0+git1, as NVIDIA calls its builds, counts as 2.13.0."""
+    """Returns whether a version meets a requirement. NVIDIA's 2.13.0a0+git1 counts as 2.13.0."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -57,7 +57,7 @@ def meets(version: str | None, requirement: Requirement) -> bool:
 
 
 def judge_packages(needed: Iterable[Requirement], versions: Mapping[str, str | None], about: str) -> Finding:
-    """Whether every package is installed and new enough; `about` describes our own."""
+    """Judges whether every package is installed and new enough. `about` describes Hubring."""
     wrong = [each for each in needed if not meets(versions[each.name], each)]
     if wrong:
         shown = ", ".join(_shortfall(each, versions[each.name]) for each in wrong)
@@ -69,59 +69,73 @@ def judge_packages(needed: Iterable[Requirement], versions: Mapping[str, str | N
 
 
 def examine_packages() -> Iterator[Finding]:
-    """Reads what is installed, then loads the stubs, which refuse a gRPC or protobuf that is too old."""
+    """Reads the installed versions, then imports the stubs, which raise if gRPC or protobuf is too old."""
     needed = [each for each in needs() if each.name != TORCH]
     about = f"{OURS} {metadata.version(OURS)} (protocol {PROTOCOL}), Python {platform.python_version()}"
     yield judge_packages(needed, {each.name: _installed(each.name) for each in needed}, about)
     import hubring.protos.control_pb2_grpc
-    import hubring.protos.data_pb2_grpc  # noqa: F401 - that they load is the check
+    import hubring.protos.data_pb2_grpc  # noqa: F401 - the import is the check
 
 
 def judge_torch(version: str, instructions: str, right: bool, needed: Requirement) -> Finding:
-    """Whether torch is new enough, and the product of two matrices was `right`; it used `instructions`."""
+    """Judges torch's version and its result.
+
+    Args:
+        version: torch's version.
+        instructions: The CPU instructions that torch uses, such as AVX2.
+        right: Whether the product of two matrices was correct.
+        needed: The requirement on torch.
+    """
     if not meets(version, needed):
         return failure(TORCH, _shortfall(needed, version), f"pip install '{needed}'")
     if not right:
-        found = f"torch {version} multiplies two matrices of ones wrongly"
-        return failure(TORCH, found, f"pip install --force-reinstall torch; if it stays, {_OLD_PROCESSOR}")
+        found = f"torch {version} computes a wrong product of two matrices of ones"
+        fix = f"pip install --force-reinstall torch; if that does not help, {_OLD_PROCESSOR}"
+        return failure(TORCH, found, fix)
     return ok(TORCH, f"{version}, computes with {instructions}")
 
 
 def judge_threads(threads: int, cores: float) -> Finding:
-    """Whether torch has a core for each of its threads."""
+    """Judges whether torch has a core for each of its threads."""
     if threads <= max(1.0, cores):
         return ok(THREADS, f"{threads} on {cores:.3g} core(s)")
     return warning(
         THREADS,
-        f"torch starts {threads} threads where {cores:.3g} core(s) may be used: they wait for each other",
+        f"torch starts {threads} threads on {cores:.3g} core(s): the threads wait for each other",
         f"export OMP_NUM_THREADS={max(1, int(cores))} (divided by the workers on this machine)",
     )
 
 
 def examine_torch(others: Sequence[Check], seconds: float) -> Iterator[Finding]:
-    """Imports torch, which takes long, then runs its check and `others` in processes that have loaded it."""
+    """Imports torch once, because that is slow, then runs the checks that need torch in forks."""
     began = time.monotonic()
-    import torch  # noqa: F401 - that it loads is the first check
+    import torch  # noqa: F401 - the import is the first check
 
     last = min(LAST_SECONDS, LAST_SHARE * seconds)
     left = seconds - (time.monotonic() - began) - 2 * last
-    mend = f"pip install --force-reinstall torch; {_OLD_PROCESSOR} for an old processor"
-    yield from isolation.examine([Check(TORCH, _compute, mend), *others], max(0.0, left), last)
+    fix = f"pip install --force-reinstall torch; {_OLD_PROCESSOR} for an old processor"
+    yield from isolation.examine([Check(TORCH, _compute, fix), *others], max(0.0, left), last)
 
 
 def judge_settings(wrong: Mapping[str, str], contradiction: str, given: Collection[str]) -> Iterator[Finding]:
-    """One finding for all settings, or one for each that is wrong, by the name of the variable or flag."""
+    """Yields one finding for each wrong setting, or one for all settings.
+
+    Args:
+        wrong: Error message by variable or flag.
+        contradiction: The error message about settings that contradict each other, or empty.
+        given: The PS_* variables that are set.
+    """
     for name, found in wrong.items():
-        yield failure(SETTINGS, found, f"correct it, or leave {name} out")
+        yield failure(SETTINGS, found, f"correct or remove {name}")
     if contradiction:
-        mend = "unset one of them; or give the flag, which stands over the environment and the file"
-        yield warning(SETTINGS, contradiction, mend)
+        fix = "unset one of them, or pass the flag, which overrides the environment and the file"
+        yield warning(SETTINGS, contradiction, fix)
     elif not wrong:
-        yield ok(SETTINGS, f"{', '.join(given)}: known and allowed" if given else "no PS_* variable is set")
+        yield ok(SETTINGS, f"{', '.join(given)}: valid" if given else "no PS_* variable is set")
 
 
 def examine_settings(subject: Subject) -> Iterator[Finding]:
-    """Reads the environment, and the file that it or a flag names."""
+    """Reads the environment and the settings file."""
     wrong = faults(subject.variables) | _file_fault(subject.config_file)
     given = sorted(name for name in subject.variables if name.startswith("PS_"))
     yield from judge_settings(wrong, "" if wrong else _contradiction(subject), given)
@@ -137,7 +151,7 @@ def _installed(name: str) -> str | None:
 def _shortfall(requirement: Requirement, version: str | None) -> str:
     least = str(requirement.specifier).removeprefix(">=")
     return (
-        f"{requirement.name} {version}, at least {least} is needed" if version else f"no {requirement.name}"
+        f"{requirement.name} {version} is older than {least}" if version else f"{requirement.name} is missing"
     )
 
 
@@ -152,7 +166,7 @@ def _compute() -> Iterator[Finding]:
 
 
 def _file_fault(file: Path | None) -> dict[str, str]:
-    """What is wrong with the file by itself."""
+    """Returns the error in the settings file alone, if there is one."""
     try:
         load_server({}, file, {})
     except ConfigError as error:
@@ -161,7 +175,10 @@ def _file_fault(file: Path | None) -> dict[str, str]:
 
 
 def _contradiction(subject: Subject) -> str:
-    """What server and worker would report at their start, were the worker given some server."""
+    """Returns the error that a server or a worker would raise at its start, or an empty string.
+
+    The worker gets a server address, so that settings which need one are no error.
+    """
     flags = {} if "PS_SERVER" in subject.variables else {"server": subject.server or "127.0.0.1:5555"}
     try:
         load_server({}, subject.config_file, subject.variables)

@@ -1,4 +1,4 @@
-"""What is examined: this machine as it would run our programs, and the path to one server."""
+"""The subject of the checks: this machine with the settings of a server, and the connection to one server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ LOOPBACK = "127.0.0.1"
 
 
 class Subject(NamedTuple):
-    """A machine, and what is to run there.
+    """This machine and the settings of a server on it.
 
     Attributes:
-        config: A server's settings as `ps-server start` would find them.
-        config_file: The TOML file that was given for it, if any.
-        server: `HOST:PORT` of a running server to examine, if any.
+        config: The server settings that `ps-server start` would use.
+        config_file: The TOML file from `--config`, if any.
+        server: `HOST:PORT` of a running server to check, if any.
         variables: The environment.
-        seconds: How long a check may take.
+        seconds: Time limit of a check.
     """
 
     config: ServerConfig
@@ -35,12 +35,12 @@ class Subject(NamedTuple):
 
     @property
     def server_host(self) -> str:
-        """The server's host; by default this one, where a server listens by default."""
+        """The server's host; loopback if there is no server."""
         return address(self.server)[0] if self.server else LOOPBACK
 
     @property
     def ring_address(self) -> str:
-        """This machine's address as the other members of a ring dial it.
+        """This machine's address for the other members of a ring.
 
         Raises:
             ConfigError: No route leads to the server.
@@ -52,7 +52,9 @@ class Subject(NamedTuple):
 def settled(
     flags: Mapping[str, object], config_file: Path | None, variables: Mapping[str, str]
 ) -> ServerConfig:
-    """The server's settings; from the flags alone if another place is wrong, which a check reports.
+    """Returns the server's settings; from the flags alone if the file or the environment is wrong.
+
+    The settings check reports such an error.
 
     Raises:
         ConfigError: A flag is wrong.
@@ -64,6 +66,6 @@ def settled(
 
 
 def outside() -> str:
-    """The address from which this machine talks to others; the loopback one where no route leads out."""
+    """Returns the source address for connections to other machines, or loopback if there is no route."""
     found = reachable("")
     return LOOPBACK if found == socket.gethostname() else found

@@ -87,7 +87,7 @@ def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> Non
         *("interfaces", "control port", "page's port"),
     ]
     assert (report.result["failures"], report.result["server"]) == (0, None)
-    assert report["Gloo"]["found"] == "2 ranks on 127.0.0.1 met and added right"
+    assert report["Gloo"]["found"] == "2 ranks on 127.0.0.1 connected and reduced correctly"
     assert f"protocol {PROTOCOL}" in report["packages"]["found"]
     assert not (tmp_path / "saved").exists()
     for found in report.result["findings"]:
@@ -104,7 +104,7 @@ def test_a_server_of_ours_is_found_well_and_its_port_is_known_as_taken(cluster: 
     assert report["versions"]["state"] == "ok"
     assert report["clocks"]["state"] == "ok"
     assert report["server's name"]["state"] == "ok"
-    assert f"a ps-server has {address}: pid {server.process.pid}" in report["control port"]["found"]
+    assert f"a ps-server uses {address}: pid {server.process.pid}" in report["control port"]["found"]
     server.process.terminate()
     server.wait()
 
@@ -129,15 +129,15 @@ def test_who_listens_there_instead_is_told_from_a_server(cluster: Cluster) -> No
         reports = [Report(doctor, 69) for doctor in doctors]
     assert [report.failures for report in reports] == [["server"]] * 3
     for report in reports[:2]:
-        assert "does not speak as a ps-server does" in report["server"]["found"]
-    assert "speaks gRPC, but is no ps-server" in reports[2]["server"]["found"]
+        assert "does not answer as a ps-server does" in report["server"]["found"]
+    assert "speaks gRPC, but is not a ps-server" in reports[2]["server"]["found"]
 
 
 def test_a_listener_that_says_nothing_is_told_as_such(cluster: Cluster) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         report = examine(cluster, address, code=69)
-    assert f"what listens at {address} takes connections, but said nothing" in report["server"]["found"]
+    assert f"the process at {address} accepts connections, but did not answer" in report["server"]["found"]
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def test_a_server_of_another_protocol_ends_with_78(cluster: Cluster) -> None:
 def test_a_server_from_before_versions_were_told_ends_with_78(cluster: Cluster) -> None:
     with serving({"job": "", "state": "waiting"}) as address:
         report = examine(cluster, address, code=78)
-    assert "unknown version (protocol unknown)" in report["versions"]["found"]
+    assert "version unknown (protocol unknown)" in report["versions"]["found"]
 
 
 def test_a_server_whose_clock_is_off_is_a_warning(cluster: Cluster) -> None:
@@ -220,7 +220,7 @@ def test_somebody_elses_port_is_told_with_who_it_is(cluster: Cluster) -> None:
         report = examine(cluster, code=0, within=["env", f"PS_PAGE_PORT={port}"])
     assert report["page's port"]["state"] == "warning"
     assert f"127.0.0.1:{port} is taken by pid {os.getpid()}" in report["page's port"]["found"]
-    assert report["page's port"]["mend"] == "ps-server start --page-port 0, or stop that"
+    assert report["page's port"]["mend"] == "run ps-server start --page-port 0, or stop that process"
 
 
 def test_unknown_settings_in_the_environment_are_all_told(cluster: Cluster) -> None:
@@ -256,7 +256,7 @@ def test_lowered_limits_are_told(cluster: Cluster) -> None:
     lowered = ["prlimit", "--nofile=60:60", "--memlock=65536:65536"]
     report = examine(cluster, code=78, within=lowered)
     assert report.failures == ["open files"]
-    assert "60 at most" in report["open files"]["found"]
+    assert "at most 60" in report["open files"]["found"]
     assert report["memlock"]["found"].startswith("64 KiB")
 
 
@@ -281,7 +281,7 @@ def test_a_folder_that_is_memory_is_a_warning(cluster: Cluster, small: Path) -> 
     subprocess.run(["mount", "-o", "remount,size=3g", str(small)], check=True)
     report = examine(cluster, "--checkpoint-dir", str(small), code=0)
     assert report["checkpoint dir"]["state"] == "warning"
-    assert "gone when this machine restarts" in report["checkpoint dir"]["found"]
+    assert "lost when this machine restarts" in report["checkpoint dir"]["found"]
     assert [*small.iterdir()] == []
 
 
@@ -293,7 +293,7 @@ def test_a_machine_whose_name_is_anothers_address_is_a_failure(cluster: Cluster,
         cluster, code=78, within=in_namespace("-mu", f"mount --bind {hosts} /etc/hosts", "hostname node7")
     )
     assert report.failures == ["own name"]
-    assert "203.0.113.9 is no address of this machine" in report["own name"]["found"]
+    assert "203.0.113.9 is not an address of this machine" in report["own name"]["found"]
 
 
 @needs_root
@@ -310,8 +310,8 @@ def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_pat
     report = examine(cluster, code=0, within=in_namespace("-mun", *named, *networked))
     assert report["own name"]["state"] == "warning"
     assert "node7 is 127.0.1.1, which only this machine reaches" in report["own name"]["found"]
-    assert "let node7 be 10.9.0.7" in report["own name"]["mend"]
-    assert "to others it is eth0 10.9.0.7" in report["interfaces"]["found"]
+    assert "map node7 to 10.9.0.7" in report["own name"]["mend"]
+    assert "other machines use eth0 10.9.0.7" in report["interfaces"]["found"]
 
 
 @pytest.mark.full
@@ -326,7 +326,7 @@ def test_without_a_loopback_interface_gloo_cannot_add(cluster: Cluster) -> None:
 def test_a_server_in_a_network_that_nothing_leads_to_ends_with_69(cluster: Cluster) -> None:
     report = examine(cluster, "10.9.9.9:5555", code=69, within=in_namespace("-n", "ip link set lo up"))
     assert sorted(report.failures) == ["interfaces", "server"]
-    assert "no network leads to 10.9.9.9:5555" in report["server"]["found"]
+    assert "no route to 10.9.9.9:5555" in report["server"]["found"]
 
 
 @needs_root
@@ -362,7 +362,7 @@ def test_a_torch_that_does_not_load_is_a_failure_and_hides_nothing(cluster: Clus
     report = examine(cluster, code=78, within=["env", f"PYTHONPATH={path}"])
     assert report.failures == ["torch"]
     assert [report[name]["found"] for name in ("CUDA", "NCCL", "Gloo")] == ["torch failed"] * 3
-    words = "the check was killed by signal 6 (SIGABRT); it said last: illegal instruction"
+    words = "the check was killed by signal 6 (SIGABRT); last output: illegal instruction"
     assert report["torch"]["found"] == words
     assert report["memory"]["state"] != "failure"
 
@@ -371,8 +371,8 @@ def test_it_stops_when_it_is_told_to_and_leaves_nothing(cluster: Cluster) -> Non
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         program = start(cluster, address)
-        program.until_said("looking at this machine")
+        program.until_said("checking this machine")
         mute.accept()[0].close()  # the first connection of the check, which is at work then
         program.process.terminate()
         result = program.done(143)
-    assert result == {"error": "told to stop", "exit_code": 143}
+    assert result == {"error": "stopped by a signal", "exit_code": 143}

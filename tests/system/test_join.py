@@ -26,7 +26,7 @@ def test_a_job_waits_for_the_shards_of_other_hosts_which_end_with_the_server(clu
     summary = server.done()
     assert [shard["pushes"] > 0 for shard in summary["shards"]] == [True, True]
     assert [host.done(timeout=20)["exit_code"] for host in hosts] == [0, 0]
-    assert "shards 0, and 2 of other hosts" in server.said()
+    assert "shards 0, and 2 on other hosts" in server.said()
 
 
 def test_shards_may_come_before_their_server(cluster: Cluster) -> None:

@@ -45,7 +45,7 @@ def test_a_stop_ends_in_a_result(capsys: pytest.CaptureFixture[str]) -> None:
         raise SystemExit(143)
 
     assert terminal.conclude("ps-test", stopped) == 143
-    assert json.loads(capsys.readouterr().out) == {"error": "told to stop", "exit_code": 143}
+    assert json.loads(capsys.readouterr().out) == {"error": "stopped by a signal", "exit_code": 143}
 
 
 @pytest.mark.parametrize(

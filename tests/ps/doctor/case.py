@@ -16,12 +16,12 @@ class Case(NamedTuple):
     finding: Finding
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
     def check(self) -> None:
         assert self.finding.state == self.state, self.finding
         assert self.found in self.finding.found
-        assert self.mend in self.finding.mend
+        assert self.fix in self.finding.fix
 
 
 def judgements(cases: Sequence[Case]) -> pytest.MarkDecorator:

@@ -15,37 +15,41 @@ from tests.ps.doctor.fake_gpus import see_gpus
 HERE_ALONE = Subject(ServerConfig(), None, None, {}, 20.0)
 
 CASES = [
-    Case(collectives.judge_nccl("2.27.5", 4, ""), "ok", "2.27.5 in torch's build adds over the 4 GPU(s)"),
+    Case(
+        collectives.judge_nccl("2.27.5", 4, ""),
+        "ok",
+        "version 2.27.5 in torch's build: an allreduce over the 4 GPU(s)",
+    ),
     Case(
         collectives.judge_nccl("2.27.5", 0, ""),
         "skipped",
-        "NCCL adds on GPUs alone (2.27.5 in torch's build)",
+        "NCCL needs GPUs (version 2.27.5 in torch's build)",
     ),
-    Case(collectives.judge_nccl(None, 0, ""), "skipped", "none in torch's build either"),
+    Case(collectives.judge_nccl(None, 0, ""), "skipped", "not in torch's build either"),
     Case(
         collectives.judge_nccl(None, 2, ""),
         "warning",
-        "a ring over the 2 GPU(s) goes through the host's memory",
+        "a ring over the 2 GPU(s) copies through host memory",
         "ps-worker --backend gloo",
     ),
     Case(
         collectives.judge_nccl("2.27.5", 2, "unhandled system error"),
         "failure",
-        "cannot add over the 2 GPU(s): unhandled system error",
+        "an allreduce over the 2 GPU(s) failed: unhandled system error",
         "NCCL_DEBUG=INFO",
     ),
-    Case(collectives.judge_gloo("10.0.0.7", ""), "ok", "2 ranks on 10.0.0.7 met and added right"),
+    Case(collectives.judge_gloo("10.0.0.7", ""), "ok", "2 ranks on 10.0.0.7 connected and reduced correctly"),
     Case(
         collectives.judge_gloo("127.0.0.1", "Network is unreachable"),
         "failure",
-        "2 ranks on 127.0.0.1 could not add: Network is unreachable",
+        "an allreduce of 2 ranks on 127.0.0.1 failed: Network is unreachable",
         "ip link set lo up",
     ),
     Case(
         collectives.judge_gloo("10.0.0.7", "timed out"),
         "failure",
-        "2 ranks on 10.0.0.7 could not add: timed out",
-        "let this machine reach itself at 10.0.0.7 on any TCP port: iptables -L",
+        "an allreduce of 2 ranks on 10.0.0.7 failed: timed out",
+        "let this machine reach itself at 10.0.0.7 on any TCP port (iptables -L",
     ),
 ]
 
@@ -67,7 +71,7 @@ def test_nccl_is_held_to_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", add)
     assert only(collectives.examine_nccl()) == ok(
-        "NCCL", "2.27.5 in torch's build adds over the 2 GPU(s) of this machine"
+        "NCCL", "version 2.27.5 in torch's build: an allreduce over the 2 GPU(s) of this machine is correct"
     )
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", lambda parts: parts[1].fill_(3))
     assert "the sum is wrong on cuda:0" in only(collectives.examine_nccl()).found

@@ -20,10 +20,10 @@ CASES = [
         disk.judge(DIR._replace(refusal=errno.ENOSPC)),
         "failure",
         "/saved is full",
-        "make room (df -h /saved)",
+        "free some space (df -h /saved)",
     ),
     Case(
-        disk.judge(DIR._replace(refusal=errno.EDQUOT)), "failure", "/saved is full (Disk quota", "make room"
+        disk.judge(DIR._replace(refusal=errno.EDQUOT)), "failure", "/saved is full (Disk quota", "free some"
     ),
     Case(
         disk.judge(DIR._replace(refusal=errno.EROFS)), "failure", "/saved is read-only", "mount -o remount,rw"
@@ -31,37 +31,38 @@ CASES = [
     Case(
         disk.judge(DIR._replace(refusal=errno.EACCES, tried=DIR.folder)),
         "failure",
-        "/saved/run may not be written by",
+        "cannot write to /saved/run (Permission denied)",
         "chown -R",
     ),
     Case(
         disk.judge(DIR._replace(refusal=errno.EACCES)),
         "failure",
-        "/saved may not be written by",
+        "cannot write to /saved (Permission denied)",
         "install -d -o",
     ),
     Case(
-        disk.judge(DIR._replace(refusal=errno.ENOTDIR)), "failure", "is no folder", "another --checkpoint-dir"
+        disk.judge(DIR._replace(refusal=errno.ENOTDIR)),
+        "failure",
+        "is not a folder",
+        "another --checkpoint-dir",
     ),
     Case(disk.judge(DIR._replace(refusal=errno.EIO)), "failure", "Input/output error", "dmesg"),
     Case(
         disk.judge(DIR._replace(free=1 * GIB)),
         "failure",
-        "1 GiB free, too little for one more checkpoint like the newest, 2 GiB",
-        "make room (df -h /saved)",
+        "1 GiB free, but the newest checkpoint takes 2 GiB",
+        "free some space (df -h /saved)",
     ),
-    Case(disk.judge(DIR._replace(free=100 * MIB, newest=0)), "warning", "100 MiB free only", "make room"),
-    Case(disk.judge(DIR._replace(kind="overlay")), "warning", "gone with the container", "docker run -v"),
+    Case(disk.judge(DIR._replace(free=100 * MIB, newest=0)), "warning", "only 100 MiB free", "free some"),
+    Case(disk.judge(DIR._replace(kind="overlay")), "warning", "lost with the container", "docker run -v"),
     Case(
         disk.judge(DIR._replace(kind="tmpfs")),
         "warning",
-        "gone when this machine restarts",
+        "lost when this machine restarts",
         "a volume or a disk",
     ),
-    Case(
-        disk.judge(DIR._replace(seconds=2.5)), "warning", "1 MiB took 2.5 s to sync", "a disk of this machine"
-    ),
-    Case(only(disk.examine(None)), "skipped", "none is set (--checkpoint-dir, PS_CHECKPOINT_DIR)"),
+    Case(disk.judge(DIR._replace(seconds=2.5)), "warning", "1 MiB took 2.5 s to sync", "a local disk"),
+    Case(only(disk.examine(None)), "skipped", "not set (--checkpoint-dir, PS_CHECKPOINT_DIR)"),
 ]
 
 
@@ -96,7 +97,7 @@ def test_a_folder_that_is_not_there_yet_is_tried_above_and_not_made(tmp_path: Pa
 def test_a_file_in_the_folders_place_is_told(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     found = only(disk.examine(tmp_path / "taken" / "run"))
-    assert (found.state, found.found) == ("failure", f"{tmp_path / 'taken'} is no folder")
+    assert (found.state, found.found) == ("failure", f"{tmp_path / 'taken'} is not a folder")
 
 
 def test_the_newest_checkpoint_tells_how_large_the_next_will_be(tmp_path: Path) -> None:

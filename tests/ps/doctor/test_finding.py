@@ -7,11 +7,11 @@ import pytest
 from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, result, skipped, spelt, warning
 
 
-def test_a_failure_without_a_mend_is_a_bug() -> None:
-    with pytest.raises(AssertionError, match="a mend is due"):
+def test_a_failure_without_a_fix_is_a_bug() -> None:
+    with pytest.raises(AssertionError, match="warnings and failures need a fix"):
         failure("disk", "it is full", "")
-    with pytest.raises(AssertionError, match="too much"):
-        Finding("disk", "ok", "40 GiB", mend="buy more")
+    with pytest.raises(AssertionError, match="other findings must not have one"):
+        Finding("disk", "ok", "40 GiB", fix="buy more")
 
 
 @pytest.mark.parametrize(

@@ -39,31 +39,31 @@ CASES = [
         only(gpu.judge(BLIND._replace(driver="470.57", trouble="The NVIDIA driver is too old"))),
         "failure",
         "built for CUDA 13.0 and cannot use them (driver 470.57): The NVIDIA driver is too old",
-        "a newer driver, or torch for the CUDA that nvidia-smi shows",
+        "a newer driver, or torch for the CUDA version that nvidia-smi shows",
     ),
     Case(
         only(gpu.judge(BLIND._replace(driver=None))),
         "failure",
-        "(no driver tells its version): it sees none",
+        "(driver version unknown): torch sees no GPU",
         "a newer driver",
     ),
     Case(
         only(gpu.judge(CUDA._replace(gpus=[H100._replace(name="Tesla P100", capability=(6, 0))]))),
         "failure",
-        "Tesla P100 (sm_60): torch 2.13.0+cu130 has kernels for sm_80, sm_90, compute_90 only",
-        "CUDA_VISIBLE_DEVICES without it",
+        "Tesla P100 (sm_60): torch 2.13.0+cu130 has kernels only for sm_80, sm_90, compute_90",
+        "leave this GPU out of CUDA_VISIBLE_DEVICES",
     ),
     Case(
         only(gpu.judge(CUDA._replace(gpus=[H100._replace(trouble="uncorrectable ECC error")]))),
         "failure",
-        "does not compute: uncorrectable ECC error",
-        "nvidia-smi -q -i 0; or CUDA_VISIBLE_DEVICES without it",
+        "cannot compute: uncorrectable ECC error",
+        "nvidia-smi -q -i 0; or leave this GPU out of CUDA_VISIBLE_DEVICES",
     ),
     Case(
         only(gpu.judge(CUDA._replace(gpus=[H100._replace(free=2 * GIB)]))),
         "warning",
-        "2 GiB of 80 GiB free: others have the rest",
-        "nvidia-smi shows who",
+        "2 GiB of 80 GiB free: other processes use the rest",
+        "find these processes with nvidia-smi",
     ),
 ]
 
@@ -133,7 +133,7 @@ def test_a_gpu_that_does_not_compute_is_told_by_what_torch_says(monkeypatch: pyt
 
     see_gpus(monkeypatch, (9, 0), count=1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    assert "does not compute: CUDA error: device-side assert" in only(gpu.examine({})).found
+    assert "cannot compute: CUDA error: device-side assert" in only(gpu.examine({})).found
     monkeypatch.setattr(torch.cuda, "init", lambda: fail(0))
     monkeypatch.setattr(gpu, "files", lambda: ["/dev/nvidia0"])
     assert "cannot use them" in only(gpu.examine({})).found

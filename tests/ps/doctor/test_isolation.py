@@ -54,24 +54,22 @@ def test_checks_are_told_in_their_order() -> None:
 
 
 def test_one_that_raises_tells_what_and_keeps_what_it_had_told() -> None:
-    found = examine([Check("a", raises, "mend it"), Check("b", fine, "-")], LONG)
-    words = "the check exited with 1; it said last: RuntimeError: no such colour: seven"
-    assert found == [ok("before", "was well"), failure("a", words, "mend it"), *fine()]
+    found = examine([Check("a", raises, "fix it"), Check("b", fine, "-")], LONG)
+    words = "the check exited with 1; last output: RuntimeError: no such colour: seven"
+    assert found == [ok("before", "was well"), failure("a", words, "fix it"), *fine()]
 
 
 def test_one_that_crashes_tells_by_which_signal_and_its_last_words() -> None:
-    found = examine([Check("a", crashes, "mend it"), Check("b", fine, "-")], LONG)
-    words = "the check was killed by signal 15 (SIGTERM); it said last: Illegal something"
-    assert found == [failure("a", words, "mend it"), *fine()]
+    found = examine([Check("a", crashes, "fix it"), Check("b", fine, "-")], LONG)
+    words = "the check was killed by signal 15 (SIGTERM); last output: Illegal something"
+    assert found == [failure("a", words, "fix it"), *fine()]
 
 
 @pytest.mark.slow
 def test_one_that_hangs_is_killed_when_its_time_is_over() -> None:
-    [late] = examine([Check("a", hangs, "mend it")], 0.5)
+    [late] = examine([Check("a", hangs, "fix it")], 0.5)
     assert (late.name, late.state, late.found) == ("a", "failure", "no answer within 0.5 s")
-    assert (
-        late.mend == "mend it; or, where this machine is only slow, ps-server doctor with a longer --timeout"
-    )
+    assert late.fix == "fix it; if this machine is only slow, run ps-server doctor with a longer --timeout"
 
 
 @pytest.mark.slow
@@ -144,7 +142,7 @@ def test_checks_end_with_the_doctor_however_that_ends(tmp_path: Path) -> None:
 
 
 def further() -> Iterator[Finding]:
-    yield from examine([Check("c", fine, "-"), Check("d", crashes, "mend it")], LONG)
+    yield from examine([Check("c", fine, "-"), Check("d", crashes, "fix it")], LONG)
 
 
 def test_a_check_may_run_others_in_the_same_way() -> None:
@@ -153,7 +151,7 @@ def test_a_check_may_run_others_in_the_same_way() -> None:
 
 
 def test_what_a_check_did_not_come_to_is_told_as_left_out() -> None:
-    found = examine([Check("a", raises, "mend it", further=("before", "after"))], LONG)
+    found = examine([Check("a", raises, "fix it", further=("before", "after"))], LONG)
     assert [(finding.name, finding.state) for finding in found] == [
         ("before", "ok"),
         ("a", "failure"),

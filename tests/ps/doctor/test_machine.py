@@ -11,14 +11,14 @@ from tests.ps.doctor.case import Case, judgements
 
 CASES = [
     Case(machine.judge_cores(16, 16, None, None), "ok", "16"),
-    Case(machine.judge_cores(16, 4, 8.0, None), "ok", "4 of the machine's 16 may be used"),
+    Case(machine.judge_cores(16, 4, 8.0, None), "ok", "4 of the machine's 16 are usable"),
     Case(
         machine.judge_cores(16, 16, 1.5, None),
         "warning",
-        "16, but the control group may use the time of 1.5 only: programs start 16 threads",
+        "16, but the control group's quota is 1.5: programs start 16 threads",
         "export OMP_NUM_THREADS=1",
     ),
-    Case(machine.judge_cores(16, 16, 2.0, "2"), "ok", "OMP_NUM_THREADS=2 says how many threads start"),
+    Case(machine.judge_cores(16, 16, 2.0, "2"), "ok", "OMP_NUM_THREADS=2 limits the threads"),
     Case(machine.judge_memory(64 * GIB, 60 * GIB, None), "ok", "60 GiB of 64 GiB available"),
     Case(
         machine.judge_memory(64 * GIB, 60 * GIB, Memory(80 * GIB, 10 * GIB)),
@@ -28,26 +28,26 @@ CASES = [
     Case(
         machine.judge_memory(64 * GIB, 1 * GIB, None),
         "warning",
-        "1 GiB of 64 GiB available: enough for a small",
-        "stop what",
+        "1 GiB of 64 GiB available: enough only for a small job",
+        "stop other programs",
     ),
     Case(
         machine.judge_memory(64 * GIB, 60 * GIB, Memory(1 * GIB, 900 * MIB)),
         "failure",
-        "124 MiB left of the 1 GiB that the control group may have",
+        "124 MiB left of the control group's limit of 1 GiB",
         "docker run --memory",
     ),
     Case(
         machine.judge_memory(64 * GIB, 60 * GIB, Memory(1 * GIB, 2 * GIB)),
         "failure",
-        "0 bytes left of the 1 GiB",
+        "0 bytes left of the control group's limit of 1 GiB",
         "Kubernetes limits.memory",
     ),
     Case(machine.judge_shm(16 * GIB, 15 * GIB, ""), "ok", "15 GiB of 16 GiB free"),
     Case(
         machine.judge_shm(64 * MIB, 63 * MIB, ""),
         "warning",
-        "63 MiB of 64 MiB free: may run out",
+        "63 MiB of 64 MiB free: can run out",
         "docker run --shm-size 1g",
     ),
     Case(
@@ -66,18 +66,16 @@ CASES = [
     Case(
         machine.judge_shared("[Errno 1] Operation not permitted"),
         "failure",
-        "memory without a name (memfd) cannot be had: [Errno 1] Operation not permitted",
+        "cannot create shared memory with memfd: [Errno 1] Operation not permitted",
         "ps-worker --transport zmq",
     ),
     Case(machine.judge_files(1024, 4096), "ok", "1024"),
     Case(machine.judge_files(-1, -1), "ok", "unlimited"),
-    Case(machine.judge_files(256, -1), "warning", "256 at most", "ulimit -n 65536"),
-    Case(machine.judge_files(256, 4096), "warning", "256 at most", "ulimit -n 4096"),
-    Case(machine.judge_files(60, 60), "failure", "60 at most, and a shard", "raise the hard limit of 60"),
+    Case(machine.judge_files(256, -1), "warning", "at most 256", "ulimit -n 65536"),
+    Case(machine.judge_files(256, 4096), "warning", "at most 256", "ulimit -n 4096"),
+    Case(machine.judge_files(60, 60), "failure", "at most 60; a shard", "raise the hard limit of 60"),
     Case(machine.judge_memlock(-1, 1, []), "ok", "unlimited"),
-    Case(
-        machine.judge_memlock(8 * MIB, 0, []), "ok", "8 MiB; nothing here locks memory, without GPU and RDMA"
-    ),
+    Case(machine.judge_memlock(8 * MIB, 0, []), "ok", "8 MiB; no GPU and no RDMA device here locks memory"),
     Case(
         machine.judge_memlock(8 * MIB, 2, ["mlx5_0"]),
         "warning",
@@ -94,7 +92,7 @@ CASES = [
     Case(
         machine.judge_clock([1, 2], datetime(1970, 1, 1, tzinfo=UTC)),
         "warning",
-        "it shows 1970-01-01",
+        "the clock shows 1970-01-01",
         "timedatectl",
     ),
 ]

@@ -33,19 +33,19 @@ CASES = [
         network.judge_own_name(Answer("node7", ["127.0.1.1"]), [], "10.0.0.7"),
         "warning",
         "node7 is 127.0.1.1, which only this machine reaches",
-        "in /etc/hosts let node7 be 10.0.0.7",
+        "map node7 to 10.0.0.7 in /etc/hosts",
     ),
     Case(network.judge_own_name(Answer("node7", ["127.0.0.1"]), [], "127.0.0.1"), "ok", "node7 is 127.0.0.1"),
     Case(
         network.judge_own_name(Answer("node7", ["10.0.0.9"]), ["10.0.0.9"], "10.0.0.7"),
         "failure",
-        "10.0.0.9 is no address of this machine: who dials the name gets another",
+        "10.0.0.9 is not an address of this machine: the name leads to another machine",
         "ps-server start --host 10.0.0.7",
     ),
     Case(
         network.judge_own_name(NAMED._replace(seconds=5.2), [], "10.0.0.7"),
         "warning",
-        "found only after 5.2 s",
+        "the lookup took 5.2 s",
         "/etc/resolv.conf",
     ),
     Case(network.judge_server_name(Answer("hub1", ["10.0.0.1"]), here=False), "ok", "hub1 is 10.0.0.1"),
@@ -54,20 +54,20 @@ CASES = [
         network.judge_server_name(Answer("hub1", [], "Name or service not known"), here=False),
         "failure",
         "hub1: Name or service not known",
-        "check its spelling",
+        "check the spelling",
     ),
     Case(
         network.judge_server_name(Answer("hub1", ["127.0.1.1"]), here=False),
         "warning",
-        "hub1 is 127.0.1.1, which is this machine and no other",
-        "correct it in /etc/hosts",
+        "hub1 is 127.0.1.1, which is this machine",
+        "correct /etc/hosts",
     ),
     Case(network.judge_server_name(Answer("node7", ["127.0.1.1"]), here=True), "ok", "node7 is 127.0.1.1"),
-    Case(network.judge_interfaces(HERE, "10.0.0.7", "10.0.0.7"), "ok", "a ring meets on eth0 10.0.0.7"),
+    Case(network.judge_interfaces(HERE, "10.0.0.7", "10.0.0.7"), "ok", "a ring uses eth0 10.0.0.7"),
     Case(
         network.judge_interfaces(HERE, "127.0.0.1", "10.0.0.7"),
         "ok",
-        "lo 127.0.0.1, for workers of this machine alone; to others it is eth0 10.0.0.7",
+        "lo 127.0.0.1, for workers on this machine only; other machines use eth0 10.0.0.7",
     ),
     Case(
         network.judge_no_route("hub1", "no address of this machine leads to 'hub1'"),
@@ -78,29 +78,31 @@ CASES = [
     Case(
         only(network.judge_chosen(HERE, "eth7", None)),
         "warning",
-        "names an interface that is not here; there are lo 127.0.0.1, eth0 10.0.0.7",
+        "names an interface that does not exist; there are lo 127.0.0.1, eth0 10.0.0.7",
         "export GLOO_SOCKET_IFNAME=eth0",
     ),
     Case(
         only(network.judge_chosen(HERE, "eth0", "=eth1")),
         "failure",
-        "NCCL_SOCKET_IFNAME='=eth1' leaves no interface",
+        "NCCL_SOCKET_IFNAME='=eth1' matches no interface",
         "export NCCL_SOCKET_IFNAME=eth0, or unset NCCL_SOCKET_IFNAME",
     ),
     Case(network.judge_port(CONTROL, "127.0.0.1", 0, None), "ok", "127.0.0.1:5555 is free"),
     Case(
-        network.judge_port(CONTROL._replace(number=0), "127.0.0.1", 0, None), "ok", "a free one will be taken"
+        network.judge_port(CONTROL._replace(number=0), "127.0.0.1", 0, None),
+        "ok",
+        "the server picks a free port",
     ),
     Case(
         network.judge_port(CONTROL, "::1", errno.EADDRINUSE, Listener(7, "/usr/sbin/nginx -g")),
         "warning",
         "[::1]:5555 is taken by pid 7 (/usr/sbin/nginx -g)",
-        "ps-server start --port 0, or stop that",
+        "ps-server start --port 0, or stop that process",
     ),
     Case(
         network.judge_port(CONTROL, "127.0.0.1", errno.EADDRINUSE, Listener(None)),
         "warning",
-        "a process that this user may not see",
+        "a process that this user cannot see",
         "ps-server start --port 0",
     ),
     Case(
@@ -114,25 +116,25 @@ CASES = [
             CONTROL, "127.0.0.1", errno.EADDRINUSE, Listener(7, "python /usr/bin/ps-server start")
         ),
         "ok",
-        "a ps-server has 127.0.0.1:5555: pid 7",
+        "a ps-server uses 127.0.0.1:5555: pid 7",
     ),
     Case(
         network.judge_port(CONTROL._replace(number=80), "127.0.0.1", errno.EACCES, None),
         "failure",
-        "127.0.0.1:80 is for privileged programs",
-        "ps-server start --port N, with N from 1024 on",
+        "127.0.0.1:80 needs a privileged user",
+        "ps-server start --port N, with N at least 1024",
     ),
     Case(
         network.judge_port(CONTROL, "10.0.0.9", errno.EADDRNOTAVAIL, None),
         "failure",
-        "10.0.0.9 is no address of this machine",
+        "10.0.0.9 is not an address of this machine",
         "ps-server start --host",
     ),
     Case(
         network.judge_port(CONTROL, "10.0.0.9", errno.ENETDOWN, None),
         "failure",
-        "10.0.0.9:5555 cannot be had: Network is down",
-        "--port 0, or --host",
+        "cannot listen on 10.0.0.9:5555: Network is down",
+        "--port 0, or use another --host",
     ),
 ]
 
@@ -203,7 +205,7 @@ def test_gloo_wants_whole_names_and_nccl_prefixes() -> None:
 def test_an_address_is_this_machines_only_if_it_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "look_up", lambda name: Answer(name, ["127.0.0.1", "192.0.2.77"]))
     found = only(network.examine_own_name("127.0.0.1")).found
-    assert "192.0.2.77; 192.0.2.77 is no address of this machine" in found
+    assert "192.0.2.77; 192.0.2.77 is not an address of this machine" in found
 
 
 def test_a_name_stands_for_each_address_once() -> None:

@@ -8,7 +8,7 @@ from hubring.ps.doctor import screen
 from hubring.ps.doctor.finding import failure, ok, skipped, warning
 
 
-def test_lines_show_each_mend_below_what_it_mends() -> None:
+def test_lines_show_each_fix_below_its_finding() -> None:
     findings = [
         ok("torch", "2.13"),
         failure("checkpoint dir", "[full]", "make room"),
@@ -17,7 +17,7 @@ def test_lines_show_each_mend_below_what_it_mends() -> None:
     assert screen.lines(findings) == [
         "ok       torch           2.13",
         "failure  checkpoint dir  [full]",
-        "                         mend: make room",
+        "                         fix: make room",
         "skipped  NCCL            no GPU",
     ]
     assert screen.summary(findings) == "1 failure, 0 warnings; 1 ok, 1 skipped"

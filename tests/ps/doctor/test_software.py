@@ -26,7 +26,7 @@ CASES = [
     Case(
         software.judge_packages(NEEDED, {"grpcio": "1.60.0", "protobuf": None}, "hubring 1"),
         "failure",
-        "grpcio 1.60.0, at least 1.85 is needed, no protobuf",
+        "grpcio 1.60.0 is older than 1.85, protobuf is missing",
         "pip install 'grpcio>=1.85' 'protobuf>=7'",
     ),
     Case(
@@ -37,13 +37,13 @@ CASES = [
     Case(
         software.judge_torch("2.4.1", "AVX2", True, TORCH),
         "failure",
-        "torch 2.4.1, at least 2.13 is needed",
+        "torch 2.4.1 is older than 2.13",
         "pip install 'torch>=2.13'",
     ),
     Case(
         software.judge_torch("2.13.0", "AVX2", False, TORCH),
         "failure",
-        "multiplies two matrices of ones wrongly",
+        "computes a wrong product of two matrices of ones",
         "--force-reinstall torch",
     ),
     Case(software.judge_threads(2, 2.0), "ok", "2 on 2 core(s)"),
@@ -51,14 +51,14 @@ CASES = [
     Case(
         software.judge_threads(16, 2.5),
         "warning",
-        "16 threads where 2.5 core(s) may be used",
+        "16 threads on 2.5 core(s)",
         "export OMP_NUM_THREADS=2",
     ),
     Case(only(software.judge_settings({}, "", [])), "ok", "no PS_* variable is set"),
     Case(
         only(software.judge_settings({}, "", ["PS_MODE", "PS_PORT"])),
         "ok",
-        "PS_MODE, PS_PORT: known and allowed",
+        "PS_MODE, PS_PORT: valid",
     ),
     Case(
         only(
@@ -68,17 +68,13 @@ CASES = [
         ),
         "failure",
         "did you mean PS_WORKERS?",
-        "correct it, or leave PS_WORKER out",
+        "correct or remove PS_WORKER",
     ),
     Case(
-        only(
-            software.judge_settings(
-                {}, "--staleness 3 means something only with --mode ssp", ["PS_STALENESS"]
-            )
-        ),
+        only(software.judge_settings({}, "--staleness 3 requires --mode ssp", ["PS_STALENESS"])),
         "warning",
-        "--staleness 3 means something only with --mode ssp",
-        "give the flag, which stands over the environment",
+        "--staleness 3 requires --mode ssp",
+        "pass the flag, which overrides the environment",
     ),
 ]
 
@@ -146,11 +142,11 @@ def test_each_variable_is_judged_by_itself() -> None:
         strict=True,
     ):
         assert words in finding.found
-        assert finding.mend == f"correct it, or leave {name} out"
+        assert finding.fix == f"correct or remove {name}"
 
 
 @pytest.mark.parametrize("variables", [{"PS_STALENESS": "3"}, {"PS_BACKEND": "nccl"}])
-def test_settings_that_contradict_each_other_are_a_warning_as_flags_may_mend_it(
+def test_settings_that_contradict_each_other_are_a_warning_as_flags_may_fix_it(
     variables: dict[str, str],
 ) -> None:
     assert only(examined(variables)).state == "warning"

@@ -176,7 +176,7 @@ SETTINGS = [
         "the server",
         who=r"cannot listen on 127\.0\.0\.1:\d+",
         why="Address already in use",
-        mend="try --port 0 for a free one",
+        mend="use --port 0 for a free port",
         code=78,
         provoke=a_taken_port,
     ),
