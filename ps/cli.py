@@ -84,7 +84,7 @@ def doctor(
 ) -> None:
     """Check whether a job can run on this machine, and suggest a fix for each problem.
 
-    Exits with 0 if no check fails, with 69 if only the server cannot be reached, with 78 if this machine fails.
+    Exits with 0 if no check fails, with 69 if only the server is unreachable, with 78 if this machine fails.
     """
     terminal.unwind_on_sigterm()
     raise SystemExit(terminal.conclude("ps-server", lambda: _doctor(server, flags, config, timeout)))

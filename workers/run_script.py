@@ -89,7 +89,7 @@ def _watched(action: Callable[[], object]) -> Outcome:
     outcome, reason = Outcome(0, {}), Reason.FINISHED
     try:
         _to_the_end(action)
-        terminal.keep_the_end()
+        terminal.ignore_stop_signals()
         context.shutdown()
     except Preempted as stop:
         outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED

@@ -1,9 +1,9 @@
-"""Every setting of every program, and the only reader of the environment.
+"""The settings of all programs. Only this package reads the environment.
 
-A setting comes from the strongest place that gives it:
+Sources, in order of precedence:
 
     flags  >  PS_* in the environment  >  [server], [worker] or [submit] in a TOML file  >  defaults
 
-`--checkpoint-dir`, `PS_CHECKPOINT_DIR` and `checkpoint_dir` name the same field.
-A config that exists is consistent: contradictions are refused where it is made.
+`--checkpoint-dir`, `PS_CHECKPOINT_DIR` and `checkpoint_dir` set the same field.
+A config object is always consistent: its constructor raises if settings contradict each other.
 """

@@ -1,4 +1,4 @@
-"""Addresses: how they are written, and who can reach what listens there."""
+"""Addresses: parsing, and whether an address is loopback."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ADDRESS = re.compile(r"(\[(?P<six>[0-9a-fA-F:.]+)\]|(?P<name>[^\[\]:/@\s]+)):(?
 
 
 def address(text: str) -> tuple[str, int]:
-    """Splits `HOST:PORT`; an IPv6 host stands in brackets, as in `[::1]:5555`.
+    """Splits `HOST:PORT`. An IPv6 host is in brackets: `[::1]:5555`.
 
     Raises:
-        ConfigError: `text` is no such pair, or its port is not from 1 to 65535.
+        ConfigError: `text` is not `HOST:PORT`, or the port is not from 1 to 65535.
     """
     match = _ADDRESS.fullmatch(text)
     if match is None or not 1 <= int(match["port"]) <= 65535:
@@ -26,7 +26,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens on `host`."""
+    """Returns whether only this machine can connect to a listener on `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is said where one setting makes another meaningless."""
+"""The error for a setting that requires another one."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from hubring.ps.core.errors import ConfigError
 
 
 def only_with(given: str, needed: str, present: str) -> ConfigError:
-    """`given` was, but means something only with `needed`, and what is there is `present`."""
-    return ConfigError(f"{given} means something only with {needed}, but there is {present}: drop one")
+    """Makes the error for setting `given`, which requires `needed` but is combined with `present`."""
+    return ConfigError(f"{given} requires {needed}, not {present}; change one of the two")

@@ -1,9 +1,9 @@
-"""The one declaration of a setting: a field of a config, with a `Flag` in its type.
+"""Declares a setting once: a field of a config, with a `Flag` in its type.
 
-    lease: Annotated[Seconds, cluster("seconds of silence before a worker counts as lost")] = 8.0
+    lease: Annotated[Seconds, cluster("seconds without a heartbeat before a worker is lost")] = 8.0
 
-`--lease`, `PS_LEASE`, `lease` in TOML, the line in `--help` and the row in
-deploy/SETTINGS.md all come from it.
+The field defines `--lease`, `PS_LEASE`, `lease` in TOML, the line in `--help` and the row in
+deploy/SETTINGS.md.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Group = Literal["cluster", "data path", "checkpoint", "debugging"]
 
 
 class Flag(NamedTuple):
-    """What people read about a setting."""
+    """The documentation of a setting."""
 
     group: Group
     """Heading in `--help`."""
     help: str
     """One line in plain English."""
     default: str = ""
-    """What applies when the setting is not given, where the field's default does not tell."""
+    """The effective default in words, if the field's default value does not show it."""
     hidden: bool = False
-    """Left out of `--help`."""
+    """Whether `--help` omits the setting."""
 
 
 cluster = partial(Flag, "cluster")
@@ -38,7 +38,7 @@ debugging = partial(Flag, "debugging")
 
 
 def declared(config: type[Struct], names: Collection[str] | None = None) -> Sequence[tuple[FieldInfo, Flag]]:
-    """The settings of a config, group by group; with `names`, only those."""
+    """Returns the settings of a config, sorted by group; with `names`, only these."""
     found = {field.name: field for field in fields(config)}
     chosen = [found[name] for name in (found if names is None else names)]
     pairs = [(field, _flag(field)) for field in chosen]
@@ -46,7 +46,7 @@ def declared(config: type[Struct], names: Collection[str] | None = None) -> Sequ
 
 
 def default(field: FieldInfo, flag: Flag) -> str:
-    """What applies when the setting is not given, in words; empty where that is nothing, or off."""
+    """Returns the default in words; empty if the default is None, False or an empty tuple."""
     value = field.default
     if flag.default or value is None or value is False or value == ():
         return flag.default

@@ -1,4 +1,4 @@
-"""This process's environment: nobody else reads it or writes to it."""
+"""This process's environment. No other module reads or writes it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Mapping
 
 
 def environment() -> dict[str, str]:
-    """A copy of the process's environment, for whoever looks for a launcher or starts a process."""
+    """Returns a copy of the process's environment."""
     return dict(os.environ)
 
 
 def become(variables: Mapping[str, str]) -> None:
-    """Makes `variables` this process's environment: for a fork that stands for a fresh process."""
+    """Replaces this process's environment, for a fork that acts as a new process."""
     os.environ.clear()
     os.environ.update(variables)
 
 
 def export(variables: Mapping[str, str]) -> None:
-    """Adds to this process's environment what a script expects to find there."""
+    """Adds variables to this process's environment, for a script that expects them."""
     os.environ.update(variables)
 
 
 def spare_forks() -> None:
-    """Keeps gRPC from stopping its threads at every fork, unless the environment says otherwise.
+    """Disables gRPC's fork support, which stops its threads at every fork, unless the environment sets it.
 
-    A DataLoader's workers are forks, and none of them speaks gRPC. gRPC reads
-    this when it is first imported, so that must come later.
+    DataLoader workers are forks, and none of them uses gRPC. Call this before the first import of gRPC,
+    which reads the variable.
     """
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def rest_threads() -> None:
-    """Lets torch's threads sleep between loops, unless the environment says otherwise.
+    """Lets torch's threads sleep between loops, unless the environment sets OMP_WAIT_POLICY.
 
-    They would look for work for some milliseconds after each. libgomp reads
-    this when torch is first imported, so that must come later; a child inherits it.
+    By default they spin for some milliseconds after each loop. Call this before the first import of torch:
+    libgomp reads the variable then. Child processes inherit it.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

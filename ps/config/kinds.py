@@ -1,4 +1,4 @@
-"""What a setting can hold, where a type of Python's does not say enough."""
+"""Types of settings that restrict Python's types."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 takes a free one")]
+Port = Annotated[int, Meta(ge=0, le=65535, description="a port from 0 to 65535; 0 picks a free one")]
 Count = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 Whole = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
 Bytes = Annotated[int, Meta(ge=8, description="bytes, at least 8")]
@@ -23,17 +23,18 @@ JobName = Annotated[
 Image = Annotated[
     str,
     Meta(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z", description="an image, as in registry.example/hubring:1"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z",
+        description="an image, such as registry.example/hubring:1",
     ),
 ]
 Partition = Annotated[
-    str, Meta(pattern=r"^[A-Za-z0-9_.,-]+\Z", description="names of partitions, with commas between them")
+    str, Meta(pattern=r"^[A-Za-z0-9_.,-]+\Z", description="comma-separated names of partitions")
 ]
 Duration = Annotated[
     str,
     Meta(
         pattern=r"^(?![-0:]+\Z)([0-9]{1,3}-)?[0-9]{1,3}:[0-5][0-9]:[0-5][0-9]\Z",
-        description="[DAYS-]HOURS:MINUTES:SECONDS, as in 1-12:00:00",
+        description="[DAYS-]HOURS:MINUTES:SECONDS, such as 1-12:00:00",
     ),
 ]
 DirectiveLine = Annotated[

@@ -1,4 +1,4 @@
-"""Command-line options, made from the settings that a command takes."""
+"""Command-line options, generated from the settings of a command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def options(config: type[Struct], names: Collection[str] | None = None) -> Iterator[Parameter]:
-    """An option for each setting of a config; with `names`, only for those. Not given, it is None."""
+    """Yields an option for each setting of a config; with `names`, only for these. Unset options are None."""
     for field, flag in declared(config, names):
         words = default(field, flag)
         kind, choices = _kind(field.type)
@@ -39,12 +39,12 @@ def options(config: type[Struct], names: Collection[str] | None = None) -> Itera
 
 
 def parameter(name: str, kind: Any, option: object) -> Parameter:
-    """A command's parameter that is None where the command line does not give it."""
+    """Makes a command's parameter that is None if the command line does not set it."""
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
 def takes(*groups: Iterable[Parameter]) -> Callable[[_Function], _Function]:
-    """Gives a command more options than its own parameters; their values come as keywords."""
+    """Adds options to a command; it receives their values as keyword arguments."""
 
     def add(command: _Function) -> _Function:
         own = signature(command, eval_str=True).parameters.values()
@@ -57,7 +57,7 @@ def takes(*groups: Iterable[Parameter]) -> Callable[[_Function], _Function]:
 
 
 class Command(TyperCommand):
-    """A command whose `--help` lists options under headings, as plain text that can be copied."""
+    """A command whose `--help` groups options under headings, in plain text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
@@ -73,7 +73,7 @@ class Command(TyperCommand):
 
 
 def _kind(declared: Any) -> tuple[Any, tuple[str, ...]]:
-    """What the command line turns text into, and the words it may be; the config checks the rest."""
+    """Returns the type to which the command line converts text, and the choices; the config validates."""
     origin, arguments = get_origin(declared), get_args(declared)
     if origin is Literal:
         return str, arguments

@@ -1,6 +1,6 @@
-"""How settings are found: which places give them, which names exist, what they may hold.
+"""Reads settings from flags, the environment and a TOML file, and checks their names and values.
 
-It knows no setting by name; `hubring.ps.config`'s files list them.
+This module knows no setting by name; other files of `hubring.ps.config` declare them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msgspec.structs import fields
 from hubring.ps.core.errors import ConfigError
 
 Tables = Mapping[str, type[Struct]]
-"""Name of a TOML table to the config that it fills."""
+"""Maps the name of a TOML table to its config."""
 
 
 def settle(
@@ -31,10 +31,10 @@ def settle(
     config_file: Path | None,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Field name to value for every field of `tables[table]` that some place gives.
+    """Returns the value of every field of `tables[table]` that a source sets, by field name.
 
     Raises:
-        ConfigError: Names the place, the value, what was allowed and the mend.
+        ConfigError: A name or a value is invalid. The message has the source, the value and what is valid.
     """
     types = {field.name: field.type for field in fields(tables[table])}
     places = _weakest_first(table, tables, flags, config_file, variables)
@@ -48,7 +48,10 @@ def origins(
     config_file: Path | None,
     variables: Mapping[str, str],
 ) -> dict[str, str]:
-    """Field name to where its value comes from, as spelt there; arguments and errors as of `settle`."""
+    """Returns each setting as its source spells it, by field name.
+
+    Arguments and errors are those of `settle`.
+    """
     places = _weakest_first(table, tables, flags, config_file, variables)
     return {name: place.spell(name) for place in places for name in place.given}
 
@@ -59,21 +62,21 @@ def _weakest_first(
     flags: Mapping[str, object],
     config_file: Path | None,
     variables: Mapping[str, str],
-) -> tuple[_Place, ...]:
-    told = _own_variables(variables, tables)
-    path = config_file or (Path(told["config"]) if "config" in told else None)
+) -> tuple[_Source, ...]:
+    own = _own_variables(variables, tables)
+    path = config_file or (Path(own["config"]) if "config" in own else None)
     names = {field.name for field in fields(tables[table])}
     return (
-        _Place(
+        _Source(
             _read_table(path, table, tables) if path else {}, f"{{name}} = {{value!r}} in {path} [{table}]"
         ),
-        _Place({name: text for name, text in told.items() if name in names}, _VARIABLE, typed=False),
-        _Place({name: value for name, value in flags.items() if value is not None}, "{flag} {value}"),
+        _Source({name: text for name, text in own.items() if name in names}, _VARIABLE, typed=False),
+        _Source({name: value for name, value in flags.items() if value is not None}, "{flag} {value}"),
     )
 
 
 def faults(tables: Tables, variables: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with a variable by itself, by its name; of those that are right there is nothing."""
+    """Returns the error message for each variable that is invalid by itself, by variable name."""
     found = {}
     for name, value in variables.items():
         try:
@@ -85,18 +88,18 @@ def faults(tables: Tables, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def flag(name: str) -> str:
-    """The flag that sets this field."""
+    """Returns the flag that sets this field."""
     return "--" + name.replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """One place that gives settings, and how it spells them in an error message."""
+class _Source:
+    """One source of settings, and how it spells them in an error message."""
 
     given: Mapping[str, object]
     spelling: str
     typed: bool = True
-    """False where every value is text."""
+    """False if every value is text."""
 
     def value(self, name: str, kind: Any) -> object:
         given = self.given[name]
@@ -108,7 +111,7 @@ class _Place:
             raise ConfigError(f"{self.spell(name)}: expected {allowed(kind)}") from cause
 
     def spell(self, name: str) -> str:
-        """A setting as it stands here."""
+        """Returns a setting as this source spells it."""
         value = self.given[name]
         return self.spelling.format(name=name, NAME=name.upper(), flag=flag(name), value=value)
 
@@ -116,18 +119,18 @@ class _Place:
 def _to_path(kind: type, value: object) -> object:
     assert kind is Path
     if not isinstance(value, str):
-        raise TypeError("a path is text")
+        raise TypeError("a path must be text")
     return Path(value)
 
 
 def allowed(kind: Any) -> str:
-    """In words, what a field of this type may hold."""
+    """Describes the valid values of a type in words."""
     origin = get_origin(kind)
     if origin is tuple:
-        return f"{allowed(get_args(kind)[0])}; or a list of such"
+        return f"{allowed(get_args(kind)[0])}; or a list of them"
     if origin is Annotated:
-        said = [part.description for part in kind.__metadata__ if isinstance(part, msgspec.Meta)]
-        return said[0] or "" if said else allowed(kind.__origin__)
+        descriptions = [part.description for part in kind.__metadata__ if isinstance(part, msgspec.Meta)]
+        return descriptions[0] or "" if descriptions else allowed(kind.__origin__)
     if origin is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if origin in (Union, UnionType):
@@ -137,29 +140,29 @@ def allowed(kind: Any) -> str:
 
 _VARIABLE = "PS_{NAME}={value!r} in the environment"
 _OF_PROCPS = {"PS_COLORS", "PS_FORMAT", "PS_PERSONALITY", "PS_SYSTEM_MAP"}
-# Kubernetes tells every container of the services beside it: one named `ps` or
-# `ps-server` leaves PS_PORT=tcp://..., PS_SERVER_SERVICE_HOST=... and the like.
+# Kubernetes sets variables for every service of the namespace: a service named `ps` or
+# `ps-server` sets PS_PORT=tcp://..., PS_SERVER_SERVICE_HOST=... and so on.
 _OF_KUBERNETES = re.compile(
     r"PS_(\w+_)?(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_\w+)=.*|PS_(\w+_)?PORT=\w+://.*"
 )
 
 
 def _own_variables(variables: Mapping[str, str], tables: Tables) -> dict[str, str]:
-    """The PS_* variables that are ours, by field name."""
+    """Returns Hubring's PS_* variables, by field name."""
     known = {"PS_CONFIG"} | {f"PS_{field.name.upper()}" for kind in tables.values() for field in fields(kind)}
-    told = {}
+    own = {}
     for name, value in variables.items():
         if not name.startswith("PS_") or name in _OF_PROCPS or _OF_KUBERNETES.fullmatch(f"{name}={value}"):
             continue
         refuse_unknown(f"{name} in the environment", name, known)
         if not value:
-            raise ConfigError(f"{name} in the environment is empty: give it a value, or unset it")
-        told[name.removeprefix("PS_").lower()] = value
-    return told
+            raise ConfigError(f"{name} in the environment is empty; set a value, or unset it")
+        own[name.removeprefix("PS_").lower()] = value
+    return own
 
 
 def _read_table(path: Path, table: str, tables: Tables) -> Mapping[str, object]:
-    """The file's table of that name; the names in the other tables are checked too."""
+    """Returns the file's table of that name; checks the names in all tables."""
     content = read_toml(path)
     for name, settings in content.items():
         refuse_unknown(f"[{name}] in {path}", name, tables)
@@ -172,10 +175,10 @@ def _read_table(path: Path, table: str, tables: Tables) -> Mapping[str, object]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What the file holds.
+    """Parses a TOML file.
 
     Raises:
-        ConfigError: It cannot be read, or is no TOML.
+        ConfigError: The file cannot be read, or is not TOML.
     """
     try:
         return tomllib.loads(path.read_text())
@@ -186,13 +189,13 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def refuse_unknown(where: str, name: str, known: Iterable[str]) -> None:
-    """Makes sure that a name is known.
+    """Checks that a name is known.
 
     Raises:
-        ConfigError: It is not; proposes the one that was meant, or lists all.
+        ConfigError: The name is unknown. The message suggests a similar name, or lists all names.
     """
     if name in (known := sorted(known)):
         return
     guess = difflib.get_close_matches(name, known, n=1)
-    mend = f"did you mean {guess[0]}?" if guess else f"there are {', '.join(known)}"
-    raise ConfigError(f"{where}: no such setting; {mend}")
+    fix = f"did you mean {guess[0]}?" if guess else f"valid names: {', '.join(known)}"
+    raise ConfigError(f"{where}: no such setting; {fix}")

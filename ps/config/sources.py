@@ -1,4 +1,4 @@
-"""Settles every setting from the places that may give it."""
+"""Loads the config of each program from flags, the environment and a TOML file."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def load(
     config_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> _Config:
-    """Settles the settings of a program.
+    """Loads the config of a program.
 
     Args:
-        config: What to make.
-        flags: Field name to what the command line gave; None where it gave nothing.
-        config_file: TOML file; None: the one that PS_CONFIG names, if any.
-        environment: Instead of the process's own.
+        config: The config's class.
+        flags: Values from the command line, by field name; None for flags that are not set.
+        config_file: TOML file. The default is the file in PS_CONFIG, if any.
+        environment: Variables to use instead of the process's environment.
 
     Raises:
-        ConfigError: Names the place, the value, what was allowed and the mend.
+        ConfigError: A name or a value is invalid, or settings contradict each other.
     """
     return config(**settings.settle(_table(config), TABLES, flags, config_file, _given(environment)))
 
@@ -46,7 +46,7 @@ def origins(
     config_file: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Where each setting comes from that is no default; arguments and errors as of `load`."""
+    """Returns the source of each setting that is not a default. Arguments and errors are those of `load`."""
     return settings.origins(_table(config), TABLES, flags, config_file, _given(environment))
 
 
@@ -58,7 +58,7 @@ worker_origins = partial(origins, WorkerConfig)
 
 
 def faults(variables: Mapping[str, str]) -> dict[str, str]:
-    """What is wrong with each variable of ours by itself, by its name: unknown, empty, or of a bad value."""
+    """Returns the error message for each PS_* variable that is unknown, empty or invalid, by name."""
     return settings.faults(TABLES, variables)
 
 

@@ -15,19 +15,19 @@ from hubring.ps.core.errors import ConfigError
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True):
-    """What `ps-server submit` is told for itself; what is the server's or the workers' it passes on to them.
+    """The settings of `ps-server submit` itself, without those that it passes to the server and the workers.
 
     Raises:
-        ConfigError: Two settings contradict each other; says which and how to mend it.
+        ConfigError: Two settings contradict each other. The message names both and suggests a fix.
     """
 
     engine: Annotated[
-        Literal["slurm", "kubernetes", "compose"] | None, cluster("what runs the job; required")
+        Literal["slurm", "kubernetes", "compose"] | None, cluster("engine that runs the job; required")
     ] = None
     kind: Annotated[Literal["jobset", "trainjob"], cluster("kubernetes: a JobSet or a TrainJob")] = "jobset"
     workers: Annotated[Whole, cluster("number of workers", "one per GPU")] = 0
     nodes: Annotated[
-        Count | None, cluster("hosts or pods that share the workers evenly", "up to the engine")
+        Count | None, cluster("hosts or pods; each runs the same number of workers", "chosen by the engine")
     ] = None
     gpus: Annotated[Whole, cluster("GPUs per node, one for each worker", "0; workers run on the CPU")] = 0
     cpus: Annotated[Count | None, cluster("cores per worker", "2 in a container, or SLURM's default")] = None
@@ -38,17 +38,17 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
     image: Annotated[Image | None, cluster("kubernetes, compose: image with Hubring and your script")] = None
     time: Annotated[Duration | None, cluster("time limit, [DAYS-]HH:MM:SS")] = None
     partition: Annotated[
-        Partition | None, cluster("slurm: partitions, by comma; one of them takes the job")
+        Partition | None, cluster("slurm: comma-separated partitions; the job runs in one of them")
     ] = None
-    requeue: Annotated[bool, cluster("start the job again after a preemption (exit code 75)")] = False
+    requeue: Annotated[bool, cluster("restart the job after a preemption (exit code 75)")] = False
     engine_option: Annotated[
         tuple[DirectiveLine, ...],
-        cluster("slurm: one more directive, as in '#SBATCH --account=a'; repeatable"),
+        cluster("slurm: one more directive, such as '#SBATCH --account=a'; repeatable"),
     ] = ()
 
     def __post_init__(self) -> None:
         if self.engine is None:
-            raise ConfigError("--engine is missing: it is slurm, kubernetes or compose")
+            raise ConfigError("--engine is missing; use slurm, kubernetes or compose")
         for name, engines in _OF_ENGINES.items():
             value = getattr(self, name)
             if self.engine not in engines and value != _default(type(self), name):
@@ -56,32 +56,31 @@ class SubmitConfig(Struct, frozen=True, kw_only=True):
                 raise only_with(given, f"--engine {' or '.join(engines)}", f"--engine {self.engine}")
         if self.image is None and self.engine != "slurm":
             raise ConfigError(
-                f"--engine {self.engine} needs --image NAME: an image that holds this package and the script"
+                f"--engine {self.engine} needs --image NAME, an image with Hubring and your script"
             )
         self._check_layout()
 
     def _check_layout(self) -> None:
         if not self.workers and not self.gpus:
-            raise ConfigError("--workers N is missing: how many, unless --gpus (and --nodes) say it")
+            raise ConfigError("--workers N is missing; set it, or set --gpus (and --nodes)")
         if self.nodes and self.workers % self.nodes:
             raise ConfigError(
-                f"--workers {self.workers} cannot be shared evenly by --nodes {self.nodes}:"
-                " change one of the two"
+                f"--workers {self.workers} is not a multiple of --nodes {self.nodes}; change one of the two"
             )
         if self.gpus and self.nodes and self.workers not in (0, self.nodes * self.gpus):
             raise ConfigError(
-                f"--nodes {self.nodes} with --gpus {self.gpus} make {self.nodes * self.gpus} workers,"
-                f" one a GPU, and --workers says {self.workers}: drop one of the three"
+                f"--nodes {self.nodes} with --gpus {self.gpus} makes {self.nodes * self.gpus} workers, one"
+                f" per GPU, but --workers is {self.workers}; remove one of the three"
             )
         if self.gpus and self.workers % self.gpus:
             raise ConfigError(
-                f"--workers {self.workers} do not fill nodes of --gpus {self.gpus}, one worker a GPU:"
-                " change one of the two"
+                f"--workers {self.workers} is not a multiple of --gpus {self.gpus}, and each GPU of a node"
+                " needs one worker; change one of the two"
             )
         if self.engine == "compose" and self.gpus and self.workers not in (0, self.gpus):
             raise ConfigError(
-                f"--engine compose has one machine: --gpus {self.gpus} there take as many workers,"
-                f" and --workers says {self.workers}: drop one of the two"
+                f"--engine compose uses one machine, so --gpus {self.gpus} makes {self.gpus} workers, but"
+                f" --workers is {self.workers}; remove one of the two"
             )
 
 
@@ -94,7 +93,7 @@ _OF_ENGINES = {
     "requeue": ("slurm", "kubernetes"),
     "engine_option": ("slurm",),
 }
-"""Which engines have what not all of them have."""
+"""The engines that support each setting which not all of them support."""
 
 
 def _default(kind: type[Struct], name: str) -> object:

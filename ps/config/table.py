@@ -1,6 +1,6 @@
-"""The page that lists every setting.
+"""Generates deploy/SETTINGS.md, the list of all settings.
 
-`python -m hubring.ps.config.table > deploy/SETTINGS.md` writes it.
+python -m hubring.ps.config.table > deploy/SETTINGS.md
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hubring.ps.config.sources import TABLES
 
 
 def page() -> str:
-    """All tables, in Markdown."""
+    """Returns the page in Markdown."""
     return _PAGE + "".join(
         f"\n## {program}, table `[{name}]`\n\n{_HEAD}{''.join(rows(TABLES[name]))}"
         for name, program in _PROGRAMS.items()
@@ -23,7 +23,7 @@ def page() -> str:
 
 
 def rows(config: type[Struct]) -> Iterator[str]:
-    """A line for each setting of a config."""
+    """Yields a table row for each setting of a config."""
     for field, text in declared(config):
         name, unset = field.name, "false" if field.default is False else "none"
         named = f"`{flag(name)}` | `PS_{name.upper()}` | `{name}`"
@@ -38,12 +38,12 @@ _HEAD = """\
 _PAGE = """\
 # Settings
 
-Every setting is a flag, an environment variable and a key in a TOML file. A flag beats the variable, the
-variable beats the file, and the file beats the default. Name the file with `--config` or `PS_CONFIG`.
+Every setting is a flag, an environment variable and a key in a TOML file. A flag overrides the variable, the
+variable overrides the file, and the file overrides the default. Name the file with `--config` or `PS_CONFIG`.
 
-`ps-server submit` also takes flags of `ps-server start` and `ps-worker`: see `ps-server submit --help`.
+`ps-server submit` also accepts flags of `ps-server start` and `ps-worker`: see `ps-server submit --help`.
 
-This page is made from the configs in `ps/config/`: `python -m hubring.ps.config.table > deploy/SETTINGS.md`.
+This page is generated from `ps/config/`: `python -m hubring.ps.config.table > deploy/SETTINGS.md`.
 """
 
 

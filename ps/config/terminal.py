@@ -1,4 +1,4 @@
-"""How a program meets its command line: even a call that means nothing ends in a result."""
+"""Runs a program from its command line, and prints its result. An invalid command line also has a result."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hubring.ps.core.errors import HubringError
 
 
 def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsewhere: str = "") -> None:
-    """Runs a program to its end; a wrong command line ends with 2 and a last line as any other end.
+    """Runs a program and exits. An invalid command line prints a result line and exits with 2.
 
     Args:
         app: The program.
-        name: What the user calls it.
-        argv: Its arguments; None: the process's own.
-        elsewhere: Where an option may belong that this program does not know.
+        name: The program's name in messages.
+        argv: The arguments; None for the process's arguments.
+        elsewhere: A hint for an unknown option: where it may belong.
     """
     try:
         code = app(argv, prog_name=name, standalone_mode=False)
@@ -34,22 +34,22 @@ def run(app: typer.Typer, name: str, argv: Sequence[str] | None = None, *, elsew
         code = 2
     finally:
         if argv is None:
-            keep_the_end()
+            ignore_stop_signals()
     raise SystemExit(code if isinstance(code, int) else 0)
 
 
-def keep_the_end() -> None:
-    """From here on a wish to stop changes nothing: the work is done, and a process takes a while to go."""
+def ignore_stop_signals() -> None:
+    """Ignores SIGTERM and SIGUSR1 from now on: a signal during exit must not change the exit code."""
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
 def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
-    """Runs what makes a program's result and prints that as the last line, or why there is none.
+    """Runs a program's action and prints its result, or its error, as the last line.
 
     Args:
-        name: What the user calls the program.
-        act: Returns the result, with its `exit_code`.
+        name: The program's name in messages.
+        act: Returns the result, which has an `exit_code`.
 
     Returns:
         The exit code.
@@ -69,13 +69,13 @@ def conclude(name: str, act: Callable[[], dict[str, Any]]) -> int:
 
 
 def last_line(result: Mapping[str, Any]) -> None:
-    """Prints a program's result, in one write: workers of one launcher may share their output."""
+    """Prints a program's result in one write, because the workers of a launcher can share an output."""
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
 def unwind_on_sigterm() -> None:
-    """Makes SIGTERM an exception, so that every child is stopped on the way out."""
+    """Makes SIGTERM raise SystemExit, so that cleanup code stops every child."""
 
     def unwind(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

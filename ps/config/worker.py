@@ -17,17 +17,17 @@ from hubring.ps.core.errors import ConfigError
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True):
-    """What `ps-worker`, or `hubring.init()` in a script of its own, is told.
+    """The settings of `ps-worker`, and of `hubring.init()` in a script that runs without it.
 
     Raises:
-        ConfigError: Two settings contradict each other; says which and how to mend it.
+        ConfigError: Two settings contradict each other. The message names both and suggests a fix.
     """
 
     server: Annotated[str | None, cluster("HOST:PORT of the hub", "none; the worker trains alone")] = None
     topology: Annotated[
         Literal["hub", "ring"], data_path("train through a parameter server or an allreduce ring")
     ] = "hub"
-    backend: Annotated[Literal["gloo", "nccl"], data_path("library that carries the ring")] = "gloo"
+    backend: Annotated[Literal["gloo", "nccl"], data_path("library that runs the ring's allreduce")] = "gloo"
     aggregate: Annotated[
         bool, data_path("the hub averages gradients; each worker runs its own optimizer")
     ] = False
@@ -36,7 +36,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     ] = None
     transport: Annotated[
         Literal["auto", "shm", "zmq", "grpc"],
-        data_path("transport to the hub's shards; auto: the fastest that both ends share"),
+        data_path("transport to the hub's shards; auto: the fastest that both ends support"),
     ] = "auto"
     rank: Annotated[
         Whole | None, cluster("rank of this worker", "from the launcher, or assigned by the hub")
@@ -51,17 +51,18 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     nodes: Annotated[Count | None, cluster("with --gpus: number of hosts", "from the launcher, or 1")] = None
     gpus: Annotated[
         Count | None,
-        cluster("start this many workers here, one per GPU, or on the CPU where there is no GPU"),
+        cluster("start this many workers on this host, one per GPU, or on the CPU if there is no GPU"),
     ] = None
     nr: Annotated[Whole | None, cluster("with --gpus: index of this host", "from the launcher, or 0")] = None
     checkpoint_dir: Annotated[
-        Path | None, checkpoint("ring, --aggregate or alone: folder where rank 0 saves and resumes")
+        Path | None,
+        checkpoint("ring, --aggregate or no server: folder where rank 0 saves checkpoints and resumes"),
     ] = None
     checkpoint_every: Annotated[Seconds, checkpoint("seconds between these checkpoints")] = 60.0
-    # SIGUSR1 stops all workers whatever this says.
+    # SIGUSR1 stops all workers, whatever this setting is.
     on_preempt: Annotated[
         Literal["auto", "all", "leave"],
-        cluster("on SIGTERM: all workers stop, this one leaves, or auto: as the launcher does"),
+        cluster("on SIGTERM: stop all workers, leave the job, or auto: do what the launcher does"),
     ] = "auto"
     job: Annotated[Literal["digits", "char-lm"], cluster("built-in job to train without a script")] = "digits"
     record: Annotated[Path | None, debugging("file for one JSON line per step")] = None
@@ -73,7 +74,7 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
     bucket_bytes: Annotated[
         Bytes | None, data_path("bytes of gradients exchanged together", "tuned in the first steps")
     ] = None
-    timeout: Annotated[Seconds, cluster("seconds that an exchange or the start may take")] = 300.0
+    timeout: Annotated[Seconds, cluster("time limit for an exchange or for the start, in seconds")] = 300.0
     hardship: Annotated[
         Path | None, debugging("experiments: JSON file with this worker's delays in each step", hidden=True)
     ] = None
@@ -93,21 +94,24 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
         self._check_nodes()
         if self.save_parameters_at is not None and self.save_parameters is None:
             raise ConfigError(
-                f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE,"
-                " beside which they are written"
+                f"--save-parameters-at {self.save_parameters_at} needs --save-parameters FILE; the second"
+                " file is written next to it"
             )
         if self.rank is not None and self.world_size is not None and self.rank >= self.world_size:
             raise ConfigError(
-                f"--rank {self.rank} of --world-size {self.world_size}: ranks go from 0 to "
-                f"{self.world_size - 1}"
+                f"--rank {self.rank} is outside --world-size {self.world_size}; ranks go from 0 to"
+                f" {self.world_size - 1}"
             )
 
     def _check_alone(self) -> None:
         if self.topology == "ring":
-            raise ConfigError("--topology ring needs --server HOST:PORT: the ring's members meet there")
+            raise ConfigError(
+                "--topology ring needs --server HOST:PORT; the ring's members find each other there"
+            )
         if self.world_size is not None and self.world_size > 1:
             raise ConfigError(
-                f"--world-size {self.world_size} needs --server HOST:PORT: without it a worker is alone"
+                f"--world-size {self.world_size} needs --server HOST:PORT; without a server, a worker trains"
+                " alone"
             )
 
     def _check_nodes(self) -> None:
@@ -115,20 +119,22 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             for name in ("nodes", "nr"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
-                        f"{flag(name)} {getattr(self, name)} needs --gpus: how many workers this host starts"
+                        f"{flag(name)} {getattr(self, name)} needs --gpus N, the workers to start here"
                     )
             return
         for name in ("rank", "world_size", "local_rank"):
             if getattr(self, name) is not None:
                 raise ConfigError(
-                    f"{flag(name)} {getattr(self, name)} is for one worker, and --gpus {self.gpus} starts"
-                    f" {self.gpus}, whose ranks follow from --nodes, --gpus and --nr: drop one of the two"
+                    f"{flag(name)} {getattr(self, name)} applies to one worker, but --gpus {self.gpus} starts"
+                    f" {self.gpus} with ranks from --nodes, --gpus and --nr; remove one of the two"
                 )
         if self.nr is not None and self.nodes is not None and self.nr >= self.nodes:
-            raise ConfigError(f"--nr {self.nr} of --nodes {self.nodes}: nodes go from 0 to {self.nodes - 1}")
+            raise ConfigError(
+                f"--nr {self.nr} is outside --nodes {self.nodes}; nodes go from 0 to {self.nodes - 1}"
+            )
         if self.server is None and self.gpus * (self.nodes or 1) > 1:
             raise ConfigError(
-                f"--gpus {self.gpus} needs --server HOST:PORT, where workers meet: ps-server start prints it"
+                f"--gpus {self.gpus} needs --server HOST:PORT; ps-server start prints the address"
             )
 
     def _check_compress(self, name: str) -> None:
@@ -137,8 +143,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True):
             raise only_with(f"--compress {name}", "--backend gloo", "--backend nccl")
         if kind == "powersgd" and self.topology == "hub" and self.server and not self.aggregate:
             raise ConfigError(
-                f"--compress {name} on a hub needs --aggregate: its two rounds end in a mean, which the"
-                " worker's own optimizer applies. Add --aggregate, or take another codec, such as int8"
+                f"--compress {name} on a hub needs --aggregate, because its two rounds produce a mean for the"
+                " worker's own optimizer; add --aggregate, or use another codec such as int8"
             )
 
     def _check_ring(self) -> None:

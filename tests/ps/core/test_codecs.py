@@ -66,5 +66,5 @@ def test_powersgd_on_a_hub_needs_aggregate() -> None:
 
 
 def test_nccl_takes_no_codec() -> None:
-    with pytest.raises(ConfigError, match="--compress bf16 means something only with --backend gloo"):
+    with pytest.raises(ConfigError, match="--compress bf16 requires --backend gloo, not --backend nccl"):
         WorkerConfig(server="h:1", topology="ring", backend="nccl", compress="bf16")

@@ -48,11 +48,11 @@ def test_whoever_comes_before_anything_answers_waits_rather_than_fails() -> None
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"no_page": True, "page_port": 8080}, "--page-port 8080 is for the status page"),
-        ({"no_page": True, "token_file": Path("t")}, "--token-file t is for the status page"),
-        ({"port": 5555, "page_port": 5555}, "--page-port 5555 is the control port"),
+        ({"no_page": True, "page_port": 8080}, "--page-port 8080 configures the status page"),
+        ({"no_page": True, "token_file": Path("t")}, "--token-file t configures the status page"),
+        ({"port": 5555, "page_port": 5555}, "--page-port 5555 is also the control port"),
         ({"page_port": 70000}, "a port from 0 to 65535"),
-        ({"join": "127.0.0.1:5555", "page_port": 8080}, "--page-port is the coordinator's to say"),
+        ({"join": "127.0.0.1:5555", "page_port": 8080}, "--page-port is a setting of the coordinator"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(flags: dict[str, object], words: str) -> None:

@@ -57,7 +57,7 @@ def test_what_contradicts_the_launcher_is_refused(
     ("flags", "words"),
     [
         ({"nodes": 2}, "--nodes 2 needs --gpus"),
-        ({"gpus": 2, "rank": 1}, "--rank 1 is for one worker"),
+        ({"gpus": 2, "rank": 1}, "--rank 1 applies to one worker"),
         ({"gpus": 2, "nodes": 2, "nr": 2}, "nodes go from 0 to 1"),
     ],
 )
