@@ -1,5 +1,4 @@
-"""`ps-server submit`: a job as what its engine reads, and handed over to it.
+"""`ps-server submit`: renders a job in its engine's format and sends it to the engine.
 
-Nothing here starts a worker. Each engine's file says a job in the engine's own
-words; the server's address travels by the engine's own means.
+The engine starts the server and the workers, and passes the server's address to the workers.
 """

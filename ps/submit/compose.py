@@ -1,8 +1,8 @@
-"""Docker Compose: a server and workers on one machine, in a network of their own.
+"""Docker Compose: a server and workers on one machine, in their own network.
 
-The workers find the server by its service's name, once it is healthy. Compose
-tells none of them its number, so the hub assigns the ranks; with GPUs one
-container has all workers, and `ps-worker` starts one a GPU.
+The workers start when the server is healthy and reach it by its service's name. Compose passes no index to
+a replica, so the hub assigns the ranks. With GPUs, one container runs all workers: `ps-worker` starts one
+per GPU.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Service = dict[str, Any]
 
 
 class Compose:
-    """Compose, by `docker compose`; it stays in the foreground until the job has ended."""
+    """Docker Compose. `docker compose` stays in the foreground until the job ends."""
 
     command = ("docker", "compose", "-f", "-", "up")
-    mend = "install Docker with its plugin compose, or take to where it is what --dry-run prints"
+    fix = "install Docker with the compose plugin, or run the output of --dry-run on a machine that has it"
 
     def render(self, job: Submission) -> str:
-        """The Compose file."""
+        """Returns the Compose file."""
         folders = [*([job.servers_folder] if job.servers_folder else []), *job.workers_folders]
         document = {
             "name": job.name,
@@ -42,7 +42,7 @@ class Compose:
 def _server(job: Submission) -> Service:
     folders = [job.servers_folder] if job.servers_folder else []
     page = container.page_port(job)
-    # A free port of this machine alone: `docker compose -p NAME port server PORT` tells which.
+    # Publish the page on a free loopback port; `docker compose -p NAME port server PORT` prints it.
     seen = {"ports": [f"127.0.0.1::{page}"]} if page else {}
     return {
         "entrypoint": container.server_command(job),
@@ -64,7 +64,7 @@ def _workers(job: Submission) -> Service:
     if job.config.gpus:
         devices = {"driver": "nvidia", "count": job.config.gpus, "capabilities": ["gpu"]}
         resources["reservations"] = {"devices": [devices]}
-    # Compose stops all containers when it stops one: then the workers had better stop after the same step.
+    # Compose stops all containers together, so the workers must stop after the same step.
     together = ["--on-preempt", "all"] if job.worker.on_preempt == "auto" else []
     return {
         "entrypoint": container.worker_command(job, SERVER, together),
@@ -75,7 +75,7 @@ def _workers(job: Submission) -> Service:
 
 
 def _service(job: Submission, processes: int, folders: Sequence[Path]) -> Service:
-    """What both have: nobody is root, has a capability, or writes to the image's files."""
+    """Returns the keys of both services: no root user, no capabilities, a read-only root file system."""
     return {
         "image": job.config.image,
         "command": [],
@@ -103,7 +103,7 @@ def _mount(path: Path) -> Service:
 
 
 def _literal(value: Any) -> Any:
-    """Compose puts variables for `$NAME` in every value, and `$` for `$$`."""
+    """Escapes `$` as `$$`, because Compose replaces `$NAME` with a variable in every value."""
     if isinstance(value, str):
         return value.replace("$", "$$")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a container of a job gets, on Kubernetes and under Compose alike."""
+"""What the containers of a job have in common on Kubernetes and Compose."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from pathlib import Path
 from hubring.ps.core.errors import ConfigError
 from hubring.ps.submit.job import PORT, Submission
 
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - in a network that is the job's own
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - the job has its own network
 USER = 10001
-"""Whom the processes run as: nobody else's number, and not root's."""
+"""The user id of the processes: not root, and not used by another user."""
 CPUS = 2
 MEMORY_GIB = 4
-"""What a worker or server gets where nobody says."""
+"""Defaults for a worker or a server without --cpus and --memory."""
 
 
 def cpus(job: Submission) -> int:
-    """Cores of each worker."""
+    """Returns the cores per worker."""
     return job.config.cpus or CPUS
 
 
 def memory(job: Submission) -> int:
-    """GiB of each worker, /dev/shm included: what lies there counts as its owner's memory."""
+    """Returns the GiB per worker. This includes /dev/shm, which counts as memory of its container."""
     return job.config.memory or MEMORY_GIB
 
 
 def server_command(job: Submission) -> list[str]:
-    """The server's program and its arguments."""
+    """Returns the server's command line."""
     return ["ps-server", "start", "--host", EVERYWHERE, "--port", str(PORT), *job.server_words]
 
 
 def worker_command(job: Submission, server: str, more: Sequence[str] = ()) -> list[str]:
-    """A container's program and its arguments; where it has several workers, `ps-worker` starts them.
+    """Returns the command line of a container of workers. `ps-worker` starts them if there are several.
 
     Args:
         job: The job.
-        server: Under which name the container finds the server.
-        more: Flags that the engine wants.
+        server: The server's host name.
+        more: Flags that the engine adds.
     """
     several = ["--nodes", str(job.nodes), "--gpus", str(job.per_node)] if job.per_node > 1 else []
     return ["ps-worker", "--server", f"{server}:{PORT}", *several, *more, *job.worker_words]
 
 
 def page_port(job: Submission) -> int | None:
-    """Port of the server's page and metrics; None where it has none, or one that nobody can know before."""
+    """Returns the port of the server's page and metrics; None if there is no page, or its port is 0."""
     given = job.server.page_port
     if job.server.no_page or given == 0:
         return None
@@ -52,26 +52,29 @@ def page_port(job: Submission) -> int | None:
 
 
 def variables(job: Submission) -> dict[str, str]:
-    """What a process cannot see for itself: it counts the host's cores, and takes its home for writable."""
+    """Returns variables for settings that a process in a container cannot detect.
+
+    A process counts all cores of the host, and expects a writable home folder.
+    """
     return {"OMP_NUM_THREADS": str(cpus(job)), "HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108
 
 
 def absolute(path: Path) -> str:
-    """A folder of checkpoints, as the place of a volume.
+    """Returns a checkpoint folder as the mount point of a volume.
 
     Raises:
-        ConfigError: It can be none.
+        ConfigError: The path is relative or contains a colon.
     """
     if not path.is_absolute() or ":" in str(path):
         raise ConfigError(
-            f"--checkpoint-dir {path}: a volume is mounted there, so it has to be an absolute path without"
-            " colons, as in /checkpoints"
+            f"--checkpoint-dir {path}: expected an absolute path without colons, such as /checkpoints, because"
+            " a volume is mounted there"
         )
     return str(path)
 
 
 INSECURE = (
-    "ps-server listens with --insecure, as workers are asked for no credentials yet: only the job's own",
-    "containers may reach it.",
+    "ps-server runs with --insecure: it does not authenticate workers. Make sure that only the job's own",
+    "containers can reach it.",
 )
-"""For the head of what is printed."""
+"""Comment lines for the top of the rendered file."""

@@ -1,8 +1,7 @@
-"""YAML as the engines read it.
+"""Writes YAML that every engine reads alike.
 
-Kubernetes and Compose read another YAML than PyYAML writes: `1e3`, `0o17` or `y` are
-plain text to the one and a number or true to the other. So every value that is
-text is written in double quotes, and means the same to all.
+PyYAML writes the strings `1e3`, `0o17` and `y` without quotes; Kubernetes and Compose, with other YAML
+versions, can read them as numbers or as true. This module therefore quotes every value that is a string.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Document = Mapping[str, Any]
 
 
 def dump(comment: Sequence[str], documents: Sequence[Document]) -> str:
-    """Text of these documents, in order, behind lines of comment."""
+    """Returns the documents as text, after the comment lines."""
     head = "".join(f"# {line}\n" for line in comment)
     body = yaml.dump_all(
         documents,
@@ -31,7 +30,7 @@ def dump(comment: Sequence[str], documents: Sequence[Document]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text but for the keys, which are ours; writes what occurs twice twice."""
+    """Quotes strings except keys, and writes no YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""What an engine is to `submit`, and how a job is handed to it."""
+"""The interface of an engine, and how `submit` sends a job to one."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Engine(Protocol):
-    """An engine."""
+    """Renders a job for one engine."""
 
     @property
     def command(self) -> tuple[str, ...]:
-        """The program that takes what `render` returns on standard input."""
+        """The program that reads the output of `render` on standard input, and its arguments."""
 
     @property
-    def mend(self) -> str:
-        """What to do where that program is not there."""
+    def fix(self) -> str:
+        """What to do if the program is missing."""
 
     def render(self, job: Submission) -> str:
-        """The job as the engine reads it.
+        """Returns the job in the engine's format.
 
         Raises:
-            ConfigError: It cannot be said in the engine's words.
+            ConfigError: The format cannot express a setting.
         """
 
 
 class Answer(NamedTuple):
-    """How the engine's program ended: its exit code, and its last line."""
+    """The result of the engine's program: its exit code and the last line that it printed."""
 
     code: int
-    said: str
+    last_line: str
 
 
-def hand_over(engine: Engine, artefact: str) -> Answer:
-    """Gives the engine's program a rendered job; what it prints goes on to our own output.
+def send(engine: Engine, artefact: str) -> Answer:
+    """Runs the engine's program with a rendered job, and copies the program's output to stdout.
 
     Raises:
-        EngineMissing: The program is not there.
+        EngineMissing: The program is not on the PATH.
     """
     name, *arguments = engine.command
     program = shutil.which(name)
     if program is None:
-        raise EngineMissing(f"there is no {name} on the PATH here: {engine.mend}")
+        raise EngineMissing(f"there is no {name} on the PATH; {engine.fix}")
     child = Child(name, [program, *arguments], stdin=PIPE, stdout=PIPE)
     with passing_on(SIGNALS, child.signal):
-        said = _feed(child, artefact)
-        return Answer(child.exit_code(), said)
+        last_line = _feed(child, artefact)
+        return Answer(child.exit_code(), last_line)
 
 
 def _feed(child: Child, artefact: str) -> str:
-    """Writes the job, then passes on what the program prints; returns its last line."""
-    # A program that ends before it has read tells why by its own words and code.
+    """Writes the job, then copies the program's output; returns the last line that is not empty."""
+    # A program that exits without reading explains that with its own output and exit code.
     with contextlib.suppress(BrokenPipeError), child.stdin as pipe:
         pipe.write(artefact.encode())
-    said = b""
+    last_line = b""
     with child.stdout as lines:
         for line in lines:
             sys.stdout.buffer.write(line)
             sys.stdout.buffer.flush()
-            said = line.strip() or said
-    return said.decode(errors="replace")
+            last_line = line.strip() or last_line
+    return last_line.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The engines, by name, and what `ps-server submit` does with one."""
+"""The engines by name, and `ps-server submit`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hubring.ps.submit.compose import Compose
-from hubring.ps.submit.engine import Engine, hand_over
+from hubring.ps.submit.engine import Engine, send
 from hubring.ps.submit.job import assemble
 from hubring.ps.submit.kubernetes import Kubernetes
 from hubring.ps.submit.slurm import Slurm
@@ -19,19 +19,19 @@ ENGINES: Mapping[str, Engine] = {"slurm": Slurm(), "kubernetes": Kubernetes(), "
 def submit(
     flags: Mapping[str, object], script: Sequence[str], config_file: Path | None, *, dry_run: bool
 ) -> tuple[int, dict[str, Any] | None]:
-    """Hands a job to its engine, or prints what the engine would read.
+    """Sends a job to its engine, or prints the engine's input.
 
     Args:
-        flags: Field name to what the command line gave; None: nothing.
-        script: The script and its arguments; empty: a job that ships.
+        flags: Values from the command line, by field name; None for flags that are not set.
+        script: The script and its arguments; empty for a built-in job.
         config_file: TOML file.
-        dry_run: Print alone, and nothing else, so that the engine's program can read it.
+        dry_run: Print the engine's input and nothing else, so that the engine's program can read it.
 
     Returns:
-        The exit code, and the result for the last line; None where what was printed is all.
+        The exit code, and the result for the last line; None for a dry run.
 
     Raises:
-        HubringError: The settings contradict each other, or the engine's program is not there.
+        HubringError: The settings contradict each other, or the engine's program is missing.
     """
     job = assemble(flags, script, config_file)
     assert job.config.engine is not None
@@ -40,7 +40,7 @@ def submit(
     if dry_run:
         sys.stdout.write(artefact)
         return 0, None
-    answer = hand_over(engine, artefact)
+    answer = send(engine, artefact)
     command = " ".join(engine.command)
-    result = {"engine": job.config.engine, "job": job.name, "command": command, "said": answer.said}
+    result = {"engine": job.config.engine, "job": job.name, "command": command, "said": answer.last_line}
     return answer.code, {**result, "exit_code": answer.code}

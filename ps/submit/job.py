@@ -1,8 +1,7 @@
-"""The job that is submitted, as far as it is the same on every engine.
+"""The parts of a submitted job that are the same on every engine.
 
-What is the server's and the workers' comes from their own settings, so it is
-checked as theirs, and passed on to their own commands. Where the server listens
-and which rank a worker has is left to the engine.
+The settings of the server and of the workers are checked by their own configs and passed to their own
+commands. The engine sets the server's address and the workers' ranks.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import fields
 
+from hubring.ps.config.contradiction import only_with
 from hubring.ps.config.environment import environment
 from hubring.ps.config.server import ServerConfig
 from hubring.ps.config.settings import flag
@@ -22,30 +22,30 @@ from hubring.ps.config.worker import WorkerConfig
 from hubring.ps.core.errors import ConfigError
 
 PORT = 5555
-"""Where the server listens in a network of the job's own."""
+"""The server's port, if the job has its own network."""
 GRACE_SECONDS = 120
-"""How long before its end a job is told of it, to save in that time."""
+"""Time in seconds between the stop request and the kill, in which the job writes a checkpoint."""
 
 _SERVERS_PLACE = frozenset({"host", "port", "insecure", "once", "join", "address_file", "workers"})
 _WORKERS_PLACE = frozenset({"server", "rank", "world_size", "local_rank", "nodes", "gpus", "nr"})
-"""What follows from the engine and the job's size: nobody else may say it."""
+"""Settings that follow from the engine and the job's size; the user must not set them."""
 _HUBS = ("mode", "staleness", "backup", "shards", "colocate", "await_shards", "device", "slice_bytes")
-"""What a ring's server would not heed."""
+"""Settings that a ring's server ignores."""
 _CHECKPOINT_FLAGS = ("checkpoint_dir", "checkpoint_every")
-"""What is for the one who keeps the parameters, by flag or by variable."""
+"""Settings for the process that holds the parameters: the server, or the workers."""
 _CHECKPOINT_VARIABLES = frozenset(f"PS_{name.upper()}" for name in _CHECKPOINT_FLAGS)
 
 
 class Submission(Struct, frozen=True, kw_only=True):
-    """What an engine renders.
+    """A job for an engine to render.
 
     Attributes:
-        config: What `submit` was told for itself.
-        server: The server's settings, but for where it listens.
-        worker: The workers' settings, but for their place.
-        workers: How many there are.
-        nodes: How many hosts share them evenly; None leaves that to the engine.
-        script: The script and its arguments, as the user gave them; empty: a job that ships.
+        config: The settings of `submit` itself.
+        server: The server's settings, except its address.
+        worker: The workers' settings, except the server's address and their ranks.
+        workers: The number of workers.
+        nodes: The number of hosts, each with the same number of workers; None if the engine chooses it.
+        script: The script and its arguments; empty for a built-in job.
     """
 
     config: SubmitConfig
@@ -57,22 +57,22 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What the engine calls it."""
+        """The job's name in the engine."""
         return self.config.job_name
 
     @property
     def per_node(self) -> int:
-        """Workers on each of `nodes`; 1 where the engine places each by itself."""
+        """Workers per node; 1 if the engine places each worker separately."""
         return self.workers // self.nodes if self.nodes else 1
 
     @property
-    def stands_together(self) -> bool:
-        """Whether no worker can be done without: the loss of one ends the job, and all start again."""
+    def all_or_nothing(self) -> bool:
+        """Whether the job needs every worker: if one is lost, the job fails and all workers restart."""
         return self.worker.topology == "ring" or self.worker.aggregate or self.server.colocate
 
     @property
     def seconds(self) -> int | None:
-        """When it is ended at the latest, in seconds; None: nobody says."""
+        """The time limit in seconds, or None."""
         if self.config.time is None:
             return None
         days, _, clock = self.config.time.rpartition("-")
@@ -81,24 +81,24 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     @property
     def server_words(self) -> list[str]:
-        """Flags of `ps-server start`, but for where it listens."""
+        """Flags of `ps-server start`, without --host and --port."""
         return _spelt(self.server, {"host", "port"})
 
     @property
     def worker_words(self) -> list[str]:
-        """Flags of `ps-worker` but for its server, then the script and its arguments."""
+        """Flags of `ps-worker` without --server, then the script and its arguments."""
         return [*_spelt(self.worker, {"server"}), *(["--", *self.script] if self.script else [])]
 
     @property
     def servers_folder(self) -> Path | None:
-        """Where the hub keeps checkpoints."""
+        """The hub's checkpoint folder."""
         return self.server.checkpoint_dir
 
     @property
     def workers_folders(self) -> tuple[Path, ...]:
-        """Where workers, or the shards beside them, do."""
-        beside = self.server.checkpoint_dir if self.server.colocate else None
-        return tuple(dict.fromkeys(path for path in (self.worker.checkpoint_dir, beside) if path))
+        """The checkpoint folders of the workers, and of the shards on their hosts."""
+        colocated = self.server.checkpoint_dir if self.server.colocate else None
+        return tuple(dict.fromkeys(path for path in (self.worker.checkpoint_dir, colocated) if path))
 
 
 def assemble(
@@ -107,13 +107,13 @@ def assemble(
     config_file: Path | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Submission:
-    """Makes the job of what the command line, PS_* and the TOML file say.
+    """Makes a job from the command line, PS_* variables and the TOML file.
 
     Args:
-        flags: Field name of any of the three configs to what the command line gave; None: nothing.
+        flags: Values from the command line for all three configs, by field name; None for unset flags.
         script: The script and its arguments.
-        config_file: TOML file; None: the one that PS_CONFIG names, if any.
-        variables: Instead of the process's own.
+        config_file: TOML file. The default is the file in PS_CONFIG, if any.
+        variables: Variables to use instead of the process's environment.
 
     Raises:
         ConfigError: A setting is wrong, or two contradict each other.
@@ -137,7 +137,7 @@ def assemble(
 
 
 def _layout(config: SubmitConfig) -> tuple[int, int | None]:
-    """How many workers, and on how many nodes; `SubmitConfig` has made sure that the two fit."""
+    """Returns the numbers of workers and of nodes. `SubmitConfig` has checked that they match."""
     workers = config.workers or (config.nodes or 1) * config.gpus
     nodes = config.nodes or (workers // config.gpus if config.gpus else None)
     return workers, nodes
@@ -146,16 +146,18 @@ def _layout(config: SubmitConfig) -> tuple[int, int | None]:
 def _settle(
     passed: Mapping[str, object], workers: int, config_file: Path | None, variables: Mapping[str, str]
 ) -> tuple[WorkerConfig, ServerConfig]:
-    """The settings of both."""
+    """Returns the settings of the workers and of the server."""
     servers = {field.name for field in fields(ServerConfig)} & passed.keys()
     workers_ = {field.name for field in fields(WorkerConfig)} & passed.keys()
     checkpoints = set(_CHECKPOINT_FLAGS) & passed.keys()
-    told = {name: passed[name] for name in workers_ - checkpoints} | {"server": f"hub:{PORT}"}
+    given = {name: passed[name] for name in workers_ - checkpoints} | {"server": f"hub:{PORT}"}
     others = {name: text for name, text in variables.items() if name not in _CHECKPOINT_VARIABLES}
-    worker = load_worker(told, config_file, others)
+    worker = load_worker(given, config_file, others)
     servers_variables = variables
     if worker.topology == "ring" or worker.aggregate:
-        worker = load_worker({**told, **{name: passed[name] for name in checkpoints}}, config_file, variables)
+        worker = load_worker(
+            {**given, **{name: passed[name] for name in checkpoints}}, config_file, variables
+        )
         servers -= checkpoints
         servers_variables = others
     listens = {"host": "0.0.0.0", "insecure": True, "once": True, "workers": workers}  # noqa: S104
@@ -167,11 +169,11 @@ def _settle(
 
 def _check_places(config_file: Path | None, variables: Mapping[str, str]) -> None:
     for find, names in ((server_origins, _SERVERS_PLACE), (worker_origins, _WORKERS_PLACE)):
-        for name, said in find({}, config_file, variables).items():
+        for name, origin in find({}, config_file, variables).items():
             if name in names:
                 raise ConfigError(
-                    f"{said}: under ps-server submit that follows from the engine and the job's size;"
-                    " leave it out, or say it by a flag of submit"
+                    f"{origin}: ps-server submit derives this setting from the engine and the job's size;"
+                    " remove it, or use a flag of submit"
                 )
 
 
@@ -181,14 +183,9 @@ def _check_topology(server: ServerConfig, worker: WorkerConfig) -> None:
             value = getattr(server, field.name)
             if field.name in _HUBS and value != field.default:
                 given = flag(field.name) if value is True else f"{flag(field.name)} {value}"
-                raise ConfigError(
-                    f"{given} means something only with --topology hub, but there is --topology ring:"
-                    " drop one"
-                )
+                raise only_with(given, "--topology hub", "--topology ring")
     if worker.aggregate and server.mode != "bsp":
-        raise ConfigError(
-            f"--aggregate needs a synchronous hub, but there is --mode {server.mode}: drop one of the two"
-        )
+        raise ConfigError(f"--aggregate requires --mode bsp, not --mode {server.mode}; change one of the two")
 
 
 def _check_text(word: str) -> None:
@@ -196,12 +193,12 @@ def _check_text(word: str) -> None:
         word.encode()
     except UnicodeEncodeError as cause:
         raise ConfigError(
-            f"argument {word!a} is no UTF-8, and scripts and manifests hold nothing else: rename it"
+            f"argument {word!a} is not UTF-8, which scripts and manifests require; rename it"
         ) from cause
 
 
 def _spelt(config: Struct, leave_out: Collection[str]) -> list[str]:
-    """The flags that say what differs from the defaults."""
+    """Returns the flags for all settings that differ from their defaults."""
     words = []
     for field in fields(config):
         value = getattr(config, field.name)

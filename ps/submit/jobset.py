@@ -1,14 +1,15 @@
-"""JobSet: the server's Job and the workers', which start, end and restart as one.
+"""JobSet: one Job for the server and one for the workers, which start, end and restart together.
 
-The workers find the server by the host name that JobSet gives its pod. They are
-pods of an Indexed Job, whose JOB_COMPLETION_INDEX is their rank (or, with several
-workers a pod, which node they are).
+The workers reach the server by the host name that JobSet gives its pod. The workers are pods of an Indexed
+Job. Their JOB_COMPLETION_INDEX is their rank, or their node's index if a pod runs several workers.
 
-How it ends follows the exit codes. The server's verdict is the job's. 75 means
-stopped on request. A worker of a hub that stops so, or whose pod is taken away, is
-replaced and finds its place again; where all stand together, and for the server,
-it ends the round, and a job that is to be requeued begins another from its
-checkpoint, as often as that happens. Anything else is no reason to begin again.
+Exit codes decide how the job ends. The server's exit code is the job's. 75 means "stopped on request":
+
+* If a hub's worker exits with 75, or its pod is evicted, Kubernetes replaces the pod, and the worker rejoins.
+* If the server exits with 75 or is evicted, or any worker does in an all-or-nothing job, the attempt ends.
+  With --requeue, JobSet restarts the job from its checkpoint, any number of times.
+
+Other exit codes do not restart the job.
 """
 
 from __future__ import annotations
@@ -21,24 +22,27 @@ from hubring.ps.submit.job import Submission
 
 PREEMPTED = Fenced.exit_code
 HOPELESS = [UsageError.exit_code]
-"""Exit codes of a worker that would end the same way again; not 78, which tells of a lease that runs, too."""
+"""Exit codes after which a replacement of the worker would fail the same way.
+
+78 is not among them: it can also mean that the lease of the worker's predecessor has not expired yet.
+"""
 REPLACEMENTS = 3
-"""How often workers of a hub that failed are replaced, all of them together."""
+"""How many failed workers of a hub are replaced in total."""
 
 Spec = dict[str, Any]
 
 
 def address(job: Submission) -> str:
-    """The server's host name: JobSet, its Job, that Job's number, the pod's; and the JobSet's service."""
+    """Returns the server's host name: JobSet, Job, the Job's index, the pod's index, and the service."""
     return f"{job.name}-server-0-0.{job.name}"
 
 
 def spec(job: Submission, workers: str = "worker", worker_labels: Spec | None = None) -> Spec:
-    """The specification of a JobSet.
+    """Returns the specification of a JobSet.
 
     Args:
         job: The job.
-        workers: What the workers' Job and container are called.
+        workers: The name of the workers' Job and container.
         worker_labels: Labels of the workers' Job.
     """
     pod = pods.worker(job, address(job), workers)
@@ -67,7 +71,7 @@ def _servers(job: Submission) -> Spec:
 
 def _workers(job: Submission, name: str, pod: Spec) -> Spec:
     count = job.nodes or job.workers
-    if job.stands_together:
+    if job.all_or_nothing:
         return _job(job, pod, count, 0, [_fail(name, [PREEMPTED]), _evicted("FailJob")])
     replaced = {"action": "Ignore", "onExitCodes": _codes(name, [PREEMPTED])}
     return _job(job, pod, count, REPLACEMENTS, [_fail(name, HOPELESS), replaced, _evicted("Ignore")])
@@ -95,16 +99,19 @@ def _codes(name: str, codes: list[int]) -> Spec:
 
 
 def _evicted(action: str) -> Spec:
-    """What becomes of a pod that the cluster takes away, and that had no time to say 75."""
+    """Returns the rule for a pod that the cluster evicts before it can exit with 75."""
     return {"action": action, "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
 
 
 def _restarts(job: Submission, workers: str) -> Spec:
-    """Only what was made to fail for 75 begins again; a hub's workers fail so where nothing can help them."""
+    """Returns the policy that restarts a job only if a pod failure rule failed its Job because of 75.
+
+    The workers' Job of a hub is excluded: a pod failure rule fails it only for hopeless exit codes.
+    """
     preempted = {
         "name": "preempted",
         "action": "RestartJobSetAndIgnoreMaxRestarts",
         "onJobFailureReasons": ["PodFailurePolicy"],
-        "targetReplicatedJobs": ["server", workers] if job.stands_together else ["server"],
+        "targetReplicatedJobs": ["server", workers] if job.all_or_nothing else ["server"],
     }
     return {"maxRestarts": 0, "restartStrategy": "BlockingRecreate", "rules": [preempted]}

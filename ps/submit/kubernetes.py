@@ -1,4 +1,4 @@
-"""Kubernetes: a JobSet, or Kubeflow Trainer's TrainJob with its runtime, and what both need beside them."""
+"""Kubernetes: a JobSet, or a Kubeflow TrainJob with its runtime; a network policy; a volume claim."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from hubring.ps.submit.job import Submission
 
 CHECKPOINTS_SIZE = "20Gi"
 _COMMENT = {
-    "jobset": "Made by: ps-server submit --engine kubernetes; it takes JobSet 0.8 or later in the cluster.",
-    "trainjob": "Made by: ps-server submit --engine kubernetes --kind trainjob; it takes Kubeflow Trainer 2.",
+    "jobset": "Made by: ps-server submit --engine kubernetes. Needs JobSet 0.8 or later in the cluster.",
+    "trainjob": "Made by: ps-server submit --engine kubernetes --kind trainjob. Needs Kubeflow Trainer 2.",
 }
 
 
 class Kubernetes:
-    """Kubernetes, by `kubectl`, in its current context and namespace."""
+    """Kubernetes. `kubectl` uses its current context and namespace."""
 
     command = ("kubectl", "apply", "-f", "-")
-    mend = "install it, or take to where it is what --dry-run prints"
+    fix = "install it, or apply the output of --dry-run on a machine that has it"
 
     def render(self, job: Submission) -> str:
-        """The manifests, in the order in which they are needed."""
+        """Returns the manifests, in the order in which Kubernetes needs them."""
         of_kind = _trainjob if job.config.kind == "trainjob" else _jobset
         folders = [*job.workers_folders, *([job.servers_folder] if job.servers_folder else [])]
         documents = [*([_claim(job)] if folders else []), _network(job), *of_kind(job)]
@@ -39,10 +39,10 @@ def _jobset(job: Submission) -> list[Document]:
 
 
 def _trainjob(job: Submission) -> list[Document]:
-    """A runtime for this job's server, and the TrainJob, whose JobSet bears its name.
+    """Returns a TrainingRuntime with this job's server, and the TrainJob. Its JobSet has the job's name.
 
-    The trainer's nodes are the Job and container called `node`, with the label
-    below; how many there are is the TrainJob's to say.
+    Kubeflow Trainer finds its nodes by the name `node` of the Job and container, and by the label below.
+    The TrainJob sets their number.
     """
     nodes = job.nodes or job.workers
     trainer = {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
@@ -68,8 +68,8 @@ def _trainjob(job: Submission) -> list[Document]:
 
 
 def _claim(job: Submission) -> Document:
-    """Room for checkpoints, which outlives the job: applied again, the job goes on from there."""
-    # Pods of workers are on several nodes; the server is on one.
+    """Returns a volume claim for checkpoints. It outlives the job: a job applied again resumes from it."""
+    # Workers' pods run on several nodes, the server's pod on one.
     mode = "ReadWriteMany" if job.workers_folders else "ReadWriteOnce"
     return {
         "apiVersion": "v1",
@@ -83,9 +83,9 @@ def _claim(job: Submission) -> Document:
 
 
 def _network(job: Submission) -> Document:
-    """Only the job's own pods reach its pods, where the cluster's network heeds such policies.
+    """Returns a policy that lets only the job's pods reach its pods, if the cluster enforces such policies.
 
-    The page is open to the cluster: it holds what Prometheus reads, and its buttons want a token.
+    The page's port is open to the whole cluster: Prometheus reads /metrics, and the buttons need a token.
     """
     chosen = {"podSelector": {"matchLabels": pods.labels(job)}}
     page = container.page_port(job)

@@ -1,7 +1,7 @@
-"""Pods of a job on Kubernetes: the server's, and the workers'.
+"""The pods of a job on Kubernetes: one for the server, and those of the workers.
 
-They meet the Pod Security Standard `restricted`: not root, no capability, a root
-file system that nobody writes to, no token for the cluster's API.
+They meet the Pod Security Standard `restricted`: no root user, no capabilities, a read-only root file
+system, no token for the cluster's API.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Pod = dict[str, Any]
 
 
 def labels(job: Submission) -> dict[str, str]:
-    """What tells this job's objects from others'."""
+    """Returns the labels that identify this job's objects."""
     return {"app.kubernetes.io/name": "hubring", "app.kubernetes.io/instance": job.name}
 
 
 def server(job: Submission) -> Pod:
-    """The server's pod: ready once workers may come, and ended where it answers nobody any more."""
+    """Returns the server's pod: ready when workers can join, killed when it no longer answers."""
     page = container.page_port(job)
     ports = [{"name": "control", "containerPort": PORT, "protocol": "TCP"}]
     ports += [] if page is None else [{"name": "page", "containerPort": page, "protocol": "TCP"}]
@@ -46,15 +46,15 @@ def server(job: Submission) -> Pod:
 
 
 def worker(job: Submission, server_name: str, name: str) -> Pod:
-    """A pod of workers. It needs no probe: the server sees by its lease who is gone.
+    """Returns a pod of workers. It needs no probe: the server detects lost workers by their leases.
 
     Args:
         job: The job.
-        server_name: Under which name the server is found.
-        name: The container's.
+        server_name: The server's host name.
+        name: The container's name.
     """
-    # One pod that is taken away is no end for the others: its workers come again.
-    alone = job.per_node > 1 and not job.stands_together and job.worker.on_preempt == "auto"
+    # If one pod is evicted, only its workers stop; the job continues, and they rejoin later.
+    alone = job.per_node > 1 and not job.all_or_nothing and job.worker.on_preempt == "auto"
     more = ["--on-preempt", "leave"] if alone else []
     inside = {
         "name": name,
@@ -110,5 +110,5 @@ def _pod(job: Submission, inside: Pod, processes: int, folders: Sequence[Path], 
 
 
 def _unexpanded(words: Sequence[str]) -> list[str]:
-    """Kubernetes puts variables for `$(NAME)` in a command, and `$` for `$$`."""
+    """Escapes `$` as `$$`, because Kubernetes replaces `$(NAME)` with a variable in a command."""
     return [word.replace("$", "$$") for word in words]

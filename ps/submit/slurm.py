@@ -1,14 +1,12 @@
-"""SLURM: a batch script, as `sbatch` reads it.
+"""SLURM: a batch script for `sbatch`.
 
-The server is a step of its own, so that it outlives the script where the job is
-being stopped, and writes its address into a file in the job's folder. The workers
-are a second step, in which srun gives each its rank. A notice (`--signal`) goes to
-both steps without the script's help.
+The server runs in its own step, so that it outlives the script when SLURM stops the job. It writes its
+address to a file in the job's folder. The workers run in a second step, where srun assigns the ranks. SLURM
+sends the notice (`--signal`) to both steps directly.
 
-What the user said gets into the script in three ways, none of which can say
-more than it should: as flags and arguments, which `shlex` quotes; in `#SBATCH`
-lines, whose words have a pattern in `hubring.ps.config.kinds`; and as `#SBATCH` lines of the
-user's own, which hold no line break.
+User input enters the script in three ways, and none allows an injection: as flags and arguments, quoted by
+`shlex`; in `#SBATCH` lines, checked against patterns in `hubring.ps.config.kinds`; and as the user's own
+`#SBATCH` lines, which cannot contain a line break.
 """
 
 from __future__ import annotations
@@ -18,23 +16,23 @@ import shlex
 from hubring.ps.submit.job import GRACE_SECONDS, Submission
 
 ADDRESS_SECONDS = 120
-"""How long the script waits for the server's address; Python may come from a slow network folder."""
+"""How long the script waits for the server's address; Python can be slow to load from a network folder."""
 
 _SCRIPT = """\
 # Made by: ps-server submit --engine slurm
-# ps-server listens with --insecure, as workers are asked for no credentials yet: the network between the
-# nodes has to be one that you trust.
+# ps-server runs with --insecure: it does not authenticate workers. Use it only if you trust the network
+# between the nodes.
 
-# All settings are among the flags below: none may come with the environment that sbatch passes on.
+# The flags below contain all settings. Unset the PS_* variables that sbatch passes from the submitting shell.
 unset "${{!PS_@}}"
 address=hubring-$SLURM_JOB_ID.address
 result=hubring-$SLURM_JOB_ID.result
 rm -f "$address" "$result"
 trap 'rm -f "$address" "$result"' EXIT
-# srun does not take this from the job by itself.
+# srun does not inherit this from the job.
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-# A step of its own: where the job is being stopped it outlives this script, until it has saved.
+# The server's own step: when SLURM stops the job, the server outlives this script until it has saved.
 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --nodelist="$SLURMD_NODENAME" \\
   ps-server start --host "$(hostname)" --port 0 --address-file "$address" \\
   {server} > "$result" &
@@ -44,8 +42,8 @@ for _ in $(seq {looks}); do
   sleep 0.2
 done
 if ! [ -s "$address" ]; then
-  echo "no address of ps-server in $PWD/$address: its lines above say why it ended, or it took more than" \\
-    "{patience} s; is ps-server on the PATH of $(hostname), and may it write there?" >&2
+  echo "no address of ps-server in $PWD/$address: ps-server exited (see its output above), or took more" \\
+    "than {patience} s; check that ps-server is on the PATH of $(hostname) and can write to $PWD" >&2
   if kill $server 2> /dev/null; then exit 69; fi
   wait $server
   exit
@@ -54,13 +52,14 @@ fi
 srun --overlap --kill-on-bad-exit=0 --wait=0 \\
   ps-worker --server "$(cat "$address")" {worker}
 code=$?
-# No worker is left. The server ends with its job, and knows best how that went: on a hub the others may have
-# gone on without one. A job that never began it forgets once the last lease is over, and would wait on.
+# All workers have exited. The server exits with its job, and its exit code counts: on a hub, the job can
+# finish without a lost worker. If the job never began, the server forgets it after the last lease and waits
+# for another one, so stop the server.
 begun=1
 while kill -0 $server 2> /dev/null; do
   if ps-server status "$(cat "$address")" 2> /dev/null | grep -q '"job": ""'; then
     begun=
-    scancel --signal=TERM "$SLURM_JOB_ID" # goes to steps, and that is the only one left
+    scancel --signal=TERM "$SLURM_JOB_ID" # signals all steps; only the server's step is left
     break
   fi
   sleep 1
@@ -78,13 +77,13 @@ if [ $code = 75 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 
 
 class Slurm:
-    """SLURM, by `sbatch`."""
+    """SLURM. `sbatch` queues the job."""
 
     command = ("sbatch",)
-    mend = "submit on a login node of the cluster, or take there what --dry-run prints"
+    fix = "submit on a login node of the cluster, or run sbatch there with the output of --dry-run"
 
     def render(self, job: Submission) -> str:
-        """The batch script."""
+        """Returns the batch script."""
         script = _SCRIPT.format(
             server=shlex.join(job.server_words),
             worker=shlex.join(job.worker_words),
@@ -115,5 +114,5 @@ def _directives(job: Submission) -> list[str]:
 
 
 def _notice(job: Submission) -> int:
-    """Seconds from the notice to the end: a quarter of a short job's time, or it would come at the start."""
+    """Returns the seconds between the notice and the time limit; for a short job, a quarter of its limit."""
     return GRACE_SECONDS if job.seconds is None else max(1, min(GRACE_SECONDS, job.seconds // 4))

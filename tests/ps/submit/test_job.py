@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hubring.ps.core.errors import ConfigError, EngineMissing
-from hubring.ps.submit.engine import hand_over
+from hubring.ps.submit.engine import send
 from hubring.ps.submit.engines import ENGINES
 from hubring.ps.submit.job import Submission, assemble
 from tests.support.submissions import IMAGE, job, program
@@ -100,7 +100,7 @@ def test_a_contradiction_is_refused_in_words(flags: dict[str, Any], words: list[
 def test_what_the_engine_says_nobody_else_may_say(tmp_path: Path, table: str, line: str) -> None:
     file = tmp_path / "job.toml"
     file.write_text(f"[{table}]\n{line}\n")
-    with pytest.raises(ConfigError, match="follows from the engine") as caught:
+    with pytest.raises(ConfigError, match="derives this setting from the engine") as caught:
         job(file=file, workers=2)
     assert str(file) in str(caught.value)
 
@@ -164,14 +164,14 @@ def test_time_is_counted_in_seconds() -> None:
 
 
 def test_an_argument_that_is_no_utf_8_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no UTF-8"):
+    with pytest.raises(ConfigError, match="is not UTF-8"):
         job("train.py", "\udcff", workers=1)
 
 
 class Program:
     """An engine whose program is a line of Python."""
 
-    mend = "write it"
+    fix = "write it"
 
     def __init__(self, line: str) -> None:
         self.command = (sys.executable, "-c", line)
@@ -184,14 +184,14 @@ def test_the_program_gets_the_job_and_its_exit_code_and_words_come_back(
     capfdbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     line = "import sys; print('job of', len(sys.stdin.read())); print('queued'); sys.exit(3)"
-    answer = hand_over(Program(line), "x" * 100_000)
+    answer = send(Program(line), "x" * 100_000)
     assert answer == (3, "queued")
     assert capfdbinary.readouterr().out == b"job of 100000\nqueued\n"
 
 
 def test_a_program_that_reads_nothing_and_dies_is_told_by_its_signal() -> None:
     line = "import os, signal; os.close(0); os.kill(os.getpid(), signal.SIGKILL)"
-    assert hand_over(Program(line), "x" * 100_000) == (128 + signal.SIGKILL, "")
+    assert send(Program(line), "x" * 100_000) == (128 + signal.SIGKILL, "")
 
 
 def test_signals_go_to_the_program() -> None:
@@ -202,16 +202,16 @@ def test_signals_go_to_the_program() -> None:
         f"os.kill({os.getpid()}, signal.SIGTERM)\n"
         "signal.pause()\n"
     )
-    assert hand_over(Program(line), "") == (75, "")
+    assert send(Program(line), "") == (75, "")
     assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_missing_program_is_named_with_its_mend(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_program_is_named_with_its_fix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EngineMissing, match=ENGINES[name].command[0]) as caught:
-        hand_over(ENGINES[name], "")
-    assert ENGINES[name].mend in str(caught.value)
+        send(ENGINES[name], "")
+    assert ENGINES[name].fix in str(caught.value)
     assert caught.value.exit_code == 69
 
 
