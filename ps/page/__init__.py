@@ -1,1 +1,1 @@
-"""What the hub shows over HTTP: a live page for people, its numbers, and metrics for Prometheus."""
+"""The hub's HTTP server: a live status page, the status as JSON, and metrics for Prometheus."""

@@ -1,4 +1,4 @@
-"""Broadcast: tells everybody who watches what has changed, and does nothing while nobody does."""
+"""Broadcast: sends page changes to all watchers; idle when there are none."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hubring.ps.page.section import changes
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 10.0
-"""After which silence is broken, so that whoever watches knows that the line holds."""
+"""Send a comment after so long without a change, so that watchers can detect a broken connection."""
 
 MOST_NEWS = 3
-"""Sentences that are read out at once; the log has all."""
+"""How many messages screen readers announce at once; the log has all."""
 
 
 class Watcher:
-    """What somebody who watches has not been sent yet.
+    """The updates that one watcher has not received yet.
 
-    What is newer takes the place of what is older under its id, so that somebody who reads slowly costs no
-    more memory than one page, and is never behind by more than what is on its way.
+    A newer element replaces the older one with the same id. A slow watcher therefore costs at most one page
+    of memory, and lags by at most the data in transit.
     """
 
     def __init__(self) -> None:
@@ -32,26 +32,26 @@ class Watcher:
         self._woken = asyncio.Event()
         self._over = False
 
-    def tell(self, elements: Mapping[str, str], news: Iterable[str] = ()) -> None:
-        """Takes down what to send.
+    def update(self, elements: Mapping[str, str], news: Iterable[str] = ()) -> None:
+        """Queues updates.
 
         Args:
-            elements: By the ids of those whose places they take.
-            news: To be read out.
+            elements: HTML by the id of the element that it replaces.
+            news: Messages for screen readers.
         """
         for name, html in elements.items():
-            self._elements.pop(name, None)  # a row goes after the section that it is in, if both are waiting
+            self._elements.pop(name, None)  # moves to the end: a row must follow its section
             self._elements[name] = html
         self._news = [*self._news, *news][-MOST_NEWS:]
         self._woken.set()
 
     def end(self) -> None:
-        """There will be no more."""
+        """Ends the watcher's stream after the queued updates."""
         self._over = True
         self._woken.set()
 
     async def frame(self) -> bytes | None:
-        """What to send next, as a server-sent event; None at the end."""
+        """Waits for the next server-sent event; None at the end of the stream."""
         try:
             await asyncio.wait_for(self._woken.wait(), HEARTBEAT_SECONDS)
         except TimeoutError:
@@ -67,7 +67,7 @@ class Watcher:
 
 
 class Broadcast:
-    """Sends one hub's page to all who watch.
+    """Sends one hub's page to all watchers.
 
     Args:
         renderer: Renders the page.
@@ -76,25 +76,25 @@ class Broadcast:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._watchers: set[Watcher] = set()
-        self._telling: asyncio.Task[None] | None = None
+        self._updating: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
     def watchers(self) -> int:
-        """How many watch."""
+        """The number of watchers."""
         return len(self._watchers)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: first the whole page, then what has changed, until the server ends."""
+        """Yields server-sent events: first the whole page, then changes, until the server stops."""
         rendering = await self._renderer.latest()
         watcher = Watcher()
-        watcher.tell({name: section.html for name, section in rendering.sections.items()})
+        watcher.update({name: section.html for name, section in rendering.sections.items()})
         self._watchers.add(watcher)
         try:
             if self._closed:
                 watcher.end()
-            elif self._telling is None:
-                self._telling = asyncio.create_task(self._tell(rendering))
+            elif self._updating is None:
+                self._updating = asyncio.create_task(self._send_changes(rendering))
             while (frame := await watcher.frame()) is not None:
                 yield frame
             if self._closed:
@@ -112,11 +112,11 @@ class Broadcast:
         self._stop()
 
     def _stop(self) -> None:
-        if self._telling is not None:
-            self._telling.cancel()
-            self._telling = None
+        if self._updating is not None:
+            self._updating.cancel()
+            self._updating = None
 
-    async def _tell(self, before: Rendering) -> None:
+    async def _send_changes(self, before: Rendering) -> None:
         try:
             while True:
                 await asyncio.sleep(TICK_SECONDS)
@@ -124,19 +124,19 @@ class Broadcast:
                 changed, news = changes(before.sections, after.sections), list(_news(before, after))
                 if changed or news:
                     for watcher in self._watchers:
-                        watcher.tell(changed, news)
+                        watcher.update(changed, news)
                 before = after
         except Exception:
-            log.exception("the status page cannot be made")
+            log.exception("the status page failed to render")
         finally:
-            if self._telling is asyncio.current_task():  # not where `_stop` has let it go
-                self._telling = None
+            if self._updating is asyncio.current_task():  # False after `_stop`
+                self._updating = None
                 for watcher in self._watchers:
                     watcher.end()
 
 
 def _news(before: Rendering, after: Rendering) -> Iterable[str]:
-    """What somebody should hear who does not see the page: warnings, errors, and who fell silent."""
+    """Yields messages for screen readers: new warnings and errors, and workers that became silent."""
     known = before.snapshot.entries[-1].number if before.snapshot.entries else 0
     for entry in after.snapshot.entries:
         if entry.number > known and entry.level != "info":

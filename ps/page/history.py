@@ -1,7 +1,7 @@
-"""History: the course of a job, in a bounded number of samples.
+"""History: samples of a job's progress, bounded in number.
 
-Law: samples come at equal distances; once there are too many, every second one
-goes and the distance doubles, so that they span the whole job whatever its length.
+Law: samples are equally spaced. When there are too many, every second one is deleted and the spacing doubles.
+The samples therefore always span the whole job.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 MOST = 240
-"""Samples; about as many as a drawing has room for."""
+"""Largest number of samples; about as many as a chart can show."""
 
 EVERY_SECONDS = 1.0
-"""Between two samples, at first."""
+"""Initial spacing of samples."""
 
 EARLY_SECONDS = 0.1
-"""Whoever samples comes a little early at times."""
+"""How early a sample may be, because timers are not exact."""
 
 
 class Sample(NamedTuple):
-    """How a job went at one time."""
+    """A job's progress at one time."""
 
     seconds: float
-    """Since the server began."""
+    """Seconds since the server started."""
     step: int
-    """Steps that all who take part have completed."""
+    """Steps that all workers in the job have completed."""
     loss: float | None
-    """Mean over the workers that report a finite one."""
+    """Mean over the workers that report a finite loss."""
     rate: float
-    """Steps a second, of all workers together."""
+    """Steps per second, summed over all workers."""
 
 
 class History:
-    """Keeps one job's samples until another begins."""
+    """The samples of one job, until the next job begins."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
@@ -42,14 +42,14 @@ class History:
 
     @property
     def samples(self) -> tuple[Sample, ...]:
-        """The oldest first."""
+        """The samples, oldest first."""
         return tuple(self._samples)
 
     def note(self, report: Mapping[str, Any]) -> None:
-        """Takes a sample if it is time for one.
+        """Takes a sample if one is due.
 
         Args:
-            report: What `Coordinator.report` tells; its shards are not looked at.
+            report: From `Coordinator.report`; its shards are not used.
         """
         if not report["job"]:
             self._over = True
@@ -69,7 +69,7 @@ class History:
 
 
 def sample(report: Mapping[str, Any]) -> Sample:
-    """What a report tells of the job as a whole."""
+    """Summarizes a report as one sample."""
     losses = [worker["loss"] for worker in report["workers"] if worker["loss"] is not None]
     return Sample(
         report["seconds_up"],

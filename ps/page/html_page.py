@@ -1,4 +1,4 @@
-"""The page as a whole: everything is in it before any script runs."""
+"""The complete HTML page. It has all content before any script runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hubring.ps.page.sections.summary import headline
 
 
 def page(rendering: Rendering, *, tables: bool = False, still: bool = False) -> str:
-    """A whole HTML document.
+    """Returns the HTML document.
 
     Args:
-        rendering: What there is to see.
-        tables: Numbers instead of drawings.
-        still: It does not load itself again where there is no JavaScript.
+        rendering: The content.
+        tables: Whether to show tables instead of charts.
+        still: Whether to disable the automatic reload of browsers without JavaScript.
     """
     title = headline(rendering.snapshot)
     return TEMPLATES.render("page.html", title=title, sections=rendering.sections, tables=tables, still=still)
 
 
 def answer(heading: str, sentence: str) -> str:
-    """What somebody without JavaScript reads after a button."""
+    """Returns the page that a browser without JavaScript shows after a button."""
     return TEMPLATES.render("answer.html", title=heading, sentence=sentence, tables=False, still=True)

@@ -1,4 +1,4 @@
-"""The page's HTTP listener, in the coordinator's own loop."""
+"""The page's HTTP listener. It runs in the coordinator's event loop."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger(__name__)
 
 GOODBYE_SECONDS = 1
-"""How long whoever is being answered may take to read the end of it."""
+"""How long clients have to read the rest of a response when the listener closes."""
 
 MOST_VISITORS = 64
-"""At once; whoever comes beyond is told 503."""
+"""Limit on concurrent requests; the server answers further ones with 503."""
 
-MOST_LINES = 128
-"""Connections at once; those beyond are cut, so that the process's descriptors stay its workers'."""
+MOST_CONNECTIONS = 128
+"""Limit on open connections; further ones are closed, which leaves file descriptors for the workers."""
 
 SILENT_SECONDS = 5
-"""How long a connection may be without a whole request."""
+"""How long a connection can stay open without a complete request."""
 
 DATE_SECONDS = 1.0
-"""How often the date is written anew that goes with every answer."""
+"""How often the Date header is updated."""
 
 
 class HttpListener:
     """Serves one app until it is closed.
 
     Args:
-        app: What answers.
-        listening: From `hubring.ps.page.port.take`; closed with the listener.
+        app: The app.
+        listening: A socket from `hubring.ps.page.port.take`; the listener closes it.
     """
 
     def __init__(self, app: ASGIApp, listening: socket.socket) -> None:
@@ -57,25 +57,25 @@ class HttpListener:
         self._serving = asyncio.create_task(self._server.serve([listening]))
 
     async def close(self) -> None:
-        """Ends it; who has not read its answer by then is cut off."""
+        """Stops serving. Clients that are still reading after GOODBYE_SECONDS are disconnected."""
         self._server.end()
         await asyncio.wait([self._serving])
         if error := self._serving.exception():
-            log.error("the status page broke off: %s", error)
+            log.error("the status page failed: %s", error)
 
 
 class _Protocol(H11Protocol):
-    """Cuts those who come when there are too many already, and who never come to ask anything."""
+    """Closes connections beyond the limit, and connections without a complete request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > MOST_LINES:
+        if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
             return
         self.timeout_keep_alive_task = self.loop.call_later(SILENT_SECONDS, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        # Uvicorn's own drops the deadline at the first byte: whoever sent half a request could stay for good.
+        # Uvicorn's method cancels the deadline at the first byte, so half a request would stay open forever.
         self.conn.receive_data(data)
         self.handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
@@ -83,15 +83,15 @@ class _Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Heeds no signals, which are the hub's to handle, and is told of its end rather than looks for it."""
+    """Leaves signals to the hub, and stops on an event instead of polling."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self._told = asyncio.Event()
+        self._stopped = asyncio.Event()
 
     def end(self) -> None:
         self.should_exit = True
-        self._told.set()
+        self._stopped.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -100,4 +100,4 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), DATE_SECONDS)
+                await asyncio.wait_for(self._stopped.wait(), DATE_SECONDS)

@@ -1,4 +1,4 @@
-"""Markup that is made anew only where what it shows has changed."""
+"""A cache of markup: renders a piece of the page only if its values have changed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Shown = TypeVarTuple("Shown")
 
 
 class MarkupCache:
-    """Pieces of a page by name; what a whole turn did not ask for is forgotten.
+    """Pieces of a page by name. A piece that is not used in a turn is dropped.
 
     Attributes:
-        made: How many pieces were made so far.
+        made: How many pieces were rendered so far.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class MarkupCache:
         self._now: dict[str, tuple[object, Markup]] = {}
 
     def turn(self) -> None:
-        """The page is made once more."""
+        """Begins a new rendering of the page."""
         self._before, self._now = self._now, {}
 
     def __call__(self, name: str, make: Callable[[Unpack[Shown]], Markup], *shown: *Shown) -> Markup:
-        """The piece `name`: `make` of what it shows."""
+        """Returns the piece `name`, which is `make(*shown)`."""
         known = self._before.get(name)
         if known is None or known[0] != shown:
             self.made += 1

@@ -1,5 +1,5 @@
 "use strict"
-// Puts what the server sends into the page that it has made. Everything else the page is without this.
+// Updates the page with the server's events, and sends the buttons' requests. The page also works without this script.
 
 const live = document.getElementById("live")
 const news = document.getElementById("news")
@@ -7,7 +7,7 @@ const form = document.getElementById("actions")
 const token = document.getElementById("token")
 const answer = document.getElementById("answer")
 
-// The token comes behind the address's #, which no browser sends; it is taken out of sight at once.
+// The token is in the URL's fragment, which browsers do not send. Remove it from the address bar at once.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token")
   if (given) {
@@ -27,19 +27,19 @@ function made(html, old) {
   return template.content.firstElementChild
 }
 
-// What a reader has done to an element that is about to be replaced: where the focus is, what is open or scrolled.
+// The user's state in an element that is about to be replaced: focus, open details, scroll positions.
 function remember(old) {
-  const kept = { focus: null, scrolled: [], open: [] }
-  if (document.activeElement.id && old.contains(document.activeElement)) kept.focus = document.activeElement.id
-  for (const box of old.querySelectorAll(".scroll[id]")) kept.scrolled.push([box.id, box.scrollLeft, box.scrollTop])
-  for (const each of old.querySelectorAll("details[id][open]")) kept.open.push(each.id)
-  return kept
+  const saved = { focus: null, scrolled: [], open: [] }
+  if (document.activeElement.id && old.contains(document.activeElement)) saved.focus = document.activeElement.id
+  for (const box of old.querySelectorAll(".scroll[id]")) saved.scrolled.push([box.id, box.scrollLeft, box.scrollTop])
+  for (const each of old.querySelectorAll("details[id][open]")) saved.open.push(each.id)
+  return saved
 }
 
-function restore(kept) {
-  for (const id of kept.open) document.getElementById(id)?.setAttribute("open", "")
-  for (const [id, left, top] of kept.scrolled) document.getElementById(id)?.scrollTo(left, top)
-  if (kept.focus) document.getElementById(kept.focus)?.focus({ preventScroll: true })
+function restore(saved) {
+  for (const id of saved.open) document.getElementById(id)?.setAttribute("open", "")
+  for (const [id, left, top] of saved.scrolled) document.getElementById(id)?.scrollTo(left, top)
+  if (saved.focus) document.getElementById(saved.focus)?.focus({ preventScroll: true })
 }
 
 function replace(id, html) {
@@ -47,9 +47,9 @@ function replace(id, html) {
   if (!old) return
   const fresh = made(html, old)
   if (old.isEqualNode(fresh)) return
-  const kept = remember(old)
+  const saved = remember(old)
   old.replaceWith(fresh)
-  restore(kept)
+  restore(saved)
 }
 
 function show(message) {
@@ -60,7 +60,7 @@ function show(message) {
   if (headline) document.title = `${headline.textContent} – Hubring`
 }
 
-function say(state, words) {
+function setLive(state, words) {
   document.body.dataset.live = state
   if (live.textContent !== words) live.textContent = words
 }
@@ -69,38 +69,38 @@ function clock() {
   return new Date().toLocaleTimeString()
 }
 
-const AGAIN = 3000 // milliseconds
-const PATIENCE = 5 // seconds; while the server lives, its time up changes every second
+const RETRY_MS = 3000
+const PATIENCE = 5 // seconds; a live server sends its uptime every second
 
 function watch() {
   const events = new EventSource("/events")
   let heard = Date.now()
   const alive = () => {
     heard = Date.now()
-    say("yes", "Live")
+    setLive("yes", "Live")
   }
   events.onopen = alive
   events.onmessage = message => {
     alive()
     show(message)
   }
-  // A line that is cut, or a server that is stopped, is no error to the browser.
+  // The browser reports no error if the network is down or the server is stopped.
   const watchdog = setInterval(() => {
     const silent = Math.round((Date.now() - heard) / 1000)
     if (silent < PATIENCE || document.body.dataset.live !== "yes") return
-    say("no", `${clock()}: the server has said nothing for ${silent} s. It was stopped, or the network is cut. What you see is old.`)
+    setLive("no", `${clock()}: no data from the server for ${silent} s. The server is stopped, or the network is down. This page is out of date.`)
   }, 1000)
   events.onerror = () => {
-    if (events.readyState === EventSource.CLOSED) { // an answer that is no stream, from a proxy say: the browser gives up
+    if (events.readyState === EventSource.CLOSED) { // not a stream, for example from a proxy: the browser does not retry
       clearInterval(watchdog)
-      setTimeout(watch, AGAIN)
+      setTimeout(watch, RETRY_MS)
     }
-    if (document.body.dataset.live !== "no") say("no", `${clock()}: no connection to the server. What you see is old; trying again.`)
+    if (document.body.dataset.live !== "no") setLive("no", `${clock()}: no connection to the server. This page is out of date; reconnecting.`)
   }
   events.addEventListener("end", () => {
     events.close()
     clearInterval(watchdog)
-    say("no", `${clock()}: the server has ended. This is the last that it told.`)
+    setLive("no", `${clock()}: the server has stopped. This page shows its last state.`)
   })
 }
 
@@ -109,7 +109,7 @@ async function act(event) {
   const button = event.submitter
   if (button.dataset.sure && !confirm(button.dataset.sure)) return
   answer.className = ""
-  answer.textContent = "Asking …"
+  answer.textContent = "Sending …"
   try {
     const reply = await fetch(button.formAction, {
       method: "POST",

@@ -1,4 +1,4 @@
-"""Where workers and shards stand in the picture of a topology."""
+"""The layout of workers and shards in the topology chart."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from typing import NamedTuple
 
 SIDE = 400
-"""The picture's width and height; it is scaled to its box."""
+"""The chart's width and height; the browser scales it to its box."""
 
 MIDDLE = SIDE / 2
 RIM = 158
-"""Radius of the circle on which the workers stand."""
+"""Radius of the circle of workers."""
 
 LARGEST, SMALLEST = 20.0, 2.0
-"""Radius of a worker, as many as there may be."""
+"""Limits on the radius of a worker."""
 
 
 class Point(NamedTuple):
-    """From the left, and from the top."""
+    """Distances from the left and from the top."""
 
     x: float
     y: float
@@ -27,18 +27,18 @@ class Point(NamedTuple):
 
 
 def on_circle(index: float, count: int, radius: float) -> Point:
-    """The place of one of `count`, clockwise; the first stands at the top."""
+    """Returns the position of one of `count` items, clockwise from the top."""
     angle = 2 * math.pi * index / count - math.pi / 2
     return Point(MIDDLE + radius * math.cos(angle), MIDDLE + radius * math.sin(angle))
 
 
 def worker_radius(count: int) -> float:
-    """So that so many workers fit onto the circle."""
+    """Returns the radius with which `count` workers fit on the circle."""
     return max(SMALLEST, min(LARGEST, 0.35 * 2 * math.pi * RIM / count))
 
 
 class Box(NamedTuple):
-    """How large every shard is drawn, and how far from the middle."""
+    """The size of a shard, and its distance from the middle."""
 
     width: float
     height: float
@@ -46,7 +46,7 @@ class Box(NamedTuple):
 
 
 def shard_box(count: int) -> Box:
-    """So that so many shards fit inside; few of them have room for what goes through them."""
+    """Returns the box with which `count` shards fit inside the circle. Up to 4 have room for their traffic."""
     if count == 1:
         return Box(104, 60, 0)
     if count <= 4:

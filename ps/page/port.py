@@ -1,4 +1,4 @@
-"""The page's port, taken before anybody is told of it."""
+"""The page's port, which is bound before the banner prints it."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ LAST = 65535
 
 
 def choose(given: int | None, control: int) -> int:
-    """The port that is meant where none may be given: the one after the control port; 0 for a free one.
+    """Returns the port to use: `given`, or else the one after the control port. 0 means a free port.
 
     Raises:
-        ConfigError: There is none after that.
+        ConfigError: The control port is the last one.
     """
     if given is not None:
         return given
     if control == LAST:
         raise ConfigError(
-            f"--port {control} is the last, so none is left after it for the status page:"
-            " give --page-port too, 0 for a free one, or --no-page"
+            f"--port {control} is the last port, so there is no next one for the status page;"
+            " set --page-port too (0 for a free port), or use --no-page"
         )
     return control + 1 if control else 0
 
 
 def take(host: str, port: int) -> socket.socket:
-    """A socket that listens; whoever dials it early waits until something answers.
+    """Opens a listening socket. Early clients wait until the server answers.
 
     Args:
-        host: As `--host`.
-        port: 0 takes a free one.
+        host: The value of `--host`.
+        port: The port; 0 for a free one.
 
     Raises:
-        ConfigError: The port is taken, or the host is not this machine's.
+        ConfigError: The port is taken, or the host is not this machine.
     """
     here = numeric(host)
     family = socket.AF_INET6 if ":" in here else socket.AF_INET
@@ -44,6 +44,6 @@ def take(host: str, port: int) -> socket.socket:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
-            f"the status page cannot listen on {bracketed(here)}:{port} ({why}):"
-            " try --page-port 0 for a free one, or --no-page"
+            f"the status page cannot listen on {bracketed(here)}:{port} ({why});"
+            " use --page-port 0 for a free port, or --no-page"
         ) from error

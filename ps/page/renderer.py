@@ -1,4 +1,4 @@
-"""The page's sections, made at most once for all who look at the same time."""
+"""Renders the page's sections once for all concurrent readers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from hubring.ps.page.snapshot import Snapshot, State, states
 from hubring.ps.page.status_reader import StatusReader
 
 TICK_SECONDS = 0.3
-"""How often a hub is looked at while somebody watches: a change of somebody's state is rendered at once."""
+"""How often the hub is read while there are watchers. A changed worker state is rendered at once."""
 
 FRESH_SECONDS = 0.65
-"""Until when a rendering does for all else. The next look after that makes a new one, in less than 1 s."""
+"""How long a rendering stays valid for other changes. With TICK_SECONDS, the page lags by less than 1 s."""
 
 SECTIONS: Mapping[str, Callable[[Snapshot, MarkupCache], Section]] = {
     "summary": summary,
@@ -39,12 +39,12 @@ SECTIONS: Mapping[str, Callable[[Snapshot, MarkupCache], Section]] = {
     "shards": shards,
     "log": log,
 }
-"""In the order of the page, by their ids."""
+"""The sections by id, in the order of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The page as of one moment."""
+    """The page at one time."""
 
     snapshot: Snapshot
     sections: Mapping[str, Section]
@@ -54,14 +54,14 @@ class Renderer:
     """Renders one hub's page.
 
     Args:
-        reader: Reads it.
-        history: The course of its job.
+        reader: Reads the hub.
+        history: The samples of its job.
         journal: Its log.
-        clock: Where the time comes from.
+        clock: The time source.
 
     Attributes:
-        renderings: How many were made so far.
-        cache: What of them is kept.
+        renderings: How many renderings were made so far.
+        cache: The markup of the last rendering.
     """
 
     def __init__(self, reader: StatusReader, history: History, journal: Journal, clock: TimeSource) -> None:
@@ -75,15 +75,15 @@ class Renderer:
         self._shown: dict[int, State] = {}
 
     async def latest(self) -> Rendering:
-        """One that is fresh, and shows everybody in the state that they are in now."""
+        """Returns a fresh rendering that shows the current state of every worker."""
         async with self._busy:
-            if self._last is None or not self._does():
+            if self._last is None or not self._is_fresh():
                 self._last = await self._render()
                 self._shown = states(self._last.snapshot.report)
                 self._rendered = self._clock.now()
             return self._last
 
-    def _does(self) -> bool:
+    def _is_fresh(self) -> bool:
         if self._clock.now() - self._rendered >= FRESH_SECONDS:
             return False
         return states(self._reader.workers()) == self._shown

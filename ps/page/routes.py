@@ -1,4 +1,4 @@
-"""What answers to which address. Nothing that is only looked at changes anything."""
+"""The HTTP routes. A GET request never changes anything."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from hubring.ps.page.status_reader import Hub, StatusReader
 log = logging.getLogger(__name__)
 
 ASKED_SECONDS = LOOK_SECONDS + 0.2
-"""How long numbers wait for a shard: the hub gives it up first, and says why."""
+"""How long JSON and metrics wait for a shard. It is longer than the hub's own limit, so that the hub's error
+appears in them."""
 
 FORM_BYTES = 4096
-"""More than any form of ours is long."""
+"""Largest accepted form, in bytes."""
 
 FORM_SECONDS = 5.0
-"""How long one may take to come."""
+"""How long a form can take to arrive."""
 
 FILES = {"page.js": "text/javascript", "icon.svg": "image/svg+xml"}
-"""What the page needs besides itself and its style, and what it is."""
+"""Static files of the page, and their media types."""
 
 HEADERS = {
     "content-security-policy": (
@@ -49,9 +50,9 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""With every answer: nothing of ours runs elsewhere, and nothing from elsewhere here."""
+"""Headers of every response. They forbid foreign content in the page, and the page in foreign sites."""
 
-BANNER = "the banner of ps-server start shows it after #token=, or the file of --token-file holds it"
+BANNER = "find it after #token= in the banner of ps-server start, or in the file of --token-file"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -64,15 +65,15 @@ def app(
     token: str,
     names: Collection[str] = (),
 ) -> ASGIApp:
-    """What the listener serves.
+    """Returns the app that the listener serves.
 
     Args:
-        hub: What buttons act on.
-        reader: Where numbers come from.
-        renderer: Where the page comes from.
-        broadcast: Where its changes come from.
-        token: What a button must come with.
-        names: By which alone it may be called, IPv6 in brackets; none: by any.
+        hub: The hub that the buttons control.
+        reader: Reads the hub's status.
+        renderer: Renders the page.
+        broadcast: Sends the page's changes.
+        token: The token that a button's request must have.
+        names: The accepted host names, IPv6 in brackets; empty to accept all.
     """
     looks = _Looks(reader, renderer, broadcast)
     guard = _Guard(token)
@@ -96,10 +97,10 @@ def app(
 
 
 class _Headed:
-    """Adds `HEADERS` to every answer of an app.
+    """Adds `HEADERS` to every response of an app, and checks the Host header.
 
-    Where `names` are given, whoever calls the server by another is refused: a page of somebody else's, whose
-    own name has been made to mean this machine, would read what only loopback may.
+    With `names`, requests to other host names are refused. This prevents DNS rebinding: a foreign page whose
+    name resolves to this machine could otherwise read a page that only loopback can reach.
     """
 
     def __init__(self, inner: ASGIApp, names: Collection[str]) -> None:
@@ -114,20 +115,20 @@ class _Headed:
             await send(message)
 
         if self._names and (called := _called(scope)) not in self._names:
-            refusal = PlainTextResponse(f"This hub is not called {called}; its banner says how it is.", 421)
+            refusal = PlainTextResponse(f"Unknown host {called}; use the address in the hub's banner.", 421)
             await refusal(scope, receive, send_headed)
             return
         await self._inner(scope, receive, send_headed)
 
 
 def _called(scope: Scope) -> str:
-    """The name by which the server was called, without its port."""
+    """Returns the request's host name without the port."""
     host: str = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
     return host if host.endswith("]") else host.rpartition(":")[0] or host
 
 
 class _Looks:
-    """What changes nothing."""
+    """The endpoints that only read."""
 
     def __init__(self, reader: StatusReader, renderer: Renderer, broadcast: Broadcast) -> None:
         self._reader, self._renderer, self._broadcast = reader, renderer, broadcast
@@ -150,7 +151,7 @@ class _Looks:
 
 
 class _Events(StreamingResponse):
-    """A stream that is closed with its request, rather than when somebody collects the garbage."""
+    """A stream that is closed with its request, not at garbage collection."""
 
     def __init__(self, watch: AsyncGenerator[bytes, None]) -> None:
         super().__init__(watch, media_type="text/event-stream")
@@ -173,7 +174,7 @@ def _shipped(content: str, kind: str) -> Endpoint:
 
 
 class _Actions:
-    """What the buttons do; each returns what came of it, in a sentence."""
+    """The actions of the buttons; each returns a message for the user."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -183,17 +184,17 @@ class _Actions:
         return f"Step {step} is saved in {path}."
 
     async def drain(self) -> str:
-        log.warning("asked on the status page to drain")
+        log.warning("draining: requested on the status page")
         await self._hub.drain()
-        return "Every worker finishes its step and leaves; then the server ends."
+        return "Every worker finishes its step and leaves; then the server stops."
 
     async def end(self) -> str:
-        await self._hub.end("somebody ended it on the status page")
-        return "The job ends now, for everyone; its last work may not be saved."
+        await self._hub.end("ended on the status page")
+        return "The job ends now; steps since the last checkpoint can be lost."
 
 
 class _Guard:
-    """Lets through who knows the token, in a header or in a form's field."""
+    """Checks the token, which is in a header or in a form's field."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -204,25 +205,25 @@ class _Guard:
             status, sentence = await self._answer(given, action)
             if not by_form:
                 return PlainTextResponse(sentence, status)
-            return HTMLResponse(answer("Done" if status == 200 else "Not done", sentence), status)
+            return HTMLResponse(answer("Done" if status == 200 else "Failed", sentence), status)
 
         return endpoint
 
     async def _answer(self, given: str, action: Callable[[], Awaitable[str]]) -> tuple[int, str]:
         if not given:
-            return 403, f"This needs the token: {BANNER}."
+            return 403, f"The token is missing: {BANNER}."
         if not tokens.same(given, self._token):
-            return 403, f"This is not the token: {BANNER}."
+            return 403, f"The token is wrong: {BANNER}."
         try:
             return 200, await action()
         except ConfigError as error:
-            return 409, f"Not done: {error}."
+            return 409, f"Failed: {error}."
         except HubringError as error:
-            return 503, f"Not done: {error}."
+            return 503, f"Failed: {error}."
 
 
 async def _token(request: Request) -> tuple[str, bool]:
-    """What the request was given to prove itself, and whether by a form; empty where nothing was."""
+    """Returns the request's token, or an empty string, and whether the request is a form."""
     kind, _, given = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
         return given.strip(), False

@@ -1,4 +1,4 @@
-"""Section: one part of the page, and what of it has changed."""
+"""Section: one part of the page, and the changes between two versions of it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from markupsafe import Markup
 from hubring.ps.page.kit.templating import Templates
 
 TEMPLATES = Templates(__package__)
-"""Of the page; every section has one, whose macros make the section and its rows."""
+"""The page's templates. Every section has one, with macros for the section and its rows."""
 
 ROWS = "<!-- rows -->"
-"""Stands in a section's markup where its rows go; no text can look like it, for text is escaped."""
+"""Marks the place of the rows in a section's markup. Text cannot contain it, because text is escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What is under one heading.
+    """The content under one heading.
 
     Attributes:
-        frame: One element, with `ROWS` in it if there are any.
-        rows: Elements that change by themselves, by their ids.
+        frame: One element, which contains `ROWS` if the section has rows.
+        rows: Elements that can be replaced separately, by id.
     """
 
     frame: Markup
@@ -35,11 +35,11 @@ class Section:
 
 
 def changes(before: Mapping[str, Section], after: Mapping[str, Section]) -> dict[str, Markup]:
-    """The elements to put into the place of those with their ids; a row alone where its section stands.
+    """Returns the changed elements by id: single rows where possible, otherwise whole sections.
 
     Args:
-        before: Sections by their ids, as they were.
-        after: As they are; the same ids.
+        before: The old sections, by id.
+        after: The new sections, with the same ids.
     """
     changed: dict[str, Markup] = {}
     for name, section in after.items():

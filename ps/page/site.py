@@ -1,4 +1,4 @@
-"""Site: the status page of one server, from its port to its end."""
+"""Site: the status page of one server."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """Holds a port from the beginning, and answers there from `serve` to `close`.
+    """Binds a port at once, and answers requests from `serve` to `close`.
 
     Args:
         config: The server's settings.
 
     Raises:
-        ConfigError: The port is taken, or the token's file cannot be used.
+        ConfigError: The port is taken, or the token file cannot be used.
     """
 
     def __init__(self, config: ServerConfig) -> None:
@@ -39,7 +39,7 @@ class Site:
         self._listening = port.take(config.host, port.choose(config.page_port, config.port))
         here = bracketed(reachable(config.host))
         self.address = f"http://{here}:{self._listening.getsockname()[1]}"
-        """Without a path."""
+        """The URL without a path."""
         self._journal = Journal()
         logging.getLogger().addHandler(self._journal)
         self._broadcast: Broadcast | None = None
@@ -48,14 +48,14 @@ class Site:
         self._sampling: asyncio.Task[None] | None = None
 
     def banner(self) -> list[str]:
-        """What the server's banner says of it. The token stands where browsers keep it to themselves."""
+        """Returns lines for the server's banner. The token is in the fragment, which browsers do not send."""
         page = f"{self.address}/#token={self._token}"
         if self._config.token_file is not None:
-            page = f"{self.address}/  (its token: {self._config.token_file})"
+            page = f"{self.address}/  (token: {self._config.token_file})"
         return [f"  page      {page}", f"  metrics   {self.address}/metrics"]
 
     async def serve(self, hub: Hub) -> None:
-        """Begins to answer; what that takes is imported beside the loop, which has workers to answer."""
+        """Starts to answer. The imports run in a thread, because the loop must answer workers meanwhile."""
         await asyncio.to_thread(_load)
         from hubring.ps.page.broadcast import Broadcast
         from hubring.ps.page.listener import HttpListener
@@ -73,7 +73,7 @@ class Site:
         self._sampling = asyncio.create_task(_sample(reader, history))
 
     async def close(self) -> None:
-        """Ends every stream and gives the port back."""
+        """Ends every stream and closes the port."""
         logging.getLogger().removeHandler(self._journal)
         if self._sampling is not None:
             self._sampling.cancel()
@@ -87,7 +87,7 @@ class Site:
 
 
 def _load() -> None:
-    """Imports what takes long."""
+    """Imports the slow modules."""
     import hubring.ps.page.listener
     import hubring.ps.page.routes  # noqa: F401
 

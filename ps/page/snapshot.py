@@ -1,4 +1,4 @@
-"""What there is to see of a hub at one time, worked out from its report."""
+"""Snapshot: everything that the page shows at one time, computed from the hub's report."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from hubring.ps.page.history import Sample
 from hubring.ps.page.rates import Rates
 
 LATE_SECONDS = 0.5
-"""How late a heartbeat may be until its sender counts as silent: with the page's own delay, whoever stops is
-seen to be silent within 2 seconds."""
+"""How late a heartbeat can be before the page shows its sender as silent. Including the page's own delay, a
+stopped worker shows as silent within 2 seconds."""
 
 State = Literal["training", "held up", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
 
-_SAID: Mapping[State, str] = {
-    "joined": "waits for the start",
-    "missing": "not there",
-    "stopped": "stopped, as asked",
+_TEXTS: Mapping[State, str] = {
+    "joined": "waiting for the start",
+    "missing": "not joined",
+    "stopped": "stopped on request",
 }
-"""Those whose name does not say it all."""
+"""Texts of the states whose name is not clear enough."""
 
 
 class Worker(NamedTuple):
-    """One place in the job, and who holds it or held it last.
+    """One rank of the job, and the worker that has it or had it last.
 
     Attributes:
-        rank: Its number.
-        state: How its holder does.
-        where: Its host and process; empty where nobody holds the place.
-        step: Steps it has completed.
-        loss: As it last reported.
-        rate: Steps a second, lately.
-        waiting: Seconds for which it has been held up.
+        rank: The rank.
+        state: The worker's state.
+        where: Host and process; empty if no worker has the rank.
+        step: Completed steps.
+        loss: The last reported loss.
+        rate: Recent steps per second.
+        waiting: Seconds for which the worker has been blocked.
         silent: Seconds since its last heartbeat.
-        holding: Seconds a second, lately, for which shards held answers to it back; there may be several.
-        why: How it came to its end, where that was no good one.
+        holding: Recent seconds per second for which shards delayed answers to it, summed over the shards.
+        why: The reason if the worker failed or was lost.
     """
 
     rank: int
@@ -57,36 +57,36 @@ class Worker(NamedTuple):
 
     @property
     def present(self) -> bool:
-        """Whether somebody holds the place."""
+        """Whether a worker has the rank."""
         return bool(self.where)
 
     @property
     def doing(self) -> str:
-        """Its state in words."""
+        """The state in words."""
         if self.state == "silent":
             return f"silent for {int(self.silent)} s"
         if self.state == "held up":
-            return f"held up for {int(self.waiting)} s"
-        said = _SAID.get(self.state, self.state)
-        return f"{said}: {self.why}" if self.why else said
+            return f"blocked for {int(self.waiting)} s"
+        text = _TEXTS.get(self.state, self.state)
+        return f"{text}: {self.why}" if self.why else text
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard; bytes and pushes are since its job began.
+    """One shard. Bytes and pushes count from the start of the job.
 
     Attributes:
-        index: Its number.
-        where: Its host and process.
-        bytes_in: Gradients that came.
-        bytes_out: Parameters that went.
-        rate: Bytes a second, both ways, lately.
-        keys: Slices that it holds.
-        oldest: Lowest version of any of its keys.
-        newest: Highest.
-        pushes: Gradients that counted.
-        dropped: Those too late for their round.
-        silent: Seconds since its last heartbeat, where that is overdue; else 0.
+        index: The shard's number.
+        where: Host and process.
+        bytes_in: Bytes of received gradients.
+        bytes_out: Bytes of sent parameters.
+        rate: Recent bytes per second, in both directions.
+        keys: The number of slices that the shard holds.
+        oldest: Lowest version of any slice.
+        newest: Highest version of any slice.
+        pushes: Gradients that were applied.
+        dropped: Gradients that arrived too late for their round.
+        silent: Seconds since the last heartbeat if it is overdue; otherwise 0.
     """
 
     index: int
@@ -107,12 +107,12 @@ class Snapshot:
     """Everything that the page shows.
 
     Attributes:
-        report: As of `Coordinator.status`.
-        workers: In rank order.
-        shards: In order of their numbers.
-        troubles: Why shards do not tell of themselves.
-        samples: The job's course so far.
-        entries: The log, the oldest line first.
+        report: The report of `Coordinator.status`.
+        workers: The workers, by rank.
+        shards: The shards, by number.
+        troubles: Errors of shards that did not report.
+        samples: The job's samples so far.
+        entries: The log, oldest line first.
     """
 
     report: Mapping[str, Any]
@@ -126,7 +126,7 @@ class Snapshot:
     def of(
         report: Mapping[str, Any], rates: Rates, samples: Sequence[Sample], entries: Sequence[LogEntry]
     ) -> Snapshot:
-        """Works it out; `rates` has seen the reports before."""
+        """Computes a snapshot. `rates` has the readings of earlier reports."""
         rates.at(report["seconds_up"])
         shards = report["shards"]
         return Snapshot(
@@ -144,23 +144,23 @@ class Snapshot:
 
     @property
     def present(self) -> list[Worker]:
-        """Who takes part."""
+        """The workers in the job."""
         return [worker for worker in self.workers if worker.present]
 
     @property
     def silent(self) -> list[Worker]:
-        """Who should have been heard of by now."""
+        """The workers whose heartbeat is overdue."""
         return [worker for worker in self.workers if worker.state == "silent"]
 
     @property
     def counts(self) -> dict[State, int]:
-        """How many are in which state; states that nobody is in are left out."""
+        """The number of workers in each state; empty states are omitted."""
         found = Counter(worker.state for worker in self.workers)
         return {state: found[state] for state in STATES if found[state]}
 
     @property
     def staleness(self) -> dict[int, int]:
-        """How many pushes were applied at each staleness, on all shards together."""
+        """The number of applied pushes by staleness, summed over the shards."""
         found: Counter[int] = Counter()
         for row in self.report["shards"]:
             found.update({int(steps): count for steps, count in row["staleness"].items()})
@@ -168,17 +168,17 @@ class Snapshot:
 
 
 def states(report: Mapping[str, Any]) -> dict[int, State]:
-    """In which state everybody is who takes part, by rank: what somebody watching wants to see at once."""
+    """Returns the state of every worker in the job, by rank."""
     return {row["rank"]: _state(row, report) for row in report["workers"]}
 
 
 def overdue(seconds: float, every: float) -> bool:
-    """Whether somebody who beats every so many seconds should have been heard again."""
+    """Returns whether a heartbeat is overdue: the last was `seconds` ago, and one is sent `every` seconds."""
     return seconds > every + LATE_SECONDS
 
 
 def _held(shards: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds by rank for which answers were held back, on all shards together."""
+    """Returns the seconds for which answers were delayed, by rank, summed over the shards."""
     found: dict[int, float] = {}
     for row in shards:
         for rank, seconds in row["held_seconds"].items():
@@ -209,7 +209,7 @@ def _workers(report: Mapping[str, Any], held: Mapping[int, float], rates: Rates)
 
 def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> State:
     if not report["started"]:
-        return "joined"  # whoever waits for the others sends no heartbeat
+        return "joined"  # a worker that waits for the start sends no heartbeat
     if overdue(row["seconds_since_heartbeat"], heartbeat_seconds(report["lease_seconds"])):
         return "silent"
     return "held up" if row["seconds_waiting"] >= HELD_UP else "training"
@@ -228,7 +228,7 @@ def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, Worker]]:
 
 def _shard(row: Mapping[str, Any], lease: float, rates: Rates) -> Shard:
     since: float = row["seconds_since_heartbeat"]
-    every = lease / 5  # a shard's heartbeat has no upper bound of a second
+    every = lease / 5  # unlike a worker's, a shard's interval is not limited to a second
     return Shard(
         index=row["shard"],
         where=f"{row['host']} pid {row['pid']}",

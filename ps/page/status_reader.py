@@ -1,4 +1,4 @@
-"""The hub as it is now, and its shards as they last told."""
+"""Reads the hub's current status, and the last reports of its shards."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 SHARD_SECONDS = 0.2
-"""How long shards may take to tell of themselves on a page; a stopped one must not hide the rest."""
+"""How long the page waits for the shards' reports. A stopped shard must not delay the rest."""
 
 
 class Hub(Protocol):
-    """What the page needs of a coordinator."""
+    """The interface of a coordinator that the page uses."""
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]: ...
 
@@ -25,10 +25,10 @@ class Hub(Protocol):
 
 
 class StatusReader:
-    """Reads one hub; who reads while the shards are being asked waits for the same answer.
+    """Reads one hub. Concurrent readers share one request to the shards.
 
     Args:
-        hub: The one.
+        hub: The hub.
     """
 
     def __init__(self, hub: Hub) -> None:
@@ -37,16 +37,16 @@ class StatusReader:
         self._known: list[dict[str, Any]] = []
 
     async def read(self, patience: float = SHARD_SECONDS) -> dict[str, Any]:
-        """A report as of `Coordinator.status`; where shards are slow to tell, what they told before.
+        """Returns the report of `Coordinator.status`. Slow shards appear with their last report.
 
         Args:
-            patience: Seconds that they may take.
+            patience: Seconds to wait for the shards.
         """
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
         asking = self._asking
         await asyncio.wait([asking], timeout=patience)
-        if asking.done() and not asking.cancelled():  # cancelled: a shard was dismissed while it was asked
+        if asking.done() and not asking.cancelled():  # cancelled: a shard was dismissed during the request
             asking.result()
         return self._hub.report(self._known)
 
@@ -54,11 +54,11 @@ class StatusReader:
         self._known = await self._hub.shards()
 
     def workers(self) -> dict[str, Any]:
-        """The same without asking the shards."""
+        """Returns the report without shards, and sends no request to them."""
         return self._hub.report([])
 
     async def close(self) -> None:
-        """Asks no more."""
+        """Cancels the request to the shards."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])

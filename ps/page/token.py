@@ -1,4 +1,4 @@
-"""The token that guards what the page can do to a job."""
+"""The token that protects the page's buttons."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from hubring.ps.core.errors import ConfigError
 
 SHORTEST = 16
-"""Characters; fewer could be guessed."""
+"""Smallest number of characters; a shorter token could be guessed."""
 
 
 def settle(file: Path | None) -> str:
-    """The token in the file, or a fresh one.
+    """Returns the token in the file, or a random one.
 
     Raises:
-        ConfigError: The file cannot be read, or holds too short a token.
+        ConfigError: The file cannot be read, or its token is too short.
     """
     if file is None:
         return secrets.token_urlsafe(18)
@@ -25,12 +25,12 @@ def settle(file: Path | None) -> str:
         raise ConfigError(f"cannot read --token-file {file}: {error}") from error
     if len(token) < SHORTEST:
         raise ConfigError(
-            f"--token-file {file} holds {len(token)} characters; a token has at least {SHORTEST}:"
-            " head -c 18 /dev/urandom | base64 makes one"
+            f"--token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make one with"
+            " head -c 18 /dev/urandom | base64"
         )
     return token
 
 
 def same(given: str, token: str) -> bool:
-    """Whether they are equal; how long that takes tells nothing of where they differ."""
+    """Returns whether the tokens are equal. The time that it takes does not reveal where they differ."""
     return secrets.compare_digest(given.encode(), token.encode())

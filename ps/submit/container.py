@@ -67,8 +67,8 @@ def absolute(path: Path) -> str:
     """
     if not path.is_absolute() or ":" in str(path):
         raise ConfigError(
-            f"--checkpoint-dir {path}: expected an absolute path without colons, such as /checkpoints, because"
-            " a volume is mounted there"
+            f"--checkpoint-dir {path}: expected an absolute path without colons, such as /checkpoints,"
+            " because a volume is mounted there"
         )
     return str(path)
 

@@ -166,7 +166,7 @@ def test_workers_are_seen_to_join_and_a_stopped_one_within_two_seconds(
     go.touch()
     assert [each.done()["steps"] for each in workers] == [40, 40, 40]
     server.done()
-    expect(page.locator("#live")).to_contain_text("the server has ended")
+    expect(page.locator("#live")).to_contain_text("the server has stopped")
 
 
 def test_buttons_work_with_the_token_and_not_without(
@@ -181,7 +181,7 @@ def test_buttons_work_with_the_token_and_not_without(
     assert plain.evaluate("() => document.activeElement.id") == "token", "the browser asks for it"
     plain.get_by_label("Token").fill("a token that is not the one")
     plain.get_by_role("button", name="Write a checkpoint").click()
-    expect(plain.locator("#answer")).to_contain_text("This is not the token")
+    expect(plain.locator("#answer")).to_contain_text("The token is wrong")
     assert not list(saved.glob("*/manifest*"))
 
     page = visit(link).page
@@ -200,15 +200,15 @@ def test_buttons_work_with_the_token_and_not_without(
     assert "ended it on the status page" in worker.done(69)["error"]
     expect(page.locator("h1")).to_contain_text("No job yet")
     page.get_by_role("button", name="End the job").click()
-    expect(page.locator("#answer")).to_contain_text("Not done: no job is running")
+    expect(page.locator("#answer")).to_contain_text("Failed: no job is running")
 
     second = cluster.worker(address, SMALL, "100000")
     expect(page.locator("h1")).to_contain_text("1 worker trains")
     page.get_by_role("button", name="Drain").click()
-    expect(page.locator("#answer")).to_contain_text("then the server ends")
+    expect(page.locator("#answer")).to_contain_text("then the server stops")
     second.done(75)
     server.done(0)
-    expect(page.locator("#live")).to_contain_text("the server has ended")
+    expect(page.locator("#live")).to_contain_text("the server has stopped")
 
 
 def test_who_is_asked_whether_sure_may_say_no(visit: Callable[..., Visit]) -> None:
@@ -230,12 +230,12 @@ def test_it_reads_and_acts_without_scripts(visit: Callable[..., Visit]) -> None:
         assert not page.get_by_label("Token").is_visible()
         opened.hub.told["step"] = 500
         expect(page.locator("#summary dl")).to_contain_text("500")  # it loads itself again
-        page.get_by_role("link", name="Hold this page still").click()
+        page.get_by_role("link", name="Stop the automatic reload").click()
         seen.shoot("no-script")
         token = opened.link.partition("#token=")[2]
         page.get_by_label("Token").fill("a token that is not the one")
         page.get_by_role("button", name="Drain").click()
-        expect(page.locator("main")).to_contain_text("This is not the token")
+        expect(page.locator("main")).to_contain_text("The token is wrong")
         assert opened.hub.done == []
         page.go_back()
         page.get_by_label("Token").fill(token)
@@ -286,7 +286,7 @@ def test_numbers_are_one_step_away_for_those_who_look_rather_at_them(visit: Call
         expect(page.locator("#live")).to_have_text("Live")
         expect(page.locator("svg.topology")).to_be_visible()
         expect(page.locator("#course-table")).to_be_hidden()
-        page.get_by_role("link", name="Tables instead of drawings").click()
+        page.get_by_role("link", name="Tables instead of charts").click()
         expect(page.locator("svg.topology")).to_be_hidden()
         expect(page.locator("#course-table")).to_be_visible()
         opened.hub.told["step"] = 90
@@ -299,4 +299,4 @@ def test_a_server_that_went_away_is_told(visit: Callable[..., Visit]) -> None:
         page = visit(opened.address).page
         expect(page.locator("#live")).to_have_text("Live")
         opened.close()
-        expect(page.locator("#live")).to_contain_text("the server has ended")
+        expect(page.locator("#live")).to_contain_text("the server has stopped")

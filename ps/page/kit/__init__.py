@@ -1,1 +1,1 @@
-"""What the live page and the comparison's report are both made with: templates, charts, figures, a style."""
+"""Shared by the status page and the comparison report: templates, charts, number formats, a style sheet."""

@@ -1,8 +1,8 @@
-"""What charts are drawn from; `chart.html` draws it.
+"""The data of charts; `chart.html` draws them.
 
-A drawing fills whatever width there is and keeps its text at one size: x is a share of the width, y of
-a fixed height, and labels lie in the margins, which are the SVG's padding. Lines, which SVG cannot draw in
-shares, are in an inner SVG of 1000 by 1000 that is stretched while their pens are not.
+A chart fills the available width, with text of a fixed size. x is a fraction of the width, y of a fixed
+height. Labels are in the margins, which are the SVG's padding. SVG paths cannot use fractions, so paths are
+in an inner SVG of 1000 by 1000 that is stretched, with strokes of a fixed width.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hubring.ps.page.kit.scale import Scale
 
 
 class Tick(NamedTuple):
-    """A place at an edge, as a share of its length, and what is written there."""
+    """A position on an axis, as a fraction of its length, and its label."""
 
     at: float
     label: str
@@ -23,12 +23,12 @@ class Tick(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One edge of a drawing.
+    """One axis of a chart.
 
     Attributes:
-        scale: From values to places.
-        title: What it counts, with the unit.
-        write: Spells a tick, where the scale's own label does not do.
+        scale: Maps values to positions.
+        title: The quantity, with its unit.
+        write: Formats a tick instead of the scale's own labels.
     """
 
     scale: Scale
@@ -37,20 +37,20 @@ class Axis:
 
     @property
     def ticks(self) -> list[Tick]:
-        """Those that lie within the drawing."""
+        """The ticks within the chart."""
         write, places = self.write or self.scale.label, self.scale.ticks()
         known = [Tick(self.scale.place(value), write(value)) for value in places]
         return [tick for tick in known if -1e-6 <= tick.at <= 1 + 1e-6]
 
 
 def path(points: Iterable[tuple[float, float]], close: bool = False) -> str:
-    """A line through points given as shares of width and height, y upwards, for `stretched`."""
+    """Returns an SVG path for `stretched`. Points are fractions of width and height, with y upwards."""
     drawn = "L".join(f"{1000 * x:.1f} {1000 * (1 - y):.1f}" for x, y in points)
     return f"M{drawn}{'z' if close else ''}"
 
 
 class Bin(NamedTuple):
-    """Whole numbers from `first` to `last`, and how many times they came up."""
+    """A bin of the whole numbers from `first` to `last`, and how often they occur."""
 
     first: int
     last: int
@@ -65,7 +65,7 @@ MOST_BINS = 16
 
 
 def bins(counts: Mapping[int, int]) -> tuple[Bin, ...]:
-    """At most 16 of them, equally wide, from 0 on; none where nothing was counted."""
+    """Returns at most 16 bins of equal width, from 0 on; none if there are no counts."""
     if not counts:
         return ()
     top = max(counts)

@@ -1,27 +1,27 @@
-"""How numbers are written for people."""
+"""Formats numbers for people."""
 
 from __future__ import annotations
 
 import math
 
 NOTHING = "–"
-"""Stands where there is no number."""
+"""The text for a missing number."""
 
 
 def number(value: float) -> str:
-    """Three significant digits, and no exponent where it can be read without."""
+    """Formats three significant digits, without an exponent below 1e15."""
     if abs(value) >= 999.5:
         return f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.2e}"
     return f"{value:.3g}"
 
 
 def loss(value: float | None) -> str:
-    """A loss, with four significant digits."""
+    """Formats a loss with four significant digits."""
     return NOTHING if value is None else f"{value:.4g}"
 
 
 def digits(value: float, count: int = 3) -> str:
-    """As many significant digits as asked for, zeros too, and no exponent where it can be read without."""
+    """Formats `count` significant digits, with trailing zeros; an exponent only for extreme values."""
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     scale = math.floor(math.log10(abs(value)))
@@ -32,12 +32,12 @@ def digits(value: float, count: int = 3) -> str:
 
 
 def grouped(count: int) -> str:
-    """A whole number, with a comma before every three digits."""
+    """Formats a whole number with thousands separators."""
     return f"{count:,}"
 
 
 def size(count: float) -> str:
-    """Bytes with a decimal unit."""
+    """Formats bytes with a decimal unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(count) < 999.5:
             return f"{count:.3g} {unit}"
@@ -46,17 +46,17 @@ def size(count: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A relative number as people say it."""
+    """Formats a fraction as a percentage."""
     return f"{100 * share:.1f} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
 
 
 def signed(share: float) -> str:
-    """A relative difference, with its sign as printers set it."""
+    """Formats a relative difference as a percentage with a typographic sign."""
     return f"{'−' if share < 0 else '+'}{percent(abs(share))}"
 
 
 def duration(seconds: float) -> str:
-    """Whole seconds, minutes and hours: the two largest that are not 0."""
+    """Formats a duration with its two largest units, from days to whole seconds."""
     whole = int(seconds)
     parts = [
         (whole // 86400, "d"),
@@ -69,10 +69,10 @@ def duration(seconds: float) -> str:
 
 
 def coordinate(value: float) -> str:
-    """To a hundredth: no eye sees more, and the page stays small."""
+    """Formats a coordinate with at most two decimals, which keeps the page small."""
     return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def share(value: float) -> str:
-    """A coordinate as a share of the drawing."""
+    """Formats a fraction of the chart as a percentage coordinate."""
     return f"{coordinate(100.0 * value)}%"

@@ -1,7 +1,7 @@
-"""Scales: where on a drawing a value lies, and which values are written at its edge.
+"""Scales: map values to positions on an axis, and choose the ticks.
 
-`place` gives a value's share of the drawing's length, below 0 or above 1 outside; `ticks` are round values
-within, rising, about five; `label` says how one of them is written.
+`place` returns a value's position as a fraction of the axis, below 0 or above 1 outside. `ticks` returns
+about five round values within the axis, rising. `label` formats a tick.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from dataclasses import dataclass
 from hubring.ps.page.kit.figures import digits
 
 MOST = 6.25
-"""Steps between the ends of a scale, at most."""
+"""Largest number of steps between the ends of a scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Equal steps are equally far apart."""
+    """A linear scale."""
 
     low: float
     high: float
     step: float
-    """From one tick to the next."""
+    """The distance between two ticks."""
 
     @staticmethod
     def around(values: Iterable[float], zero: bool = False, most: float = MOST) -> Linear:
-        """A scale that holds the values and ends at round ones.
+        """Returns a scale that contains the values and has round ends.
 
         Args:
             values: The values.
-            zero: It begins at 0.
-            most: How many steps the values span at most.
+            zero: Whether the scale must include 0.
+            most: Largest number of steps that the values span.
         """
         known = [*values, *([0.0] if zero else [])] or [0.0]
         low, high = min(known), max(known)
@@ -54,23 +54,23 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Equal ratios are equally far apart; values are above 0."""
+    """A logarithmic scale; values must be above 0."""
 
     low: float
     high: float
     only: tuple[float, ...] = ()
-    """The ticks, where they are not powers of ten."""
+    """Fixed ticks; empty to choose round values."""
 
     @staticmethod
     def around(values: Iterable[float]) -> Log:
-        """A scale that holds the values above 0, with a little room on both sides."""
+        """Returns a scale that contains the values above 0, with a small margin on both sides."""
         known = [value for value in values if value > 0] or [1.0]
         room = max(1.06, (max(known) / min(known)) ** 0.04)
         return Log(min(known) / room, max(known) * room)
 
     @staticmethod
     def of(values: Iterable[float]) -> Log:
-        """A scale whose ticks are these values."""
+        """Returns a scale with ticks at these values."""
         scale, only = Log.around(known := sorted(set(values))), tuple(known)
         return Log(scale.low, scale.high, only)
 
@@ -99,13 +99,13 @@ def _powers(low: float, high: float) -> range:
 
 
 def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 5 times a power of ten that is at least so large."""
+    """Returns the smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
     ten = 10.0 ** math.floor(math.log10(least))
     return next(ten * digit for digit in (1, 2, 5, 10) if ten * digit >= least)
 
 
 def _short(value: float, largest: float) -> str:
-    """A round value in the unit that fits the largest beside it: it stands below a narrow drawing."""
+    """Formats a round value briefly, in the unit that fits the largest value of the axis."""
     for unit, scale, least in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e3, 1e4)):
         if largest >= least and value:
             return f"{value / scale:g}{unit}"

@@ -1,7 +1,7 @@
-"""Templates: the kit's and those of one package, with the rules that hold for every page.
+"""Templates of the kit and of one package, with the same rules for every page.
 
-All values are escaped, and one that is missing raises an error. Templates are compiled once. Lines are joined
-as JSX joins them: a line break beside a tag or a statement is nothing, any other is a space.
+All values are escaped. A missing value raises an error. Templates are compiled once. Lines are joined as in
+JSX: a line break next to a tag or a statement is removed, any other becomes a space.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _BREAK = re.compile(r"\s*\n\s*")
 _BREAK_AT_TAG = re.compile(r"(?:(?<=>)|(?<=[%#]}))\s*\n\s*|\s*\n\s*(?=<|{[%#]|$)")
 
 _UNIT = re.compile(r"(\d) (%|(?:[kMG]bit/s|[kMG]?B|m?s)\b)")
-"""A number and its unit, which stay on one line."""
+"""A number and its unit; a no-break space joins them."""
 
 _FILTERS = ("duration", "grouped", "loss", "number", "percent", "share", "size")
-"""Of `figures`, as templates call them."""
+"""Functions of `figures` that templates can use as filters."""
 
 
 class Templates:
-    """What the folder `templates` of a package holds, and what the kit's does.
+    """The templates in the folder `templates` of a package, and those of the kit.
 
     Args:
-        package: Its full name.
+        package: The package's full name.
     """
 
     def __init__(self, package: str) -> None:
@@ -45,23 +45,23 @@ class Templates:
         self._environment.filters |= {name: getattr(figures, name) for name in _FILTERS}
 
     def render(self, name: str, **values: Any) -> str:
-        """A whole page."""
+        """Renders a whole page."""
         return self._environment.get_template(name).render(values)
 
     def macros(self, name: str) -> Any:
-        """A template's macros, as functions that return `Markup`."""
+        """Returns a template's macros as functions that return `Markup`."""
         return self._environment.get_template(name).module
 
 
 class _Joined(Extension):
-    """Joins the lines of a template; what values hold stays as it is."""
+    """Joins the lines of a template's source; does not change values."""
 
     def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
         return _BREAK.sub(" ", _BREAK_AT_TAG.sub("", source))
 
 
 def _written(value: object) -> object:
-    """What a template writes for a value. `|e` makes markup of text, and leaves its spaces as they are."""
+    """Returns the output for a template's value. The filter `|e` leaves spaces as they are."""
     if isinstance(value, Markup):
         return value
     if isinstance(value, str):
@@ -69,6 +69,6 @@ def _written(value: object) -> object:
     return figures.coordinate(value) if isinstance(value, float) else value
 
 
-@lru_cache(maxsize=1024)  # of a table's cells, most say what others say, or said before
+@lru_cache(maxsize=1024)  # most cells of a table repeat the same texts
 def _unbroken(text: str) -> Markup:
     return Markup.escape(_UNIT.sub("\\1\u00a0\\2", text))

@@ -1,1 +1,1 @@
-"""What stands under each heading of the page."""
+"""The sections of the page."""

@@ -1,4 +1,4 @@
-"""How loss and throughput went since the job began."""
+"""The section with loss and throughput since the job began."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.snapshot import Snapshot
 
 MOST_ROWS = 24
-"""Of the table: the last of the samples, and others evenly spread before it."""
+"""Limit on the table's rows: the last sample, and evenly spaced samples before it."""
 
 _MACROS = TEMPLATES.macros("course.html")
 
@@ -24,20 +24,20 @@ _MACROS = TEMPLATES.macros("course.html")
 def curve(
     name: str, title: str, points: Sequence[tuple[float, float]], write: Callable[[float], str]
 ) -> dict[str, Any]:
-    """What is drawn of these points.
+    """Returns the template's values for one curve.
 
     Args:
-        name: What ids begin with.
-        title: What is drawn.
-        points: Seconds, rising, and values.
-        write: Spells a value.
+        name: Prefix of the ids.
+        title: The curve's title.
+        points: Pairs of seconds and value, with rising seconds.
+        write: Formats a value.
     """
     if not points:
         return {"title": title, "path": ""}
     scale = Linear.around((value for _, value in points), most=5)
     (begin, first), (end, last) = points[0], points[-1]
     across = end - begin or 1.0
-    # One sample alone would be a line without length: it goes level through the drawing.
+    # A single sample becomes a horizontal line, because a line of length 0 is invisible.
     drawn = points if len(points) > 1 else [(begin, first), (begin + across, first)]
     return {
         "name": name,
@@ -53,9 +53,9 @@ def curve(
 
 
 def course(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """Two curves, and the same in numbers."""
+    """Renders two curves, and the same samples as a table."""
     rows = {
-        _name(each): cache(_name(each), _MACROS.row, _name(each), each) for each in _told(snapshot.samples)
+        _name(each): cache(_name(each), _MACROS.row, _name(each), each) for each in _listed(snapshot.samples)
     }
     return Section(cache("course", _made, snapshot.samples), rows)
 
@@ -64,15 +64,15 @@ def _made(samples: tuple[Sample, ...]) -> Markup:
     losses = [(each.seconds, each.loss) for each in samples if each.loss is not None]
     rates = [(each.seconds, each.rate) for each in samples]
     curves = (
-        curve("loss", "Loss as the workers report it, their mean", losses, loss),
-        curve("rate", "Steps a second of all workers together", rates, number),
+        curve("loss", "Loss, mean over workers", losses, loss),
+        curve("rate", "Steps per second, all workers together", rates, number),
     )
     made: Markup = _MACROS.section(curves if samples else ())
     return made
 
 
-def _told(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """The newest first; those before it are always the same ones, until there are too many."""
+def _listed(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
+    """Returns the samples of the table, newest first. All but the newest stay the same until the spacing grows."""
     apart = -(-len(samples) // MOST_ROWS)
     return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
 

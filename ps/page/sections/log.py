@@ -1,4 +1,4 @@
-"""What happened lately: who came and went, what failed."""
+"""The section with the newest log lines."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hubring.ps.page.section import TEMPLATES, Section
 from hubring.ps.page.snapshot import Snapshot
 
 SHOWN = 60
-"""The newest of what is kept."""
+"""How many of the newest log lines the page shows."""
 
 _MACROS = TEMPLATES.macros("log.html")
 _FRAME = _MACROS.section()
 
 
 def log(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """The newest line first."""
+    """Renders the log, newest line first."""
     newest = snapshot.entries[::-1][:SHOWN]
     rows = {f"entry-{each.number}": cache(f"entry-{each.number}", _row, each) for each in newest}
     return Section(_FRAME, rows)

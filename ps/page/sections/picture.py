@@ -1,4 +1,4 @@
-"""The picture of the topology: workers on a circle, around their shards or linked to a ring."""
+"""The topology chart: workers on a circle, around the shards or linked to a ring."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ SIGNS: Mapping[State, str] = {
     "failed": "✗",
     "lost": "✗",
 }
-"""Beside a worker, so that no state is told by its colour alone."""
+"""A sign next to a worker, so that colour is never the only mark of a state."""
 
 MEANINGS: Mapping[State, str] = {
     "training": "training",
-    "held up": "held up by others",
+    "held up": "blocked by others",
     "silent": "silent",
     "joined": "waiting for the start",
-    "missing": "not there",
+    "missing": "not joined",
     "finished": "finished",
-    "stopped": "stopped, as asked",
+    "stopped": "stopped on request",
     "failed": "failed",
     "lost": "lost",
 }
@@ -45,20 +45,20 @@ MEANINGS: Mapping[State, str] = {
 _ALIVE = ("training", "held up")
 
 ROOM_FOR_WORDS = 11.0
-"""Radius from which on a worker's rank stands within it."""
+"""Smallest radius of a worker that shows the rank inside its circle."""
 
 MOST_LABELS = 32
-"""Ranks that are written around the circle where there is no room within."""
+"""How many ranks are shown next to the workers if the circles are too small for them."""
 
 MANY_LINKS = 64
-"""From so many on they are drawn thin."""
+"""Links are thin if there are more than this."""
 
 
 def picture(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """One element a worker with its links, and one a shard."""
+    """Renders one element per worker, with its links, and one per shard."""
     many = len(snapshot.workers) * max(1, len(snapshot.shards)) > MANY_LINKS
     middle = "" if snapshot.shards else "ring" if snapshot.on_ring else "no shard yet"
-    rows, shown = dict(_rows(snapshot, cache)), (_title(snapshot), _said(snapshot), middle, many)
+    rows, shown = dict(_rows(snapshot, cache)), (_title(snapshot), _description(snapshot), middle, many)
     return Section(cache("picture", _MACROS.section, place, bool(rows), *shown, tuple(_key(snapshot))), rows)
 
 
@@ -71,13 +71,13 @@ def _title(snapshot: Snapshot) -> str:
     return f"A hub of {shards} shard{'' if shards == 1 else 's'} and {workers}"
 
 
-def _said(snapshot: Snapshot) -> str:
+def _description(snapshot: Snapshot) -> str:
     counts = ", ".join(f"{count} {MEANINGS[state]}" for state, count in snapshot.counts.items())
     return f"Workers: {counts or 'none yet'}."
 
 
 def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]]:
-    """Links lie under what they link, so workers, who bring them, come before the shards."""
+    """Yields the rows. Workers come before shards, because their links must lie under the shards."""
     count, workers = len(snapshot.workers), snapshot.workers
     box = shard_box(len(snapshot.shards))
     spots = tuple(on_circle(index, len(snapshot.shards), box.away) for index in range(len(snapshot.shards)))
@@ -85,8 +85,8 @@ def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]
         name = f"node-{worker.rank}"
         other = workers[(index + 1) % count] if snapshot.on_ring else worker
         link, ends = _kind_of_link(worker.state, other.state), None if snapshot.on_ring else spots
-        told = (worker.rank, worker.state, worker.where, worker.why)
-        yield name, cache(name, _worker, told, index, count, link, ends)
+        shown = (worker.rank, worker.state, worker.where, worker.why)
+        yield name, cache(name, _worker, shown, index, count, link, ends)
     for shard, spot in zip(snapshot.shards, spots, strict=True):
         name = f"box-{shard.index}"
         yield (
@@ -96,17 +96,17 @@ def _rows(snapshot: Snapshot, cache: MarkupCache) -> Iterator[tuple[str, Markup]
 
 
 def _kind_of_link(one: State, other: State) -> str:
-    """What goes between the two, as a class."""
+    """Returns the CSS class of a link between two workers' states."""
     if one == other == "training":
         return "flowing"
     return "waiting" if one in _ALIVE and other in _ALIVE else "idle"
 
 
 def _worker(
-    told: tuple[int, State, str, str], index: int, count: int, link: str, shards: tuple[Point, ...] | None
+    shown: tuple[int, State, str, str], index: int, count: int, link: str, shards: tuple[Point, ...] | None
 ) -> Markup:
-    """A worker with its links: to every shard, or to the next worker where `shards` is None."""
-    rank, state, where, why = told
+    """Renders a worker with its links: to every shard, or to the next worker if `shards` is None."""
+    rank, state, where, why = shown
     radius, here = worker_radius(count), on_circle(index, count, RIM)
     within = radius >= ROOM_FOR_WORDS
     there = f" on {where}" if where else ""
@@ -118,7 +118,7 @@ def _worker(
 
 
 def _arc(index: int, count: int) -> str:
-    """From the edge of one worker of a ring to that of the next; from one alone to nobody."""
+    """Returns the arc between the edges of two neighbours in a ring; empty for a ring of one."""
     if count == 1:
         return ""
     edge = count * worker_radius(count) / (2 * math.pi * RIM)
@@ -127,7 +127,7 @@ def _arc(index: int, count: int) -> str:
 
 
 def _beside(rank: int, state: State, index: int, count: int, within: bool) -> str:
-    """Outside the circle: the sign of a state, and the rank where it has no room within."""
+    """Returns the text next to a worker: the state's sign, and the rank if the circle is too small for it."""
     apart = -(-count // MOST_LABELS)
     number = "" if within or (index % apart and not SIGNS[state]) else str(rank)
     return f"{number}{SIGNS[state]}"
@@ -146,7 +146,7 @@ def _shard(index: int, where: str, traffic: tuple[str, str], silent: bool, spot:
 
 
 def _key(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
-    """The class of every state that somebody is in, and what it means."""
+    """Yields the key: the CSS class and the text of every state that occurs."""
     for state, count in snapshot.counts.items():
         sign = f"{SIGNS[state]} " if SIGNS[state] else ""
         yield kind(state), f"{sign}{count} {MEANINGS[state]}"

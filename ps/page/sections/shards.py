@@ -1,4 +1,4 @@
-"""Every shard: what went through it."""
+"""The section with the traffic of every shard."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _MACROS = TEMPLATES.macros("shards.html")
 
 
 def shards(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """One row a shard; a ring has none."""
-    told = () if snapshot.on_ring else snapshot.shards
-    total = sum(each.bytes_in + each.bytes_out for each in told) or 1
+    """Renders one row per shard; a ring has none."""
+    shown = () if snapshot.on_ring else snapshot.shards
+    total = sum(each.bytes_in + each.bytes_out for each in shown) or 1
     rows = {}
-    for each in told:
+    for each in shown:
         share = round((each.bytes_in + each.bytes_out) / total, 3)
         rows[f"shard-{each.index}"] = cache(f"shard-{each.index}", _MACROS.row, each, share)
     return Section(cache("shards", _MACROS.section, bool(rows), snapshot.on_ring), rows)

@@ -1,4 +1,4 @@
-"""By how many versions gradients were behind the values that they were applied to."""
+"""The section with staleness: how many versions old the parameters of a gradient were when it was applied."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ _MACROS = TEMPLATES.macros("staleness.html")
 
 
 def staleness(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """A histogram."""
+    """Renders a histogram."""
     return Section(cache("staleness", _MACROS.section, bins(snapshot.staleness), snapshot.on_ring))

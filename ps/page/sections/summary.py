@@ -1,4 +1,4 @@
-"""How the job goes, in a sentence and a few figures, and whatever somebody should look at."""
+"""The section with the headline, the alarms and the main figures."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hubring.ps.page.snapshot import Snapshot
 
 _MACROS = TEMPLATES.macros("summary.html")
 
-MOST_TOLD = 3
-"""Workers that are silent, each in a sentence of its own; a whole network that is cut takes one more."""
+MOST_ALARMS = 3
+"""How many silent workers get their own alarm; one more alarm counts the rest."""
 
 
 def summary(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """The page's first section."""
+    """Renders the page's first section."""
     return Section(_MACROS.section(headline(snapshot), alarms(snapshot), _figures(snapshot)))
 
 
 def headline(snapshot: Snapshot) -> str:
-    """What is going on."""
+    """Returns the job's state in a few words."""
     report, count = snapshot.report, len(snapshot.present)
     if not report["job"]:
         return "No job yet: waiting for the first worker"
@@ -31,36 +31,36 @@ def headline(snapshot: Snapshot) -> str:
     if not report["started"]:
         return f"{report['job']}: {report['state']}"
     if not count:
-        return f"{report['job']} is over"
+        return f"{report['job']} has ended"
     who = f"{report['job']}: {count} worker{'s' if count > 1 else ''}"
     if report["draining"]:
         return f"{who} finish{'es' if count == 1 else ''} the step and leave"
-    way = "around the ring" if snapshot.on_ring else f"through the hub ({report['mode']})"
-    return f"{who} train{'s' if count == 1 else ''} {way}"
+    topology = "on the ring" if snapshot.on_ring else f"through the hub ({report['mode']})"
+    return f"{who} train{'s' if count == 1 else ''} {topology}"
 
 
 def alarms(snapshot: Snapshot) -> Iterator[str]:
-    """What somebody should look at, one sentence each."""
+    """Yields the problems that a user should know."""
     report = snapshot.report
     if report["failure"]:
         yield report["failure"]
     yield from snapshot.troubles
-    for worker in snapshot.silent[:MOST_TOLD]:
+    for worker in snapshot.silent[:MOST_ALARMS]:
         yield (
-            f"Rank {worker.rank} ({worker.where}) has been {worker.doing}: after"
-            f" {report['lease_seconds']:g} s it counts as lost."
+            f"Rank {worker.rank} ({worker.where}) has been {worker.doing}; after"
+            f" {report['lease_seconds']:g} s it is lost."
         )
-    if len(snapshot.silent) > MOST_TOLD:
-        yield f"And {len(snapshot.silent) - MOST_TOLD} more are silent: the table of workers tells who."
+    if len(snapshot.silent) > MOST_ALARMS:
+        yield f"{len(snapshot.silent) - MOST_ALARMS} more workers are silent; see the table of workers."
     for shard in snapshot.shards:
         if shard.silent:
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
     held = [worker for worker in snapshot.workers if worker.state == "held up"]
     if held:
         longest = int(max(worker.waiting for worker in held))
-        who = f"the slowest is {report['slowest']}" if report["slowest"] else "nobody else is behind"
+        who = f"the slowest worker is {report['slowest']}" if report["slowest"] else "no worker is slower"
         number_of = "1 worker has" if len(held) == 1 else f"{len(held)} workers have"
-        yield f"{number_of} been held up for {longest} s: {who}."
+        yield f"{number_of} been blocked for up to {longest} s; {who}."
 
 
 def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -68,11 +68,11 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     now = sample(report)
     yield "Step", f"{report['step']:,}" if report["job"] else NOTHING
     yield "Loss", loss(now.loss)
-    yield "Steps/s a worker", number(now.rate / len(present)) if present else NOTHING
-    yield "Steps/s in all", number(now.rate) if present else NOTHING
+    yield "Steps/s per worker", number(now.rate / len(present)) if present else NOTHING
+    yield "Steps/s in total", number(now.rate) if present else NOTHING
     yield "Workers", f"{len(present)} of {report['world_size'] or '?'}"
     yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])
     age = report["checkpoint_age"]
-    yield "Unsaved for", NOTHING if age is None else duration(age)
-    yield "Up", duration(report["seconds_up"])
+    yield "Last checkpoint", NOTHING if age is None else f"{duration(age)} ago"
+    yield "Uptime", duration(report["seconds_up"])

@@ -1,4 +1,4 @@
-"""Who waits for whom, and how long."""
+"""The section with waiting times by rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MACROS = TEMPLATES.macros("waits.html")
 
 
 def waits(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """One row a worker that takes part."""
+    """Renders one row per worker in the job."""
     present = snapshot.present
     longest = max((each.holding for each in present), default=0.0)
     rows = {
@@ -24,14 +24,14 @@ def _who(snapshot: Snapshot) -> str:
     waiting = [each for each in snapshot.present if each.state == "held up"]
     if snapshot.silent:
         silent = ", ".join(str(each.rank) for each in snapshot.silent)
-        return f"Silent, so that others may wait for it: rank {silent}."
+        return f"Silent, so other workers may be waiting for it: rank {silent}."
     if not waiting:
-        return "Nobody has been held up for long."
+        return "No worker is blocked."
     ranks = ", ".join(str(each.rank) for each in waiting)
-    return f"Held up: rank {ranks}. The slowest: {snapshot.report['slowest'] or 'nobody; all wait'}."
+    return f"Blocked: rank {ranks}. Slowest worker: {snapshot.report['slowest'] or 'none; all are blocked'}."
 
 
 def _shown(worker: Worker, longest: float) -> tuple[int, int, float, str]:
-    """In steps that can be seen, so that a row is made anew only where that changes."""
+    """Returns a row's values, rounded to visible steps, so that the row is rendered only on a visible change."""
     share = worker.holding / longest if longest else 0.0
     return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"

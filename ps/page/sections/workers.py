@@ -1,4 +1,4 @@
-"""Every worker, in numbers."""
+"""The section with a table of the workers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _MACROS = TEMPLATES.macros("workers.html")
 
 
 def workers(snapshot: Snapshot, cache: MarkupCache) -> Section:
-    """One row a place."""
+    """Renders one row per rank."""
     rows = {f"worker-{each.rank}": _row(each, cache) for each in snapshot.workers}
     return Section(cache("workers", _MACROS.section, bool(rows)), rows)
 
 
 def _row(worker: Worker, cache: MarkupCache) -> Markup:
-    told = [NOTHING] * 3
+    figures = [NOTHING] * 3
     if worker.present:
-        told = [grouped(worker.step), number(worker.rate), loss(worker.loss)]
-    shown = worker.rank, kind(worker.state), worker.doing, worker.where or NOTHING, *told
+        figures = [grouped(worker.step), number(worker.rate), loss(worker.loss)]
+    shown = worker.rank, kind(worker.state), worker.doing, worker.where or NOTHING, *figures
     return cache(f"worker-{worker.rank}", _MACROS.row, *shown)
 
 
 def kind(state: State) -> str:
-    """The class that sets a state's colour."""
+    """Returns the CSS class that sets a state's colour."""
     return f"is-{state.replace(' ', '-')}"

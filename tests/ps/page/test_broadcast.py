@@ -186,15 +186,15 @@ def test_a_page_that_cannot_be_made_ends_the_streams_and_is_told(
                 assert b"event: end" not in message.get("body", b""), "so that browsers try again"
 
     run(story())
-    assert "the status page cannot be made" in caplog.text
+    assert "the status page failed to render" in caplog.text
 
 
 def test_who_reads_slowly_gets_what_is_newest_of_each_element_in_their_order() -> None:
     async def story() -> None:
         watcher = Watcher()
-        watcher.tell({"worker-1": "old", "log": "old"}, ["a"])
-        watcher.tell({"workers": "section"}, ["b", "c", "d"])
-        watcher.tell({"worker-1": "new"})
+        watcher.update({"worker-1": "old", "log": "old"}, ["a"])
+        watcher.update({"workers": "section"}, ["b", "c", "d"])
+        watcher.update({"worker-1": "new"})
         frame = await watcher.frame()
         assert frame is not None
         data = json.loads(frame.decode().removeprefix("data: "))

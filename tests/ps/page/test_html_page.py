@@ -154,8 +154,8 @@ def test_a_browser_without_scripts_loads_it_again_but_never_under_somebody_who_t
 def test_every_state_has_its_word_in_the_table_and_its_sign_in_the_picture() -> None:
     node = tree(SCENES["every state"])
     told = {rank: by_id(node, f"worker-{rank}").text for rank in range(8)}
-    words = ["training", "held up for 4 s", "silent for 3 s", "finished", "stopped, as asked"]
-    words += ["failed: out of memory", "lost: silent", "not there"]
+    words = ["training", "blocked for 4 s", "silent for 3 s", "finished", "stopped on request"]
+    words += ["failed: out of memory", "lost: silent", "not joined"]
     assert all(word in told[rank].replace("\xa0", " ") for rank, word in enumerate(words)), told
     signs = {rank: by_id(node, f"node-{rank}").text for rank in range(8)}
     for rank, state in [(1, "held up"), (2, "silent"), (3, "finished"), (4, "stopped"), (5, "failed")]:
@@ -164,8 +164,8 @@ def test_every_state_has_its_word_in_the_table_and_its_sign_in_the_picture() -> 
 
 def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
     assert list(alarms(SCENES["every state"])) == [
-        "Rank 2 (node1 pid 1002) has been silent for 3 s: after 5 s it counts as lost.",
-        "1 worker has been held up for 4 s: the slowest is rank 0 (node1 pid 1000) at step 40.",
+        "Rank 2 (node1 pid 1002) has been silent for 3 s; after 5 s it is lost.",
+        "1 worker has been blocked for up to 4 s; the slowest worker is rank 0 (node1 pid 1000) at step 40.",
     ]
     assert list(alarms(SCENES["failed"])) == ["shard 0 is gone", "shard 0 does not answer"]
     late = snapshot(shard(0, seconds_since_heartbeat=1.8))
@@ -177,12 +177,12 @@ def test_what_somebody_should_look_at_is_said_in_sentences() -> None:
     ("changes", "words"),
     [
         ({}, "train.py: 4 workers train through the hub (bsp)"),
-        ({"topology": "ring"}, "train.py: 4 workers train around the ring"),
+        ({"topology": "ring"}, "train.py: 4 workers train on the ring"),
         ({"draining": True}, "train.py: 4 workers finish the step and leave"),
         ({"failure": "x"}, "train.py has failed"),
         ({"job": ""}, "No job yet: waiting for the first worker"),
         ({"started": False, "state": "waiting for 1 of 4 workers"}, "train.py: waiting for 1 of 4 workers"),
-        ({"workers": []}, "train.py is over"),
+        ({"workers": []}, "train.py has ended"),
     ],
 )
 def test_the_headline_says_what_is_going_on(changes: dict[str, Any], words: str) -> None:
@@ -310,13 +310,13 @@ def test_a_cut_network_is_told_in_few_sentences() -> None:
     silent = [worker(rank, seconds_since_heartbeat=3.0) for rank in range(64)]
     told = list(alarms(snapshot(count=64, workers=silent)))
     assert len(told) == 4
-    assert told[-1] == "And 61 more are silent: the table of workers tells who."
+    assert told[-1] == "61 more workers are silent; see the table of workers."
 
 
 def test_a_shard_that_holds_nothing_is_at_no_version() -> None:
     shards = [shard(0), shard(1, oldest_version=39), shard(2, keys=0, oldest_version=0, newest_version=0)]
     rows = SECTIONS["shards"](Snapshot.of(report() | {"shards": shards}, Rates(), (), ()), MarkupCache()).rows
-    for said, row in zip((">40<", ">39 to 40<", ">holds nothing<"), rows.values(), strict=True):
+    for said, row in zip((">40<", ">39 to 40<", ">empty<"), rows.values(), strict=True):
         assert said in row
 
 

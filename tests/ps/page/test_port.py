@@ -24,11 +24,11 @@ def test_without_a_port_it_is_the_one_after_the_control_port(
 
 
 def test_after_the_last_port_there_is_none() -> None:
-    with pytest.raises(ConfigError, match="--page-port too"):
+    with pytest.raises(ConfigError, match="set --page-port too"):
         choose(None, 65535)
 
 
-def test_a_port_that_is_taken_is_told_with_the_mend() -> None:
+def test_a_port_that_is_taken_is_reported_with_a_fix() -> None:
     with take("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
         with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port} \(Address already in use\).*--no-page"):
@@ -80,7 +80,7 @@ def test_a_token_comes_from_its_file(tmp_path: Path) -> None:
     ("content", "words"),
     [(None, "cannot read --token-file"), (b"short\n", "5 characters"), (b"\xff", "cannot read")],
 )
-def test_a_token_file_that_is_none_is_told_with_the_mend(
+def test_a_token_file_that_is_none_is_reported_with_a_fix(
     tmp_path: Path, content: bytes | None, words: str
 ) -> None:
     file = tmp_path / "token"

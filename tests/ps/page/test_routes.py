@@ -84,8 +84,8 @@ def test_looking_changes_nothing() -> None:
     ("action", "done", "words"),
     [
         ("/checkpoint", "save", "Step 40 is saved in /checkpoints/step-40."),
-        ("/drain", "drain", "then the server ends"),
-        ("/end", "end: somebody ended it on the status page", "The job ends now"),
+        ("/drain", "drain", "then the server stops"),
+        ("/end", "end: ended on the status page", "The job ends now"),
     ],
 )
 def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str, words: str) -> None:
@@ -116,7 +116,7 @@ def test_what_cannot_be_done_is_told_with_the_reason(refusal: ConfigError | JobF
     hub = StatusHub()
     hub.refusal = refusal
     told = run(ask(serve(hub), "/checkpoint", "POST", authorization=bearer(TOKEN)))
-    assert (told.status, told.text) == (status, f"Not done: {refusal}.")
+    assert (told.status, told.text) == (status, f"Failed: {refusal}.")
 
 
 def test_every_answer_forbids_what_the_page_does_not_need() -> None:
@@ -156,7 +156,7 @@ def test_a_view_of_tables_is_the_same_page() -> None:
     drawn, tables = (run(ask(serve(hub), address)).text for address in ("/", "/?view=tables"))
     assert html_tree(tables).one("body").attributes["class"] == "tables"
     assert "class" not in html_tree(drawn).one("body").attributes
-    assert html_tree(tables).one("main").text.replace("Drawings", "Tables instead of drawings") == (
+    assert html_tree(tables).one("main").text.replace("Charts", "Tables instead of charts") == (
         html_tree(drawn).one("main").text
     )
 

@@ -125,7 +125,7 @@ def test_the_banner_shows_a_drawn_token_and_no_other(tmp_path: Path) -> None:
 def test_who_asks_nothing_is_let_go_and_takes_nobody_s_place(
     monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
-    monkeypatch.setattr(listener, "MOST_LINES", 2)
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
     monkeypatch.setattr(listener, "SILENT_SECONDS", 1)
 
     async def story(site: Site, hub: StatusHub) -> None:

@@ -185,7 +185,7 @@ SETTINGS = [
         "the server",
         who=r"the status page cannot listen on 127\.0\.0\.1:\d+",
         why="Address already in use",
-        mend="try --page-port 0 for a free one",
+        mend="use --page-port 0 for a free port",
         code=78,
         provoke=a_taken_page_port,
     ),
