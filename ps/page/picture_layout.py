@@ -46,7 +46,7 @@ class Box(NamedTuple):
 
 
 def shard_box(count: int) -> Box:
-    """Returns the box with which `count` shards fit inside the circle. Up to 4 have room for their traffic."""
+    """Returns the box with which `count` shards fit inside the circle. Up to 4 boxes can show traffic."""
     if count == 1:
         return Box(104, 60, 0)
     if count <= 4:

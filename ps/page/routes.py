@@ -189,7 +189,7 @@ class _Actions:
         return "Every worker finishes its step and leaves; then the server stops."
 
     async def end(self) -> str:
-        await self._hub.end("ended on the status page")
+        await self._hub.end("a user ended the job on the status page")
         return "The job ends now; steps since the last checkpoint can be lost."
 
 

@@ -25,8 +25,8 @@ def settle(file: Path | None) -> str:
         raise ConfigError(f"cannot read --token-file {file}: {error}") from error
     if len(token) < SHORTEST:
         raise ConfigError(
-            f"--token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make one with"
-            " head -c 18 /dev/urandom | base64"
+            f"--token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make one"
+            " with head -c 18 /dev/urandom | base64"
         )
     return token
 

@@ -125,7 +125,7 @@ def test_every_alert_says_how_bad_it_is_and_what_to_do() -> None:
         if "alert" in rule:
             assert rule["labels"]["severity"] in {"warning", "critical"}
             assert "{{ $labels.instance }}" in rule["annotations"]["summary"]
-            assert re.search(r"[:;] ", rule["annotations"]["summary"]), "what is wrong, then the mend"
+            assert re.search(r"[:;] ", rule["annotations"]["summary"]), "what is wrong, then the fix"
 
 
 def test_prometheus_scrapes_the_servers_of_the_compose_demo() -> None:

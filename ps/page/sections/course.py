@@ -72,7 +72,7 @@ def _made(samples: tuple[Sample, ...]) -> Markup:
 
 
 def _listed(samples: tuple[Sample, ...]) -> tuple[Sample, ...]:
-    """Returns the samples of the table, newest first. All but the newest stay the same until the spacing grows."""
+    """Returns the table's samples, newest first. All but the newest are stable until the spacing grows."""
     apart = -(-len(samples) // MOST_ROWS)
     return tuple(dict.fromkeys((*samples[-1:], *samples[:: apart or 1][::-1])))
 

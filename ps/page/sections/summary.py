@@ -74,5 +74,5 @@ def _figures(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "Shards", NOTHING if snapshot.on_ring else f"{len(snapshot.shards)} of {report['shards_wanted']}"
     yield "Epoch", str(report["epoch"])
     age = report["checkpoint_age"]
-    yield "Last checkpoint", NOTHING if age is None else f"{duration(age)} ago"
+    yield "Since checkpoint", NOTHING if age is None else duration(age)
     yield "Uptime", duration(report["seconds_up"])

@@ -32,6 +32,6 @@ def _who(snapshot: Snapshot) -> str:
 
 
 def _shown(worker: Worker, longest: float) -> tuple[int, int, float, str]:
-    """Returns a row's values, rounded to visible steps, so that the row is rendered only on a visible change."""
+    """Returns a row's values, rounded so that the row is rendered only on a visible change."""
     share = worker.holding / longest if longest else 0.0
     return worker.rank, int(worker.waiting), round(20 * share) / 20, f"{worker.holding:.2f}"

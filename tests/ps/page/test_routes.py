@@ -85,7 +85,7 @@ def test_looking_changes_nothing() -> None:
     [
         ("/checkpoint", "save", "Step 40 is saved in /checkpoints/step-40."),
         ("/drain", "drain", "then the server stops"),
-        ("/end", "end: ended on the status page", "The job ends now"),
+        ("/end", "end: a user ended the job on the status page", "The job ends now"),
     ],
 )
 def test_with_the_token_it_happens_and_a_sentence_says_so(action: str, done: str, words: str) -> None:
