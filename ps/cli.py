@@ -29,7 +29,7 @@ _OF_WORKER = (
 """Flags of `submit` that it passes to the server or to the workers."""
 
 app = typer.Typer(
-    help="Run a hub: the parameter server, and the meeting point of a ring.",
+    help="Run a hub: the parameter server, and the rendezvous of a ring.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -78,7 +78,7 @@ def doctor(
     server: Annotated[
         str | None, typer.Argument(help="HOST:PORT of a running server; also checks the connection to it")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="seconds that the checks may take")] = 12.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="time limit for the checks, in seconds")] = 12.0,
     config: ConfigFile = None,
     **flags: object,
 ) -> None:

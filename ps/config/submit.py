@@ -15,7 +15,7 @@ from hubring.ps.core.errors import ConfigError
 
 
 class SubmitConfig(Struct, frozen=True, kw_only=True):
-    """The settings of `ps-server submit` itself, without those that it passes to the server and the workers.
+    """The settings of `ps-server submit` itself, without the settings for the server and the workers.
 
     Raises:
         ConfigError: Two settings contradict each other. The message names both and suggests a fix.

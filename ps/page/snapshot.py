@@ -17,7 +17,7 @@ LATE_SECONDS = 0.5
 """How late a heartbeat can be before the page shows its sender as silent. Including the page's own delay, a
 stopped worker shows as silent within 2 seconds."""
 
-State = Literal["training", "held up", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
+State = Literal["training", "blocked", "silent", "joined", "missing", "finished", "stopped", "failed", "lost"]
 STATES: tuple[State, ...] = get_args(State)
 
 _TEXTS: Mapping[State, str] = {
@@ -65,7 +65,7 @@ class Worker(NamedTuple):
         """The state in words."""
         if self.state == "silent":
             return f"silent for {int(self.silent)} s"
-        if self.state == "held up":
+        if self.state == "blocked":
             return f"blocked for {int(self.waiting)} s"
         text = _TEXTS.get(self.state, self.state)
         return f"{text}: {self.why}" if self.why else text
@@ -212,7 +212,7 @@ def _state(row: Mapping[str, Any], report: Mapping[str, Any]) -> State:
         return "joined"  # a worker that waits for the start sends no heartbeat
     if overdue(row["seconds_since_heartbeat"], heartbeat_seconds(report["lease_seconds"])):
         return "silent"
-    return "held up" if row["seconds_waiting"] >= HELD_UP else "training"
+    return "blocked" if row["seconds_waiting"] >= HELD_UP else "training"
 
 
 def _gone(ended: Mapping[str, Any]) -> Iterator[tuple[int, Worker]]:

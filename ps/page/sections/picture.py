@@ -19,7 +19,7 @@ _MACROS = TEMPLATES.macros("picture.html")
 
 SIGNS: Mapping[State, str] = {
     "training": "",
-    "held up": "…",
+    "blocked": "…",
     "silent": "!",
     "joined": "",
     "missing": "",
@@ -32,7 +32,7 @@ SIGNS: Mapping[State, str] = {
 
 MEANINGS: Mapping[State, str] = {
     "training": "training",
-    "held up": "blocked by others",
+    "blocked": "blocked by others",
     "silent": "silent",
     "joined": "waiting for the start",
     "missing": "not joined",
@@ -42,7 +42,7 @@ MEANINGS: Mapping[State, str] = {
     "lost": "lost",
 }
 
-_ALIVE = ("training", "held up")
+_ALIVE = ("training", "blocked")
 
 ROOM_FOR_WORDS = 11.0
 """Smallest radius of a worker that shows the rank inside its circle."""

@@ -55,7 +55,7 @@ def alarms(snapshot: Snapshot) -> Iterator[str]:
     for shard in snapshot.shards:
         if shard.silent:
             yield f"Shard {shard.index} ({shard.where}) has been silent for {int(shard.silent)} s."
-    held = [worker for worker in snapshot.workers if worker.state == "held up"]
+    held = [worker for worker in snapshot.workers if worker.state == "blocked"]
     if held:
         longest = int(max(worker.waiting for worker in held))
         who = f"the slowest worker is {report['slowest']}" if report["slowest"] else "no worker is slower"

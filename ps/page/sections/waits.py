@@ -21,7 +21,7 @@ def waits(snapshot: Snapshot, cache: MarkupCache) -> Section:
 
 
 def _who(snapshot: Snapshot) -> str:
-    waiting = [each for each in snapshot.present if each.state == "held up"]
+    waiting = [each for each in snapshot.present if each.state == "blocked"]
     if snapshot.silent:
         silent = ", ".join(str(each.rank) for each in snapshot.silent)
         return f"Silent, so other workers may be waiting for it: rank {silent}."

@@ -59,7 +59,7 @@ def test_a_worker_refuses_a_codec_that_does_not_exist() -> None:
 
 
 def test_powersgd_on_a_hub_needs_aggregate() -> None:
-    with pytest.raises(ConfigError, match="Add --aggregate"):
+    with pytest.raises(ConfigError, match="add --aggregate"):
         WorkerConfig(server="h:1", compress="powersgd:4")
     assert WorkerConfig(server="h:1", compress="powersgd:4", aggregate=True).aggregate
     assert WorkerConfig(server="h:1", compress="powersgd:4", topology="ring").topology == "ring"

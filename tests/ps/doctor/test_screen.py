@@ -27,7 +27,7 @@ def test_without_a_terminal_a_finding_is_a_line_however_long(capsys: pytest.Capt
     screen.show([warning("a", "b" * 300, "c" * 300)])
     told = capsys.readouterr()
     assert told.out == ""
-    assert [len(line) for line in told.err.splitlines()[:2]] == [7 + 2 + 1 + 2 + 300, 7 + 2 + 1 + 2 + 6 + 300]
+    assert [len(line) for line in told.err.splitlines()[:2]] == [7 + 2 + 1 + 2 + 300, 7 + 2 + 1 + 2 + 5 + 300]
 
 
 def test_on_a_terminal_there_is_a_table_that_fits(

@@ -158,7 +158,7 @@ def test_every_state_has_its_word_in_the_table_and_its_sign_in_the_picture() -> 
     words += ["failed: out of memory", "lost: silent", "not joined"]
     assert all(word in told[rank].replace("\xa0", " ") for rank, word in enumerate(words)), told
     signs = {rank: by_id(node, f"node-{rank}").text for rank in range(8)}
-    for rank, state in [(1, "held up"), (2, "silent"), (3, "finished"), (4, "stopped"), (5, "failed")]:
+    for rank, state in [(1, "blocked"), (2, "silent"), (3, "finished"), (4, "stopped"), (5, "failed")]:
         assert SIGNS[state] in signs[rank]  # type: ignore[index]
 
 

@@ -71,7 +71,7 @@ def test_a_worker_that_all_wait_for_does_not_count_as_held_up(monkeypatch: pytes
         await hub.beat(first, step=3, waiting=5.0)
         await hub.beat(second, step=3)
         found = states(hub)
-        assert (found[first.rank], found[second.rank]) == ("held up", "training")
+        assert (found[first.rank], found[second.rank]) == ("blocked", "training")
 
     run(story())
 
