@@ -275,4 +275,6 @@ def _write_address(path: Path, address: str) -> None:
         fresh.write_text(address + "\n")
         fresh.rename(path)  # atomic: a reader never sees a partial file
     except OSError as error:
-        raise ConfigError(f"cannot write --address-file {path}: {error.strerror}") from error
+        raise ConfigError(
+            f"cannot write --address-file {path}: {error.strerror}; use a path in a writable folder"
+        ) from error

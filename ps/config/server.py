@@ -46,9 +46,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     ] = 0
     mode: Annotated[
         Literal["bsp", "asp", "ssp", "backup"],
-        data_path("consistency: when gradients are applied and parameters may be read"),
+        data_path("consistency: when gradients are applied and parameters can be read"),
     ] = "bsp"
-    staleness: Annotated[Whole, data_path("ssp: steps the fastest worker may lead the slowest")] = 0
+    staleness: Annotated[
+        Whole, data_path("ssp: steps that the fastest worker can be ahead of the slowest")
+    ] = 0
     backup: Annotated[Whole, data_path("backup: workers that a round does not wait for")] = 0
     nonfinite: Annotated[
         Literal["refuse", "allow"],

@@ -183,7 +183,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except OSError as cause:
-        raise ConfigError(f"settings file {path} cannot be read: {cause.strerror}") from cause
+        raise ConfigError(f"settings file {path} cannot be read: {cause.strerror}; check the path") from cause
     except ValueError as cause:
         raise ConfigError(f"settings file {path} is not TOML: {cause}") from cause
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hubring.ps.checkpoint.checkpoint_folder import sync
-from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, skipped, spelt, warning
+from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, format_bytes, ok, skipped, warning
 
 NAME = "checkpoint dir"
 ENOUGH = 1 * GIB
@@ -58,10 +58,10 @@ def judge(disk: Disk) -> Finding:
     """Judges whether a checkpoint can be written to the folder."""
     if disk.refusal:
         return failure(NAME, *_refused(disk))
-    folder, room = disk.folder, f"{spelt(disk.free)} free"
+    folder, room = disk.folder, f"{format_bytes(disk.free)} free"
     make_room = f"free some space (df -h {disk.tried}), or use another --checkpoint-dir"
     if disk.free < disk.newest:
-        found = f"{folder}: {room}, but the newest checkpoint takes {spelt(disk.newest)}"
+        found = f"{folder}: {room}, but the newest checkpoint takes {format_bytes(disk.newest)}"
         return failure(NAME, found, make_room)
     if disk.free < ENOUGH and not disk.newest:
         found = f"{folder}: only {room}; a large model's checkpoint needs more"
@@ -70,9 +70,9 @@ def judge(disk: Disk) -> Finding:
         fix = "use a volume or a disk (docker run -v, or a Kubernetes PersistentVolumeClaim)"
         return warning(NAME, f"{folder} is {_PASSING[disk.kind]}", fix)
     if disk.seconds > SLOW_SECONDS:
-        found = f"{folder}: {spelt(TRIED_BYTES)} took {disk.seconds:.1f} s to sync"
+        found = f"{folder}: {format_bytes(TRIED_BYTES)} took {disk.seconds:.1f} s to sync"
         return warning(NAME, found, "use a --checkpoint-dir on a local disk, or reduce the load on this disk")
-    return ok(NAME, f"{folder}: {room}, {spelt(TRIED_BYTES)} synced in {disk.seconds * 1e3:.3g} ms")
+    return ok(NAME, f"{folder}: {room}, {format_bytes(TRIED_BYTES)} synced in {disk.seconds * 1e3:.3g} ms")
 
 
 def file_system(mounts: Iterable[tuple[Path, str]], folder: Path) -> str:

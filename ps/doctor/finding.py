@@ -84,7 +84,7 @@ def result(server: str | None, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def spelt(nbytes: float) -> str:
+def format_bytes(nbytes: float) -> str:
     """Formats a number of bytes with three digits, in the largest unit that does not exceed it."""
     for size, unit in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= size:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hubring.ps.doctor.finding import Finding, failure, ok, skipped, spelt, warning
+from hubring.ps.doctor.finding import Finding, failure, format_bytes, ok, skipped, warning
 
 CUDA = "CUDA"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -142,7 +142,7 @@ def _judge_gpu(index: int, gpu: Gpu, cuda: Cuda) -> Finding:
     if gpu.trouble:
         found = f"{about} cannot compute: {gpu.trouble}"
         return failure(name, found, f"check nvidia-smi -q -i {index}; or {hide}")
-    room = f"{spelt(gpu.free)} of {spelt(gpu.total)} free"
+    room = f"{format_bytes(gpu.free)} of {format_bytes(gpu.total)} free"
     if gpu.free < LEAST_FREE * gpu.total:
         fix = "find these processes with nvidia-smi and stop them"
         return warning(name, f"{about}, {room}: other processes use the rest", fix)

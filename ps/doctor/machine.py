@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hubring.ps.doctor import cgroup, gpu
 from hubring.ps.doctor.cgroup import Cgroup
-from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, spelt, warning
+from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, format_bytes, ok, warning
 
 CORES, MEMORY, SHARED, FILES, MEMLOCK, CLOCK = (
     "cores",
@@ -93,14 +93,14 @@ def examine_cores(variables: Mapping[str, str]) -> Iterator[Finding]:
 
 def judge_memory(total: int, available: int, group: cgroup.Memory | None) -> Finding:
     """Judges whether a job fits into memory. All values are in bytes."""
-    found = f"{spelt(available)} of {spelt(total)} available"
+    found = f"{format_bytes(available)} of {format_bytes(total)} available"
     fix = "stop other programs (ps aux --sort -rss lists them), or use a machine with more memory"
     if group is not None and group.limit - group.used < available:
         available = max(0, group.limit - group.used)
-        found = f"{spelt(available)} left of the control group's limit of {spelt(group.limit)}"
+        found = f"{format_bytes(available)} left of the control group's limit of {format_bytes(group.limit)}"
         fix = "raise the limit: docker run --memory, Compose mem_limit, Kubernetes limits.memory, SLURM --mem"
     if available < LEAST_MEMORY:
-        found += f"; a server and a worker need {spelt(LEAST_MEMORY)} without a model"
+        found += f"; a server and a worker need {format_bytes(LEAST_MEMORY)} without a model"
         return failure(MEMORY, found, fix)
     if available < ENOUGH_MEMORY:
         return warning(MEMORY, f"{found}: enough only for a small job", fix)
@@ -136,7 +136,7 @@ def judge_shm(total: int, free: int, trouble: str) -> Finding:
     users = "DataLoader(num_workers=...) and NCCL need it, the hub does not"
     if trouble:
         return failure(SHM, f"{trouble}; {users}", f"mount -t tmpfs -o size=1g,mode=1777 tmpfs {SHM}")
-    found = f"{spelt(free)} of {spelt(total)} free"
+    found = f"{format_bytes(free)} of {format_bytes(total)} free"
     fix = (
         f"mount -o remount,size=1g {SHM}; in containers: docker run --shm-size 1g, Compose shm_size: 1gb, or"
         f" in Kubernetes an emptyDir of medium Memory at {SHM}"
@@ -174,7 +174,7 @@ def judge_files(soft: int, hard: int) -> Finding:
 
 def judge_memlock(soft: int, gpus: int, rdma: Sequence[str]) -> Finding:
     """Judges whether processes can lock enough memory for GPUs and RDMA network devices."""
-    limit = "unlimited" if soft == _UNLIMITED else spelt(soft)
+    limit = "unlimited" if soft == _UNLIMITED else format_bytes(soft)
     users = [f"{gpus} GPU(s)"] * bool(gpus) + [f"RDMA by {', '.join(rdma)}"] * bool(rdma)
     if soft == _UNLIMITED or not users:
         return ok(MEMLOCK, limit if users else f"{limit}; no GPU and no RDMA device here locks memory")

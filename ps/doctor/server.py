@@ -15,7 +15,7 @@ from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.errors import ServerUnreachable
 from hubring.ps.core.types import PROTOCOL
 from hubring.ps.doctor.finding import Finding, failure, ok, skipped, warning
-from hubring.ps.doctor.software import OURS
+from hubring.ps.doctor.software import PACKAGE
 
 SERVER, VERSIONS, CLOCKS = "server", "versions", "clocks"
 
@@ -82,12 +82,11 @@ def judge_report(server: str, report: Mapping[str, Any]) -> Finding:
 
 def judge_versions(here: End, there: End, server: str) -> Finding:
     """Judges whether this machine's version works with the server's."""
-    ours = f"{OURS} {here.version} (protocol {here.protocol}) here"
+    ours = f"{PACKAGE} {here.version} (protocol {here.protocol}) here"
     version, protocol = there.version or "version unknown", there.protocol or "unknown"
     both = f"{ours}, {version} (protocol {protocol}) at {server}"
-    install = (
-        f"pip install '{OURS}=={there.version or 'VERSION'}' here, or '{OURS}=={here.version}' on the server"
-    )
+    theirs = there.version or "VERSION"
+    install = f"pip install '{PACKAGE}=={theirs}' here, or '{PACKAGE}=={here.version}' on the server"
     if there.protocol != here.protocol:
         return failure(VERSIONS, f"{both}: the server refuses workers with another protocol", install)
     if there.version != here.version:
@@ -140,7 +139,7 @@ def _ask(server: str, seconds: float) -> Iterator[Finding]:
             yield from _left_out(server)
             return
         yield judge_report(server, report)
-        here = End(metadata.version(OURS), PROTOCOL)
+        here = End(metadata.version(PACKAGE), PROTOCOL)
         yield judge_versions(here, End(report.get("version"), report.get("protocol")), server)
         try:
             measured = clock_offset.measure(lambda: stub.Clock(pb.ClockRequest(), timeout=seconds).time_ns)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 PACKAGES, TORCH, THREADS, SETTINGS = "packages", "torch", "torch threads", "settings"
-OURS = "hubring"
+PACKAGE = "hubring"
 SHOWN = ("grpcio", "protobuf")
 """Packages whose versions the finding shows."""
 
@@ -43,7 +43,7 @@ def requirements(lines: Iterable[str]) -> list[Requirement]:
 
 def needs() -> list[Requirement]:
     """Returns the requirements of Hubring."""
-    return requirements(metadata.requires(OURS) or ())
+    return requirements(metadata.requires(PACKAGE) or ())
 
 
 def meets(version: str | None, requirement: Requirement) -> bool:
@@ -71,7 +71,7 @@ def judge_packages(needed: Iterable[Requirement], versions: Mapping[str, str | N
 def examine_packages() -> Iterator[Finding]:
     """Reads the installed versions, then imports the stubs, which raise if gRPC or protobuf is too old."""
     needed = [each for each in needs() if each.name != TORCH]
-    about = f"{OURS} {metadata.version(OURS)} (protocol {PROTOCOL}), Python {platform.python_version()}"
+    about = f"{PACKAGE} {metadata.version(PACKAGE)} (protocol {PROTOCOL}), Python {platform.python_version()}"
     yield judge_packages(needed, {each.name: _installed(each.name) for each in needed}, about)
     import hubring.protos.control_pb2_grpc
     import hubring.protos.data_pb2_grpc  # noqa: F401 - the import is the check

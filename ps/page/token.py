@@ -22,7 +22,9 @@ def settle(file: Path | None) -> str:
     try:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read --token-file {file}: {error}") from error
+        raise ConfigError(
+            f"cannot read --token-file {file}: {error}; create the file, or omit --token-file for a random token"
+        ) from error
     if len(token) < SHORTEST:
         raise ConfigError(
             f"--token-file {file} has {len(token)} characters; a token needs at least {SHORTEST}. Make one"

@@ -82,12 +82,12 @@ class Submission(Struct, frozen=True, kw_only=True):
     @property
     def server_words(self) -> list[str]:
         """Flags of `ps-server start`, without --host and --port."""
-        return _spelt(self.server, {"host", "port"})
+        return _flags(self.server, {"host", "port"})
 
     @property
     def worker_words(self) -> list[str]:
         """Flags of `ps-worker` without --server, then the script and its arguments."""
-        return [*_spelt(self.worker, {"server"}), *(["--", *self.script] if self.script else [])]
+        return [*_flags(self.worker, {"server"}), *(["--", *self.script] if self.script else [])]
 
     @property
     def servers_folder(self) -> Path | None:
@@ -197,7 +197,7 @@ def _check_text(word: str) -> None:
         ) from cause
 
 
-def _spelt(config: Struct, leave_out: Collection[str]) -> list[str]:
+def _flags(config: Struct, leave_out: Collection[str]) -> list[str]:
     """Returns the flags for all settings that differ from their defaults."""
     words = []
     for field in fields(config):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, ok, result, skipped, spelt, warning
+from hubring.ps.doctor.finding import GIB, MIB, Finding, failure, format_bytes, ok, result, skipped, warning
 
 
 def test_a_failure_without_a_fix_is_a_bug() -> None:
@@ -42,4 +42,4 @@ def test_a_missing_server_may_come_and_a_failing_machine_stays(findings: list[Fi
     ],
 )
 def test_bytes_are_spelt_in_the_largest_unit(nbytes: float, text: str) -> None:
-    assert spelt(nbytes) == text
+    assert format_bytes(nbytes) == text
