@@ -23,7 +23,7 @@ def settle(file: Path | None) -> str:
         token = file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read --token-file {file}: {error}; create the file, or omit --token-file for a random token"
+            f"cannot read --token-file {file}: {error}; create it, or omit --token-file for a random token"
         ) from error
     if len(token) < SHORTEST:
         raise ConfigError(
