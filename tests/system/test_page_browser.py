@@ -197,7 +197,7 @@ def test_buttons_work_with_the_token_and_not_without(
     assert page.get_by_label("Token").input_value() in link, "as typed"
     page.get_by_role("button", name="End the job").click()
     expect(page.locator("#answer")).to_contain_text("The job ends now")
-    assert "ended it on the status page" in worker.done(69)["error"]
+    assert "a user ended the job on the status page" in worker.done(69)["error"]
     expect(page.locator("h1")).to_contain_text("No job yet")
     page.get_by_role("button", name="End the job").click()
     expect(page.locator("#answer")).to_contain_text("Failed: no job is running")
