@@ -31,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True):
     name: str
     state: State
     found: str
-    fix: str = msgspec.field(default="", name="mend")  # the JSON key of the doctor's result
+    fix: str = ""
     exit_code: int = 0
 
     def __post_init__(self) -> None:

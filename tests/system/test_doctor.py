@@ -93,7 +93,7 @@ def test_a_whole_machine_has_no_failure(cluster: Cluster, tmp_path: Path) -> Non
     for found in report.result["findings"]:
         assert found["name"] in report.said
         assert found["found"] in report.said
-        assert bool(found["mend"]) == (found["state"] in ("warning", "failure"))
+        assert bool(found["fix"]) == (found["state"] in ("warning", "failure"))
 
 
 def test_a_server_of_ours_is_found_well_and_its_port_is_known_as_taken(cluster: Cluster) -> None:
@@ -116,7 +116,7 @@ def test_an_address_at_which_nobody_listens_ends_with_69(cluster: Cluster) -> No
         report = examine(cluster, address, code=69)
     assert report.failures == ["server"]
     assert f"nothing listens at {address}" in report["server"]["found"]
-    assert "ps-server start --host 127.0.0.1 --port" in report["server"]["mend"]
+    assert "ps-server start --host 127.0.0.1 --port" in report["server"]["fix"]
     assert [report[name]["state"] for name in ("versions", "clocks")] == ["skipped"] * 2
 
 
@@ -192,7 +192,7 @@ def test_a_server_of_another_protocol_ends_with_78(cluster: Cluster) -> None:
         report = examine(cluster, address, code=78)
     assert report.failures == ["versions"]
     assert f"9.9.9 (protocol {PROTOCOL + 1}) at {address}" in report["versions"]["found"]
-    assert "hubring==9.9.9" in report["versions"]["mend"]
+    assert "hubring==9.9.9" in report["versions"]["fix"]
 
 
 def test_a_server_from_before_versions_were_told_ends_with_78(cluster: Cluster) -> None:
@@ -220,7 +220,7 @@ def test_somebody_elses_port_is_told_with_who_it_is(cluster: Cluster) -> None:
         report = examine(cluster, code=0, within=["env", f"PS_PAGE_PORT={port}"])
     assert report["page's port"]["state"] == "warning"
     assert f"127.0.0.1:{port} is taken by pid {os.getpid()}" in report["page's port"]["found"]
-    assert report["page's port"]["mend"] == "run ps-server start --page-port 0, or stop that process"
+    assert report["page's port"]["fix"] == "run ps-server start --page-port 0, or stop that process"
 
 
 def test_unknown_settings_in_the_environment_are_all_told(cluster: Cluster) -> None:
@@ -235,7 +235,7 @@ def test_a_small_shared_memory_is_a_failure_for_others_and_not_for_the_hub(clust
     report = examine(cluster, code=78, within=in_namespace("-m", "mount -t tmpfs -o size=1m tmpfs /dev/shm"))
     assert report.failures == ["/dev/shm"]
     assert "1 MiB of 1 MiB free" in report["/dev/shm"]["found"]
-    assert "--shm-size" in report["/dev/shm"]["mend"]
+    assert "--shm-size" in report["/dev/shm"]["fix"]
     assert report["shared memory"]["state"] == "ok"
 
 
@@ -266,7 +266,7 @@ def test_a_full_folder_for_checkpoints_is_a_failure(cluster: Cluster, small: Pat
     (small / "rest").write_bytes(bytes(free.f_bavail * free.f_frsize))
     report = examine(cluster, "--checkpoint-dir", str(small / "run"), code=78)
     assert report["checkpoint dir"]["found"].startswith(f"{small} is full")
-    assert f"df -h {small}" in report["checkpoint dir"]["mend"]
+    assert f"df -h {small}" in report["checkpoint dir"]["fix"]
 
 
 @needs_root
@@ -310,7 +310,7 @@ def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_pat
     report = examine(cluster, code=0, within=in_namespace("-mun", *named, *networked))
     assert report["own name"]["state"] == "warning"
     assert "node7 is 127.0.1.1, which only this machine reaches" in report["own name"]["found"]
-    assert "map node7 to 10.9.0.7" in report["own name"]["mend"]
+    assert "map node7 to 10.9.0.7" in report["own name"]["fix"]
     assert "other machines use eth0 10.9.0.7" in report["interfaces"]["found"]
 
 
@@ -319,7 +319,7 @@ def test_a_machine_whose_name_is_loopback_is_a_warning(cluster: Cluster, tmp_pat
 def test_without_a_loopback_interface_gloo_cannot_add(cluster: Cluster) -> None:
     report = examine(cluster, code=78, within=in_namespace("-n", "true"))
     assert "Gloo" in report.failures
-    assert "ip link set lo up" in report["Gloo"]["mend"]
+    assert "ip link set lo up" in report["Gloo"]["fix"]
 
 
 @needs_root
@@ -348,7 +348,7 @@ def test_a_resolver_that_hangs_holds_up_nobody_else(cluster: Cluster, tmp_path: 
         program = cluster.run("doctor", "hubring.ps.cli", "doctor", "--timeout", "10", within=within)
         report = Report(program, 78)
     assert report["own name"]["found"].startswith("no answer within 10 s")
-    assert "/etc/resolv.conf" in report["own name"]["mend"]
+    assert "/etc/resolv.conf" in report["own name"]["fix"]
     assert report["memlock"]["state"] == "ok"
 
 

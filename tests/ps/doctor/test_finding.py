@@ -28,7 +28,7 @@ def test_a_missing_server_may_come_and_a_failing_machine_stays(findings: list[Fi
     assert told["exit_code"] == code
     assert told["failures"] == sum(finding.state == "failure" for finding in findings)
     assert told["warnings"] == sum(finding.state == "warning" for finding in findings)
-    assert [set(each) for each in told["findings"]] == [{"name", "state", "found", "mend"}] * len(findings)
+    assert [set(each) for each in told["findings"]] == [{"name", "state", "found", "fix"}] * len(findings)
 
 
 @pytest.mark.parametrize(
