@@ -1,1 +1,1 @@
-"""`ps-compare`: one job on several topologies, first whether they agree, then how fast they are."""
+"""`ps-compare`: runs one job with several topologies, checks that they agree and compares their speed."""

@@ -1,6 +1,6 @@
-"""`ps-compare`: trains one job on several topologies and tells which is best, once they agree.
+"""`ps-compare`: trains one job with several topologies, checks that they agree and compares their speed.
 
-Only typer is imported here and in the commands, so that `--help` answers at once.
+Only typer is imported here and in the commands, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hubring.workers.compare.commands.timeline import timeline
 from hubring.workers.compare.cost import cli as cost
 
 app = typer.Typer(
-    help="One job on several topologies: do they agree, and which is best?",
+    help="Compare topologies on one job: check that they agree, then measure their speed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,7 +30,7 @@ app.command()(cost.predict)
 
 
 def main() -> None:
-    """Console entry of `ps-compare`."""
+    """Run `ps-compare`."""
     terminal.unwind_on_sigterm()
     terminal.run(app, "ps-compare")
 

@@ -1,4 +1,4 @@
-"""The command line of a comparison: as it was typed, and as it goes on with what is missing."""
+"""The command line of a comparison, as typed and as a command that resumes it."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 
 def typed() -> str:
-    """The command line of this process."""
+    """Returns the command line of this process."""
     return shlex.join(["ps-compare", *sys.argv[1:]])
 
 
-def going_on(command: str, folder: Path) -> str:
-    """The command that finishes in `folder` what another one began.
+def resume_command(command: str, folder: Path) -> str:
+    """Returns the command that resumes a comparison in `folder`.
 
     Args:
-        command: The other, with `--out`, however it was spelt, or without.
-        folder: Where its runs lie.
+        command: The command that began the comparison, with or without `--out`.
+        folder: The folder of its runs.
     """
-    kept, words = [], iter(shlex.split(command))
+    rest, words = [], iter(shlex.split(command))
     for word in words:
         if word == "--out":
             next(words, None)
         elif not word.startswith("--out="):
-            kept.append(word)
-    return shlex.join([*kept, "--out", str(folder)])
+            rest.append(word)
+    return shlex.join([*rest, "--out", str(folder)])

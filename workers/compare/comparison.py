@@ -1,15 +1,15 @@
-"""One comparison, from an experiment to its folder, whenever and however often it is started.
+"""One comparison: an experiment and its folder. It can be interrupted and resumed.
 
-    experiment.json    what was asked for, and on what machine
-    calibration.json   what the machine can do, measured before the first run
-    runs/LABEL/        what the programs of a run wrote; with `outcome.json` it is finished for good
-    results.json       all that was found (`hubring.workers.compare.result.findings`)
-    report.html        the same as a page
-    mllog.txt          as MLPerf's `:::MLLOG` lines
-    tensorboard/       as TensorBoard's scalars
-    lock               held by whoever is at work in the folder
+    experiment.json    the experiment and the machine
+    calibration.json   the machine's constants, measured before the first run
+    runs/LABEL/        output of a run's programs; a run with `outcome.json` is finished
+    results.json       all results (`hubring.workers.compare.result.findings`)
+    report.html        the results as a page
+    mllog.txt          the results as MLPerf `:::MLLOG` lines
+    tensorboard/       the results as TensorBoard scalars
+    lock               locked by the process that works in the folder
 
-The folder can be copied; nothing in it names the place where it was made but the commands.
+The folder can be copied: only the recorded commands contain its path.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Struct
 
 from hubring.ps.core.errors import UsageError
-from hubring.workers.compare.command import going_on
+from hubring.workers.compare.command import resume_command
 from hubring.workers.compare.cost.model.constants import Constants, read
 from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.compare.experiment.plan import Run, runs
@@ -44,11 +44,11 @@ FILE = "experiment.json"
 CALIBRATION = "calibration.json"
 LOCK = "lock"
 _MAY_DIFFER = {"timeout", "tolerance", "about", "name"}
-"""What changes nothing that was measured."""
+"""Fields that change no measurement."""
 
 
 class _Begun(Struct, frozen=True):
-    """What `experiment.json` holds."""
+    """Content of `experiment.json`."""
 
     experiment: Experiment
     machine: dict[str, Any]
@@ -56,29 +56,29 @@ class _Begun(Struct, frozen=True):
 
 
 class Watcher(Protocol):
-    """Whoever shows how it goes; all runs by label."""
+    """Shows progress. Runs are identified by their label."""
 
     def progress(self, run: str, line: Line) -> None:
-        """Rank 0's latest report; called a few times a second."""
+        """Shows rank 0's latest report; called a few times a second."""
 
     def finished(self, run: str) -> None:
-        """A run has ended."""
+        """Reports that a run has ended."""
 
-    def kept(self, run: str) -> None:
-        """A run was finished before, and is not repeated."""
+    def skipped(self, run: str) -> None:
+        """Reports that a run finished earlier and is not repeated."""
 
     def warn(self, text: str) -> None:
-        """Something to mind."""
+        """Shows a warning."""
 
 
 class Trainer(Protocol):
-    """What runs one training: `hubring.workers.compare.run.runner.Runner`."""
+    """Runs one training: `hubring.workers.compare.run.runner.Runner`."""
 
     def busy(self) -> list[str]:
-        """The names of the machines that are not at rest before the first run."""
+        """Returns the names of the machines that are not idle before the first run."""
 
     def run(self, run: Run, folder: Path, progress: Callable[[Line], None]) -> Outcome:
-        """Trains once in a folder that is made anew, and writes its outcome last."""
+        """Trains once in a new folder and writes its outcome last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +87,9 @@ class Comparison:
 
     Attributes:
         experiment: What to compare.
-        folder: Where everything is written.
-        command: What the user typed.
-        machine: What it runs on, or ran on.
+        folder: The output folder.
+        command: The command that the user typed.
+        machine: The machine of the runs.
     """
 
     experiment: Experiment
@@ -101,16 +101,16 @@ class Comparison:
     def begin(
         cls, experiment: Experiment, folder: Path, command: str, on: dict[str, Any] | None = None
     ) -> Comparison:
-        """Takes up a folder: a new one, or one in which the same experiment was begun.
+        """Opens a new folder, or one in which the same experiment was begun.
 
         Args:
             experiment: What to compare.
-            folder: Where.
-            command: What the user typed.
-            on: What it runs on; None: this machine.
+            folder: The output folder.
+            command: The command that the user typed.
+            on: The machine of the runs; None: this machine.
 
         Raises:
-            UsageError: The folder holds another experiment, or was begun elsewhere; names what differs.
+            UsageError: The folder holds another experiment or was begun on another machine.
         """
         here = on or dict(machine.describe())
         if (folder / FILE).is_file():
@@ -127,10 +127,10 @@ class Comparison:
 
     @classmethod
     def open(cls, folder: Path) -> Comparison:
-        """The comparison that lies in a folder.
+        """Opens the comparison in a folder.
 
         Raises:
-            UsageError: There is none.
+            UsageError: The folder holds no comparison.
         """
         try:
             begun = msgspec.json.decode(
@@ -138,12 +138,12 @@ class Comparison:
             )
             return cls(begun.experiment, folder, begun.command, begun.machine)
         except OSError as cause:
-            raise UsageError(f"{folder} holds no experiment: it has no {FILE}") from cause
+            raise UsageError(f"{folder} has no {FILE}, so it holds no experiment") from cause
         except (msgspec.DecodeError, UsageError) as cause:
-            raise UsageError(f"{folder / FILE} is no experiment of this version: {cause}") from cause
+            raise UsageError(f"{folder / FILE} is not an experiment of this version: {cause}") from cause
 
     def judged_by(self, tolerance: float) -> Comparison:
-        """The same with another tolerance, for its report: what was run does not depend on it.
+        """Returns this comparison with another tolerance for its report. The runs do not depend on it.
 
         Raises:
             UsageError: The tolerance is not above 0.
@@ -154,7 +154,7 @@ class Comparison:
         return replace(self, experiment=experiment, command=f"{self.command} --tolerance {tolerance:g}")
 
     def place(self, run: Run) -> Path:
-        """Folder of a run."""
+        """Returns the folder of a run."""
         return self.folder / "runs" / run.label
 
     @property
@@ -165,43 +165,43 @@ class Comparison:
     def run(
         self, trainer: Trainer, watcher: Watcher, calibrate: Callable[[], Constants] | None = None
     ) -> Findings:
-        """Runs what is not finished, then judges, measures and writes the rest of the folder.
+        """Runs what is not finished, then judges, measures and writes the other files of the folder.
 
         Args:
-            trainer: Runs one.
-            watcher: Shows how it goes.
-            calibrate: Measures what the machine can do; None: nothing is predicted, as on a cluster.
+            trainer: Runs one training.
+            watcher: Shows progress.
+            calibrate: Measures the machine's constants; None: no predictions, as on a cluster.
 
         Returns:
-            What was found.
+            The findings.
 
         Raises:
-            ProcessFailed: A row's process failed, but not by diverging.
-            DeadlineExceeded: A row took too long.
-            HubringError: What a run left, now or before, cannot be measured.
-            UsageError: Another program is at work in the folder.
+            ProcessFailed: A process of a run failed for another reason than divergence.
+            DeadlineExceeded: A run took too long.
+            HubringError: The output of a run cannot be measured.
+            UsageError: Another process works in the folder.
         """
         with _alone_in(self.folder):
             for name in trainer.busy():
-                watcher.warn(f"{name} is not idle: other programs disturb what is measured")
+                watcher.warn(f"{name} is not idle; other programs disturb the measurements")
             if calibrate is not None and not (self.folder / CALIBRATION).exists():
                 calibrate().write(self.folder / CALIBRATION)
-            self._check_kept(watcher)
+            self._check_finished(watcher)
             for run in runs(self.experiment):
                 if outcome.finished(self.place(run)):
-                    watcher.kept(run.label)
+                    watcher.skipped(run.label)
                     continue
                 left = trainer.run(run, self.place(run), partial(watcher.progress, run.label))
                 try:
                     measure(left, self.experiment.yardstick)
-                except Exception:  # told at once, and run again when its script has been mended
+                except Exception:  # without its outcome the run is repeated once the script is fixed
                     outcome.discard(self.place(run))
                     raise
                 watcher.finished(run.label)
                 if left.diverged:
                     watcher.warn(f"{run.label} {left.failed}")
                 if (left.noise.foreign or 0.0) > noise.FOREIGN:
-                    watcher.warn(f"{run.label}: other programs took {left.noise.foreign:.0%} of the machine")
+                    watcher.warn(f"{run.label}: other programs used {left.noise.foreign:.0%} of the machine")
             return self.report()
 
     def report(self) -> Findings:
@@ -209,18 +209,18 @@ class Comparison:
 
         Raises:
             UsageError: A run is not finished.
-            HubringError: A record holds nothing to measure, or what was found is not finite; the
-                `results.json` of before stays.
+            HubringError: A record holds nothing to measure, or a result is not finite. An existing
+                `results.json` is not changed.
         """
         outcomes = {run.label: self._outcome(run) for run in runs(self.experiment)}
         known = self.folder / CALIBRATION
-        # The constants of one machine say nothing of what joins several.
+        # The constants of one machine do not predict a cluster.
         constants = read(known) if known.exists() and "launcher" not in self.machine else None
         job, warmup = self.experiment.yardstick, self.experiment.warmup
         numbers = {label: measure(each, job, warmup) for label, each in outcomes.items()}
         made = results(self.experiment, outcomes, numbers, self.machine, self.command, constants)
         text = encode(made)
-        found = decode(text)  # what is read later is what is shown now
+        found = decode(text)  # the page and the terminal show what `results.json` holds
         write_whole(self.folder / "results.json", text)
         write_whole(self.folder / "report.html", page(found))
         measured = [(each, numbers[label]) for label, each in outcomes.items() if each.records[0]]
@@ -228,24 +228,25 @@ class Comparison:
         scalars.write(self.folder / "tensorboard", outcomes.values(), job.metric)
         return found
 
-    def _check_kept(self, watcher: Watcher) -> None:
-        """What was finished before and cannot be measured is told now, not after hours of what is missing."""
-        kept = [run for run in runs(self.experiment) if outcome.finished(self.place(run))]
-        for run in kept:
+    def _check_finished(self, watcher: Watcher) -> None:
+        """Fails on a finished run that cannot be measured, before hours of other runs."""
+        finished = [run for run in runs(self.experiment) if outcome.finished(self.place(run))]
+        for run in finished:
             measure(self._outcome(run), self.experiment.yardstick)
         script = self.experiment.script
         if script is not None and script.is_file():
             changed = script.stat().st_mtime
-            older = [run.label for run in kept if outcome.finished_at(self.place(run)) < changed]
+            older = [run.label for run in finished if outcome.finished_at(self.place(run)) < changed]
             if older:
                 watcher.warn(
-                    f"{script.name} was changed after {older[0]}, one of {len(older)} finished runs that are"
-                    " kept: where that matters, give another --out, and all are run with it as it is now"
+                    f"{script.name} changed after {older[0]}, one of {len(older)} finished runs that are not"
+                    " repeated; to run all with the changed script, use another --out"
                 )
 
     def _outcome(self, run: Run) -> Outcome:
         if not outcome.finished(self.place(run)):
-            raise UsageError(f"{run.label} is not finished; to go on: {going_on(self.command, self.folder)}")
+            command = resume_command(self.command, self.folder)
+            raise UsageError(f"{run.label} is not finished; to resume, run: {command}")
         return outcome.read(self.place(run), run)
 
 
@@ -258,17 +259,17 @@ def _check_same(there: Experiment, asked: Experiment, folder: Path) -> None:
     ]
     if differing:
         raise UsageError(
-            f"{folder} holds another experiment: {'; '.join(differing)};"
-            " ask for the same, or give another --out"
+            f"{folder} holds another experiment: {'; '.join(differing)}."
+            " Run the same experiment, or use another --out"
         )
 
 
 def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: Path) -> None:
-    """Numbers from different machines, or of different versions, are not to be compared."""
+    """Checks the machine and the versions: numbers of different ones are not comparable."""
     if any(there.get(name) != here.get(name) for name in ("launcher", "hosts")):
         raise UsageError(
-            f"{folder} was begun on {machine.name_site(there)}, and this is {machine.name_site(here)}: go on"
-            " there, or give another --out"
+            f"{folder} was begun on {machine.name_site(there)}, and this is {machine.name_site(here)}."
+            " Resume there, or use another --out"
         )
     differing = [
         f"{name} was {there.get(name)} and is now {here.get(name)}"
@@ -277,16 +278,16 @@ def _check_same_site(there: Mapping[str, Any], here: Mapping[str, Any], folder: 
     ]
     if differing:
         raise UsageError(
-            f"{folder} was begun elsewhere, or with other packages: {'; '.join(differing)}; go on there, or"
-            " give another --out"
+            f"{folder} was begun on another machine or with other packages: {'; '.join(differing)}."
+            " Resume there, or use another --out"
         )
 
 
 @contextlib.contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    with (folder / LOCK).open("a") as file:  # a file of its own: the others are replaced when rewritten
+    with (folder / LOCK).open("a") as file:  # a separate file: rewriting replaces the others
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
-            raise UsageError(f"another ps-compare is at work in {folder}: give another --out") from cause
+            raise UsageError(f"another ps-compare is running in {folder}; use another --out") from cause
         yield

@@ -1,4 +1,4 @@
-"""Figures: what the numbers of a row are called, and how they are written for people."""
+"""Figures: the titles and units of a row's numbers, and how to format them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Figure:
     """One of the numbers of `results.json`.
 
     Attributes:
-        title: What people call it.
-        unit: Written after a value; empty where the value says it.
-        write: Makes text of a value.
-        worst: Of all seeds the greatest value is told, not the median.
+        title: Its name in reports.
+        unit: Written after a value; empty where the formatted value contains it.
+        write: Formats a value.
+        worst: Show the largest value of all seeds, not the median.
     """
 
     title: str
@@ -31,11 +31,11 @@ class Figure:
 
     @property
     def head(self) -> str:
-        """For the head of a column."""
+        """Head of a table column."""
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
     def interval(self, number: Number | None) -> str:
-        """`median (low–high)`, or one value alone where they are one, or where it is the worst."""
+        """Returns `median (low–high)`; a single value if there is only one, or for `worst`."""
         if number is None:
             return NOTHING
         if self.worst:
@@ -46,11 +46,11 @@ class Figure:
 
 
 def figures(samples: str, metric: str) -> dict[str, Figure]:
-    """All of them by the names that they have in `results.json`.
+    """Returns all figures by their names in `results.json`.
 
     Args:
-        samples: What the job calls its samples.
-        metric: What its measure is called.
+        samples: The job's word for its samples.
+        metric: Title of the job's metric.
     """
     return {
         "samples_per_second": Figure("throughput", f"{samples}/s"),
@@ -67,10 +67,10 @@ def figures(samples: str, metric: str) -> dict[str, Figure]:
         "exposed_ms": Figure("exposed exchange", "ms"),
         "hidden_ms": Figure("hidden exchange", "ms"),
         "read_wait_ms": Figure("read wait", "ms"),
-        "queue_ms": Figure("queue at the server", "ms"),
-        "apply_ms": Figure("apply at the server", "ms"),
+        "queue_ms": Figure("server queue", "ms"),
+        "apply_ms": Figure("server apply", "ms"),
         "staleness_mean": Figure("staleness, mean"),
-        "staleness_max": Figure("staleness, most over all seeds", write="{:g}".format, worst=True),
+        "staleness_max": Figure("staleness, max over all seeds", write="{:g}".format, worst=True),
         "memory_mb": Figure("memory", "MB"),
         "cpu_ms_per_step": Figure("CPU a step", "ms"),
     }

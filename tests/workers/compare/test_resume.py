@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from hubring.ps.core.errors import HubringError, UsageError
 from hubring.workers.compare import comparison
-from hubring.workers.compare.command import going_on
+from hubring.workers.compare.command import resume_command
 from hubring.workers.compare.commands import run as command
 from hubring.workers.compare.commands.list import show_list
 from hubring.workers.compare.comparison import Comparison
@@ -212,7 +212,7 @@ def test_a_report_of_half_an_experiment_says_how_to_finish_it(tmp_path: Path) ->
     ],
 )
 def test_the_command_that_goes_on_is_the_one_typed_but_for_its_folder(typed: str, goes_on: str) -> None:
-    assert going_on(typed, Path("out")) == goes_on
+    assert resume_command(typed, Path("out")) == goes_on
 
 
 def test_the_list_tells_how_what_is_not_finished_goes_on(

@@ -1,1 +1,1 @@
-"""Experiments over the tasks that a launcher started: rank 0 conducts, the others follow."""
+"""Experiments on the tasks of a launcher: rank 0 conducts, the other ranks follow."""

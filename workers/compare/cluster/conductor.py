@@ -1,4 +1,4 @@
-"""The conductor: rank 0, which runs the plan, and lets every task start what is its own."""
+"""The conductor: rank 0, which runs the plan and lets every task start its own programs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Conductor:
     """A `hubring.workers.compare.run.site.Site` of many machines.
 
     Args:
-        spread: Which program is whose.
-        members: The followers by rank; owned by whoever made them.
+        spread: Maps programs to ranks.
+        members: The followers by rank; owned by the caller.
 
     Attributes:
-        code: What all tasks end with: 1 until whoever runs the comparison knows better.
+        code: Exit code of all tasks: 1 until the caller sets another.
     """
 
     def __init__(self, spread: Spread, members: Mapping[int, Member]) -> None:
@@ -38,12 +38,12 @@ class Conductor:
 
     @property
     def machine(self) -> dict[str, Any]:
-        """What it runs on, for the report."""
+        """The machines, for the report."""
         return self._spread.machine()
 
     @contextlib.contextmanager
     def hosts(self, setting: Setting) -> Iterator[Spread]:
-        """The tasks, whatever the setting."""
+        """Provides the tasks, whatever the setting."""
         yield self._spread
 
     def threads(self, workers: int) -> int:
@@ -64,7 +64,7 @@ class Conductor:
         return self._spread.busy()
 
     def listen(self) -> Callable[[], Noise]:
-        """Listens on all machines; the noisiest one counts."""
+        """Measures noise on all machines; the noisiest machine counts."""
         here = Listener()
         for member in self._members.values():
             member.listen()
@@ -81,20 +81,20 @@ class Conductor:
 
 @contextlib.contextmanager
 def conduct(task: Task, folder: Path) -> Iterator[Conductor]:
-    """Waits for all followers, and tells them at the end of the block that it is over.
+    """Waits for all followers; at the end of the block sends them the exit code.
 
     Args:
         task: Rank 0's.
-        folder: Which all machines share; made if it is not there.
+        folder: Folder that all machines share; created if missing.
 
     Raises:
-        HubringError: Some do not come.
-        UsageError: They do not fit together.
+        HubringError: Some followers did not join.
+        UsageError: They do not match.
     """
     folder.mkdir(parents=True, exist_ok=True)
     own = describe(task, None)
-    came = invite(task, folder, own.address)
-    members = {rank: Member(*came[rank]) for rank in sorted(came)}
+    joined = invite(task, folder, own.address)
+    members = {rank: Member(*joined[rank]) for rank in sorted(joined)}
     code = 1
     try:
         hellos = [own, *(member.hello for member in members.values())]
@@ -106,6 +106,6 @@ def conduct(task: Task, folder: Path) -> Iterator[Conductor]:
         raise
     finally:
         for member in members.values():
-            with contextlib.suppress(HubringError):  # nobody has to be told that is gone
+            with contextlib.suppress(HubringError):  # a lost follower needs no message
                 member.order(Over(code=code))
             member.close()

@@ -1,4 +1,4 @@
-"""A follower: starts what the conductor tells it to, and says how it ended. It ends with the conductor."""
+"""A follower: starts programs for the conductor and reports their exit codes. It ends with the conductor."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from hubring.workers.compare.run.process import GRACE_SECONDS, POLL_SECONDS, Pro
 from hubring.workers.compare.run.runner import clean_environment
 
 _NOT_STARTED = 127
-"""Exit code of a program that never ran, as shells have it."""
+"""Exit code of a program that could not be started, as in shells."""
 
 
 def follow(task: Task, folder: Path) -> dict[str, Any]:
     """Follows rank 0 until the comparison is over.
 
     Args:
-        task: This process's place.
-        folder: Which all machines share.
+        task: This process's task.
+        folder: Folder that all machines share.
 
     Returns:
         The result for the last line.
 
     Raises:
-        HubringError: There is no conductor, or it is gone before its time.
+        HubringError: There is no conductor, or it is lost.
     """
     wire, place = join(task, folder)
     try:
@@ -54,7 +54,7 @@ def follow(task: Task, folder: Path) -> dict[str, Any]:
             code = Follower(wire, lifeline).follow()
     except Lost as cause:
         raise HubringError(
-            f"rank {task.rank} on {socket.gethostname()} ends, as rank 0 at {place} is gone: {cause}"
+            f"rank {task.rank} on {socket.gethostname()} exits: rank 0 at {place} is lost: {cause}"
         ) from cause
     finally:
         wire.close()
@@ -62,11 +62,11 @@ def follow(task: Task, folder: Path) -> dict[str, Any]:
 
 
 class Follower:
-    """What runs for the conductor here.
+    """Runs programs for the conductor on this host.
 
     Args:
-        wire: To it.
-        lifeline: Ends what runs here if this process is killed.
+        wire: Connection to the conductor.
+        lifeline: Ends the programs if this process is killed.
     """
 
     def __init__(self, wire: Wire, lifeline: Lifeline) -> None:
@@ -76,13 +76,13 @@ class Follower:
         self._listener = Listener()
 
     def follow(self) -> int:
-        """Does what it is told until it is over; what then still runs here is ended.
+        """Carries out orders until the comparison is over; then ends programs that still run.
 
         Returns:
-            The exit code that the conductor asks for.
+            The exit code that the conductor sent.
 
         Raises:
-            Lost: The conductor is gone.
+            Lost: The conductor is lost.
         """
         try:
             while True:
@@ -117,9 +117,9 @@ class Follower:
         try:
             process = Process(order.name, order.command, directory, clean_environment(order.threads))
         except OSError as cause:
-            unseen = "" if directory.is_dir() else ": --out must be a folder that all machines share"
+            unseen = "" if directory.is_dir() else "; --out must be a folder that all machines share"
             self._wire.send(Failed(why=f"{order.name} cannot be started ({cause}){unseen}"))
-            self._wire.send(Ended(name=order.name, code=_NOT_STARTED))  # else its end would be awaited
+            self._wire.send(Ended(name=order.name, code=_NOT_STARTED))  # the conductor waits for its end
             return
         self._lifeline.hold(process.pid)
         self._running[order.name] = process

@@ -1,4 +1,4 @@
-"""What a task says of itself and of its machine."""
+"""What a task reports about itself and its machine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hubring.workers.compare.cluster.task import Task
 from hubring.workers.compare.run import machine, noise
 
 _MASTER = "MASTER_ADDR"
-"""Where launchers of torch's kind say on which network rank 0 is reached."""
+"""Set by launchers of torch's kind to rank 0's address."""
 
 
 def describe(task: Task, conductor: str | None) -> Hello:
-    """A task's first word.
+    """Returns a task's first message.
 
     Args:
-        task: This process's place.
+        task: This process's task.
         conductor: The conductor's address; None: this is the conductor.
     """
     return Hello(
@@ -38,7 +38,7 @@ def describe(task: Task, conductor: str | None) -> Hello:
 
 
 def _address(task: Task) -> str:
-    """Under which the others reach the conductor; where all are on one machine, nobody else does."""
+    """Returns the conductor's address for the others; loopback if all are on one machine."""
     if task.together:
         return "127.0.0.1"
     master = environment().get(_MASTER)

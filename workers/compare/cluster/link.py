@@ -1,7 +1,7 @@
-"""One connection between conductor and follower, over which neither outlives the other unnoticed.
+"""One connection between conductor and follower. Each end notices when the other is lost.
 
-A process that ends closes its connections. A machine that vanishes does not: the kernel asks it in silence
-whether it is there (TCP keepalive), so that nobody has to send anything for that.
+A process that ends closes its connections. A machine that vanishes does not, so the kernel probes it when
+the connection is idle (TCP keepalive).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from hubring.ps.core.errors import HubringError
 from hubring.workers.compare.cluster.messages import Message, decode, encode
 
 FRAME_SECONDS = 20
-"""What a frame that has begun may take, and each of the two proofs."""
+"""Limit of a frame that has begun, and of each of the two proofs."""
 _PROOF_BYTES = 32
-"""Of a challenge, and of the answer to it."""
+"""Bytes of a challenge and of its answer."""
 _HASH = "sha256"
-"""Of the proofs. Not multiprocessing's own challenge: before Python 3.12 it takes MD5, which FIPS forbids."""
+"""Hash of the proofs. multiprocessing's own challenge uses MD5 before Python 3.12, which FIPS forbids."""
 _IDLE, _BETWEEN, _TIMES = 5, 5, 3
-"""Seconds of silence, and between questions; how many of them stay without an answer."""
+"""Keepalive: seconds of silence before the first probe, seconds between probes, unanswered probes."""
 
 
 class Lost(HubringError):
-    """The other end is gone; the message says how that showed."""
+    """The other end is lost; the message says how that was noticed."""
 
 
 class Wire:
-    """One end; owns the socket.
+    """One end of the connection; owns the socket.
 
     Args:
         end: A connected TCP socket.
@@ -55,17 +55,17 @@ class Wire:
         self._connection = Connection(end.detach())
 
     def prove(self, key: bytes, *, first: bool) -> None:
-        """Makes sure that both ends hold the key, which is not sent.
+        """Verifies that both ends hold the key, without sending it.
 
-        Each end answers the other's random challenge with its HMAC (RFC 2104). Who asks first stands in
-        front of the challenge, so that no end's answer can be played back to it as the other one's.
+        Each end answers the other's random challenge with its HMAC (RFC 2104). The turn is part of what is
+        signed, so that an end's answer cannot be replayed to it.
 
         Args:
             key: The same on both ends.
-            first: This end asks first; the other one answers first.
+            first: This end sends its challenge first.
 
         Raises:
-            Lost: The other end does not hold it, or says nothing; the connection is closed.
+            Lost: The other end does not hold the key or does not answer; the connection is closed.
         """
         try:
             if first:
@@ -93,7 +93,7 @@ class Wire:
         """Sends one message.
 
         Raises:
-            Lost: The other end is gone.
+            Lost: The other end is lost.
         """
         try:
             self._connection.send_bytes(encode(message))
@@ -101,10 +101,10 @@ class Wire:
             raise Lost(str(cause)) from cause
 
     def receive(self, timeout: float) -> Message | None:
-        """The next message; None if none comes within `timeout` seconds.
+        """Returns the next message; None if none arrives within `timeout` seconds.
 
         Raises:
-            Lost: The other end is gone.
+            Lost: The other end is lost.
         """
         try:
             if not self._connection.poll(timeout):
@@ -113,9 +113,9 @@ class Wire:
         except (OSError, EOFError) as cause:
             raise Lost("the connection was closed" if isinstance(cause, EOFError) else str(cause)) from cause
         except DecodeError as cause:
-            raise Lost(f"it speaks another version ({cause}): install the same one everywhere") from cause
+            raise Lost(f"invalid message ({cause}); install the same version on all machines") from cause
         return message
 
     def close(self) -> None:
-        """Ends it."""
+        """Closes the connection."""
         self._connection.close()

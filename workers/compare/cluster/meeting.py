@@ -1,7 +1,7 @@
 """How followers find their conductor: a file in the folder that all machines share.
 
-It holds an address and a key, and only its owner can read it. Whoever does not hold the key is no member:
-else anybody who reaches the port could start programs here.
+It holds an address and a key, and only its owner can read it. A connection without the key is refused;
+otherwise anyone who reaches the port could start programs here.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from hubring.workers.compare.cluster.task import Task
 
 FILE = "conductor.json"
 MEETING_SECONDS = 120.0
-"""For all to come: launchers take their time, and network file systems may show a new file late."""
+"""Time for all to join: launchers are slow, and network file systems can show a new file late."""
 _DIAL_SECONDS = 5.0
 AGAIN_SECONDS = 0.2
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-"""What the file's mode must not hold."""
+"""Mode bits that the file must not have."""
 
 
 class Place(Struct, frozen=True):
-    """Where the conductor is to be found."""
+    """Address and key of the conductor."""
 
     host: str
     port: int
@@ -51,17 +51,18 @@ def invite(
 
     Args:
         task: The conductor's.
-        folder: Which all share; exists.
-        host: Address of this machine under which the others reach it.
+        folder: Existing folder that all machines share.
+        host: Address of this machine for the others.
         timeout: Seconds for all of them together.
 
     Returns:
-        Each one's first word and connection, by rank.
+        The first message and the connection of each follower, by rank.
 
     Raises:
-        HubringError: Some did not come, or two have the same rank.
+        HubringError: Some followers did not join.
+        UsageError: Two have the same rank, or one belongs to another job.
     """
-    came: dict[int, tuple[Hello, Wire]] = {}
+    joined: dict[int, tuple[Hello, Wire]] = {}
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     file = folder / FILE
     with socket.create_server((host, 0), family=family, backlog=task.size) as door:
@@ -69,29 +70,29 @@ def invite(
         _write(file, place)
         try:
             deadline = time.monotonic() + timeout
-            while len(came) < task.size - 1:
+            while len(joined) < task.size - 1:
                 left = deadline - time.monotonic()
                 welcomed = _welcome(door, place.key.encode(), left) if left > 0 else None
                 if welcomed is None:
-                    raise _absent(task, came, folder, timeout)
+                    raise _absent(task, joined, folder, timeout)
                 hello, wire = welcomed
-                if hello.rank in came or hello.size != task.size:
+                if hello.rank in joined or hello.size != task.size:
                     raise UsageError(
-                        f"{hello.host} joined as rank {hello.rank} of {hello.size}, and there are {task.size}"
-                        f" tasks here: another job uses {folder}; give another --out"
+                        f"{hello.host} joined as rank {hello.rank} of {hello.size}, but there are {task.size}"
+                        f" tasks here. Another job uses {folder}; use another --out"
                     )
-                came[hello.rank] = hello, wire
+                joined[hello.rank] = hello, wire
         except BaseException:
-            for _, wire in came.values():
+            for _, wire in joined.values():
                 wire.close()
             raise
         finally:
-            _take_back(file, place)
-    return came
+            _delete(file, place)
+    return joined
 
 
-def _take_back(file: Path, place: Place) -> None:
-    """Deletes the file, unless another conductor has put its own there."""
+def _delete(file: Path, place: Place) -> None:
+    """Deletes the file, unless another conductor has replaced it."""
     with contextlib.suppress(FileNotFoundError):
         if file.read_bytes() == msgspec.json.encode(place):
             file.unlink()
@@ -107,7 +108,7 @@ def _write(file: Path, place: Place) -> None:
 
 
 def _welcome(door: socket.socket, key: bytes, timeout: float) -> tuple[Hello, Wire] | None:
-    """The next member; None if none comes in time."""
+    """Returns the next member; None if none joins in time."""
     deadline = time.monotonic() + timeout
     while (left := deadline - time.monotonic()) > 0:
         door.settimeout(left)
@@ -118,7 +119,7 @@ def _welcome(door: socket.socket, key: bytes, timeout: float) -> tuple[Hello, Wi
         try:
             wire.prove(key, first=True)
             hello = wire.receive(left)
-        except Lost:  # a stranger, or a member that has gone again and will be missed
+        except Lost:  # a stranger, or a member that left; it is reported as missing
             wire.close()
             continue
         if isinstance(hello, Hello):
@@ -127,12 +128,12 @@ def _welcome(door: socket.socket, key: bytes, timeout: float) -> tuple[Hello, Wi
     return None
 
 
-def _absent(task: Task, came: Iterable[int], folder: Path, timeout: float) -> HubringError:
-    missing = sorted(set(range(1, task.size)) - set(came))
+def _absent(task: Task, joined: Iterable[int], folder: Path, timeout: float) -> HubringError:
+    missing = sorted(set(range(1, task.size)) - set(joined))
     return HubringError(
         f"of the {task.size} tasks that {task.launcher} started, rank {', '.join(map(str, missing))} did not"
-        f" come within {timeout:g} s: {folder} must be a folder that all machines share, and they must reach"
-        f" {socket.gethostname()}"
+        f" join within {timeout:g} s; {folder} must be a folder that all machines share, and they must be"
+        f" able to reach {socket.gethostname()}"
     )
 
 
@@ -141,12 +142,12 @@ def join(task: Task, folder: Path, timeout: float = MEETING_SECONDS) -> tuple[Wi
 
     Args:
         task: This follower's.
-        folder: Which all share.
-        timeout: Seconds that the search may take.
+        folder: Folder that all machines share.
+        timeout: Limit of the search in seconds.
 
     Raises:
-        HubringError: There is none to be seen, or none that answers.
-        UsageError: Others could have written the file.
+        HubringError: There is no conductor, or it does not answer.
+        UsageError: Another user could have written the file.
     """
     deadline, last = time.monotonic() + timeout, ""
     while time.monotonic() < deadline:
@@ -155,28 +156,28 @@ def join(task: Task, folder: Path, timeout: float = MEETING_SECONDS) -> tuple[Wi
             return _dial(place), place
         except FileNotFoundError:
             pass  # not there yet
-        except (OSError, Lost, msgspec.DecodeError) as cause:  # of a conductor that is no more, it may be
-            last = f" (the last try: {cause})"
+        except (OSError, Lost, msgspec.DecodeError) as cause:  # the file can be that of an earlier conductor
+            last = f" (last try: {cause})"
         time.sleep(AGAIN_SECONDS)
     raise HubringError(
         f"rank {task.rank} on {socket.gethostname()} found no conductor in {folder} within"
-        f" {timeout:g} s{last}: --out must be a folder that all machines share, and rank 0 must have started"
+        f" {timeout:g} s{last}; --out must be a folder that all machines share, and rank 0 must be running"
     )
 
 
 def _read(file: Path) -> Place:
-    """Where the conductor is, from a file that nobody else can have written, nor read the key in it.
+    """Reads address and key from a file that only this user can write and read.
 
     Raises:
-        UsageError: Somebody could: whoever wrote it would be obeyed.
+        UsageError: Another user could write it; followers obey its conductor.
     """
     with file.open("rb") as stream:
         owner = os.fstat(stream.fileno())
         if owner.st_uid != os.geteuid() or owner.st_mode & _OTHERS:
             raise UsageError(
-                f"{file} is of user {owner.st_uid} with mode {stat.S_IMODE(owner.st_mode):o}, and has to be"
-                f" of user {os.geteuid()}, with mode 600: run all tasks as one user, with --out"
-                " in a file system that keeps owners and modes, and delete the file if it is left from before"
+                f"{file} belongs to user {owner.st_uid} with mode {stat.S_IMODE(owner.st_mode):o}; expected"
+                f" user {os.geteuid()} with mode 600. Run all tasks as one user, with --out on a file system"
+                " that stores owners and modes; delete the file if it is from an earlier run"
             )
         return msgspec.json.decode(stream.read(), type=Place)
 

@@ -1,4 +1,4 @@
-"""A follower as the conductor sees it, and the programs that it runs for it."""
+"""A follower as seen by the conductor, and the programs that it runs."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _ANSWER_SECONDS = 30.0
 
 
 class Gone(HubringError):
-    """A follower does not follow any more; says which, and how to go on."""
+    """A follower is lost; the message names it and how to resume."""
 
 
 class Member:
     """One follower; owns its connection.
 
     Args:
-        hello: Its first word.
-        wire: To it.
+        hello: Its first message.
+        wire: Its connection.
     """
 
     def __init__(self, hello: Hello, wire: Wire) -> None:
@@ -47,14 +47,14 @@ class Member:
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """Name for people."""
         return f"rank {self.hello.rank} on {self.hello.host}"
 
     def order(self, order: Order) -> None:
-        """Tells it to do something.
+        """Sends it an order.
 
         Raises:
-            Gone: It is not there any more.
+            Gone: The follower is lost.
         """
         try:
             self._wire.send(order)
@@ -62,16 +62,16 @@ class Member:
             raise self._gone(cause) from cause
 
     def start(self, order: Start) -> None:
-        """Lets it start a program; raises as `order`."""
+        """Orders it to start a program; raises as `order`."""
         self._codes.pop(order.name, None)
         self.order(order)
 
     def code(self, name: str, timeout: float = 0.0) -> int | None:
-        """A program's exit code; None if it has not ended within `timeout` seconds.
+        """Returns a program's exit code; None if it has not ended within `timeout` seconds.
 
         Raises:
-            Gone: The follower is not there any more.
-            HubringError: It cannot go on; says why.
+            Gone: The follower is lost.
+            HubringError: The follower reported a failure.
         """
         deadline = time.monotonic() + timeout
         while self._hear(0.0 if name in self._codes else max(0.0, deadline - time.monotonic())):
@@ -79,12 +79,12 @@ class Member:
         return self._codes.get(name)
 
     def listen(self) -> None:
-        """Lets it count what else its machine does; raises as `order`."""
+        """Orders it to measure noise; raises as `order`."""
         self._sample = None
         self.order(Listen())
 
     def sample(self) -> Sample:
-        """What it counted since `listen`; raises as `code`."""
+        """Returns its noise counts since `listen`; raises as `code`."""
         self.order(Tell())
         deadline = time.monotonic() + _ANSWER_SECONDS
         while self._sample is None:
@@ -93,11 +93,11 @@ class Member:
         return self._sample
 
     def close(self) -> None:
-        """Ends the connection, and with it all that the follower runs."""
+        """Closes the connection, which ends all that the follower runs."""
         self._wire.close()
 
     def _hear(self, timeout: float) -> bool:
-        """Takes in one message; False if none comes in time."""
+        """Handles one message; False if none arrives in time."""
         try:
             message = self._wire.receive(timeout)
         except Lost as cause:
@@ -115,8 +115,8 @@ class Member:
 
     def _gone(self, cause: Lost) -> Gone:
         return Gone(
-            f"{self.name} is gone ({cause}), and the comparison ends. What is finished is kept: start all"
-            " tasks again with the same --out, and it goes on"
+            f"{self.name} is lost ({cause}) and the comparison ends. To resume without repeating finished"
+            " runs, start all tasks again with the same --out"
         )
 
 
@@ -124,11 +124,11 @@ class Remote(RunProcess):
     """A program that a follower runs.
 
     Args:
-        name: What people call it.
+        name: Name for people and for the output files.
         command: Program and arguments.
-        directory: Where its output goes, which all machines see.
-        member: Who runs it.
-        threads: PyTorch's.
+        directory: Folder for its output, visible to all machines.
+        member: The follower that runs it.
+        threads: PyTorch threads.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Remote(RunProcess):
         return self._member.code(self.name)
 
     def ask_to_stop(self) -> None:
-        with contextlib.suppress(HubringError):  # with a follower that is gone goes all that it runs
+        with contextlib.suppress(HubringError):  # the programs of a lost follower end with it
             if self.code is None:
                 self._member.order(Stop(name=self.name))
 

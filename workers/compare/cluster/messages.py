@@ -1,4 +1,4 @@
-"""What the conductor and its followers say to each other: JSON, one message a frame."""
+"""Messages between the conductor and its followers: JSON, one message per frame."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from hubring.workers.compare.run.noise import Sample
 
 
 class Hello(Struct, frozen=True, kw_only=True, tag=True):
-    """A follower's first word."""
+    """A follower's first message."""
 
     rank: int
     size: int
     local_rank: int
     host: str
-    """Its machine's name, or that of its container there."""
+    """Hostname of its machine or container."""
     boot: str
-    """Equal for all on one machine, whatever they call it: its kernel's boot id, else its name."""
+    """Equal for all tasks on one machine: the kernel's boot id, else the hostname."""
     idle: bool
-    """Its machine was at rest."""
+    """Its machine was idle."""
     address: str
-    """Under which the other machines reach it."""
+    """Its address for the other machines."""
     cores: tuple[int, ...]
-    """Numbers of those that it may use."""
+    """Numbers of the cores that it can use."""
     machine: dict[str, Any]
-    """As `hubring.workers.compare.run.machine.describe` has it."""
+    """Result of `hubring.workers.compare.run.machine.describe`."""
 
 
 class Start(Struct, frozen=True, kw_only=True, tag=True):
@@ -36,36 +36,36 @@ class Start(Struct, frozen=True, kw_only=True, tag=True):
     name: str
     command: tuple[str, ...]
     directory: str
-    """Where its output goes; all machines see it."""
+    """Folder for its output, visible to all machines."""
     threads: int
-    """PyTorch's."""
+    """PyTorch threads."""
 
 
 class Stop(Struct, frozen=True, kw_only=True, tag=True):
-    """Ask a program to end."""
+    """Send SIGTERM to a program."""
 
     name: str
 
 
 class Kill(Struct, frozen=True, kw_only=True, tag=True):
-    """End a program with all that it started."""
+    """Kill a program and all that it started."""
 
     name: str
 
 
 class Listen(Struct, frozen=True, tag=True):
-    """A run begins: count what else your machine does."""
+    """A run begins: measure noise."""
 
 
 class Tell(Struct, frozen=True, tag=True):
-    """The run is over: what did you count?"""
+    """The run is over: send the noise counts."""
 
 
 class Over(Struct, frozen=True, kw_only=True, tag=True):
-    """The comparison has ended, one way or the other."""
+    """The comparison has ended."""
 
     code: int
-    """The conductor's exit code, which all tasks end with: a launcher starts those again that failed."""
+    """Exit code of the conductor. All tasks exit with it, because launchers restart failed tasks."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, tag=True):
@@ -83,7 +83,7 @@ class Counted(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
-    """The follower cannot go on; `Ended` follows for the program that it could not start."""
+    """The follower cannot start a program; `Ended` for that program follows."""
 
     why: str
 

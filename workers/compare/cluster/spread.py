@@ -1,6 +1,6 @@
-"""Which program of a run belongs to which task. Pure.
+"""Maps the programs of a run to tasks. Pure.
 
-Law: worker r is task r's. The server and the first shard are task 0's, further shards go from machine to
+Law: worker r runs on task r. The server and the first shard run on task 0. Further shards go from machine to
 machine in the order of ranks, each to the first task there.
 """
 
@@ -14,7 +14,7 @@ from hubring.ps.core.errors import UsageError
 from hubring.workers.compare.cluster.messages import Hello
 
 _SAME = ("hubring", "torch")
-"""What all machines must have in one version."""
+"""Packages whose versions must be equal on all machines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class Spread:
     """The tasks as hosts of a run.
 
     Attributes:
-        members: By rank.
-        launcher: Who started them.
+        members: First messages of the tasks, by rank.
+        launcher: Name of the launcher.
     """
 
     members: Sequence[Hello]
@@ -36,16 +36,16 @@ class Spread:
                 if member.machine[name] != first.machine[name]:
                     raise UsageError(
                         f"{name} is {first.machine[name]} on {first.host} and {member.machine[name]} on"
-                        f" {member.host}: install the same version everywhere"
+                        f" {member.host}; install the same version on all machines"
                     )
 
     @property
     def apart(self) -> bool:
-        """Each program is reached by its machine's address."""
+        """Programs reach each other by address."""
         return True
 
     def rank_of(self, role: str) -> int:
-        """Whose a program is: "server", "shard 1", "worker 0"."""
+        """Returns the rank that runs a program: "server", "shard 1" or "worker 0"."""
         kind, _, number = role.partition(" ")
         if kind == "worker":
             return int(number)
@@ -53,26 +53,26 @@ class Spread:
         return machines[int(number or 0) % len(machines)][0]
 
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
-        """What runs a program: whoever starts it is where it belongs."""
+        """Returns the command unchanged: the task that starts it is on the right host."""
         return list(argv)
 
     def address(self, role: str) -> str:
-        """Where a role's programs listen, and where others reach them."""
+        """Returns the address at which a role's programs listen."""
         return self.members[self.rank_of(role)].address
 
     def local_rank(self, rank: int) -> int:
-        """As the launcher says."""
+        """Returns the local rank from the launcher."""
         return self.members[rank].local_rank
 
     def machines(self) -> list[list[int]]:
-        """The ranks of every machine, the conductor's first."""
+        """Returns the ranks of every machine, the conductor's machine first."""
         found: dict[str, list[int]] = {}
         for member in self.members:
             found.setdefault(member.boot, []).append(member.rank)
         return list(found.values())
 
     def busy(self) -> list[str]:
-        """The machines that were not at rest when their tasks came."""
+        """Returns the machines that were not idle when their tasks joined."""
         return [
             self._name(ranks)
             for ranks in self.machines()
@@ -80,7 +80,7 @@ class Spread:
         ]
 
     def threads(self, workers: int) -> int:
-        """PyTorch's in each of so many workers: the fewest cores that a machine has for each of its own."""
+        """Returns PyTorch threads per worker: the fewest cores per worker of any machine."""
         shares = []
         for ranks in self.machines():
             here = sum(rank < workers for rank in ranks)
@@ -89,7 +89,7 @@ class Spread:
         return max(1, min(shares))
 
     def machine(self) -> dict[str, Any]:
-        """What the comparison runs on: the first machine, and each by name."""
+        """Returns the description of the first machine, and of each machine by name."""
         hosts = {
             self._name(ranks): {
                 "ranks": ", ".join(map(str, ranks)),
@@ -100,7 +100,7 @@ class Spread:
         return {**self.members[0].machine, "launcher": self.launcher, "hosts": hosts}
 
     def _name(self, ranks: Sequence[int]) -> str:
-        """A machine's, which is that of its containers; with its address where another has the same."""
+        """Returns a machine's name, with its address if another machine has the same name."""
         hosts = dict.fromkeys(self.members[rank].host for rank in ranks)
         name, first = ", ".join(hosts), self.members[ranks[0]]
         shared = any(member.host in hosts and member.boot != first.boot for member in self.members)

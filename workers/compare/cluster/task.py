@@ -1,4 +1,4 @@
-"""The place of this process among those that a launcher started, and what cannot be had there."""
+"""The task of this process among those that a launcher started, and what tasks cannot run."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hubring.workers.compare.experiment.experiment import Experiment
 from hubring.workers.launchers.placement import detect
 
 ONE_MACHINE = {"mpi", "ray"}
-"""Rows that start their workers themselves, here alone."""
+"""Rows that start all of their workers on one machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One of several.
+    """One of several tasks.
 
     Attributes:
-        rank: Which; 0 conducts.
-        size: How many there are.
-        local_rank: Which of this machine's.
-        launcher: Who started them.
-        together: All of them are known to be on one machine.
+        rank: Its rank; 0 conducts.
+        size: Number of tasks.
+        local_rank: Its number on this machine.
+        launcher: Name of the launcher.
+        together: All tasks are known to be on one machine.
     """
 
     rank: int
@@ -35,17 +35,17 @@ class Task:
 
 
 def find(environment: Mapping[str, str], hostname: str | None = None) -> Task | None:
-    """This process's place; None where nobody started several.
+    """Returns the task of this process; None if no launcher started several.
 
-    A rank by the hostname alone is no word of a launcher: such a pod, as a StatefulSet's, is one machine.
+    A rank in the hostname alone does not count: such a pod, for example of a StatefulSet, is one machine.
 
     Args:
         environment: The process's variables.
-        hostname: This machine's; None: asked of it.
+        hostname: This machine's hostname; None: look it up.
 
     Raises:
         ConfigError: Sources disagree.
-        UsageError: A launcher tells the rank, and nobody how many there are.
+        UsageError: A launcher sets the rank but not the number of tasks.
     """
     place = detect(environment, hostname=socket.gethostname() if hostname is None else hostname)
     if place.rank is None or place.size == 1:
@@ -54,43 +54,43 @@ def find(environment: Mapping[str, str], hostname: str | None = None) -> Task | 
         if detect(environment).rank is None:
             return None
         raise UsageError(
-            f"{', '.join(place.sources)} ({place.launcher}) tells which task this is, and nothing tells how"
-            " many there are: set WORLD_SIZE to that number in every one of them, or run here with --alone"
+            f"{', '.join(place.sources)} ({place.launcher}) sets the rank of this task, but the number of"
+            " tasks is unknown; set WORLD_SIZE in every task, or run on this host with --alone"
         )
     together = place.local_size == place.size
     return Task(place.rank, place.size, place.local_rank, place.launcher, together)
 
 
 def check(experiment: Experiment, task: Task, out: Path | None) -> Path:
-    """Makes sure that tasks of a cluster can run this experiment; returns the folder to write to.
+    """Checks that a cluster's tasks can run this experiment; returns the folder to write to.
 
     Raises:
-        UsageError: They cannot; says why, and the mend.
+        UsageError: They cannot run it.
     """
     most = max(experiment.workers)
     if most > task.size:
         raise UsageError(
-            f"the experiment has {most} workers, and {task.launcher} started {task.size} tasks, one for each:"
-            f" start {most} tasks, or ask for at most {task.size} workers"
+            f"the experiment has {most} workers, but {task.launcher} started {task.size} tasks, one for each"
+            f" worker; start {most} tasks, or set at most {task.size} workers"
         )
     if out is None:
         raise UsageError(
-            f"{task.launcher} started {task.size} tasks, which write to one folder: with --out, name one that"
-            " all machines share"
+            f"{task.launcher} started {task.size} tasks, which write to one folder; with --out, name a folder"
+            " that all machines share"
         )
     if experiment.link is not None:
         raise UsageError(
-            "[link] emulates links on one machine, and here are real ones: leave [link] (--rate, --latency)"
-            f" out, or run without {task.launcher}"
+            "[link] emulates links on one machine, but these tasks use real links; remove [link]"
+            f" (--rate, --latency), or run without {task.launcher}"
         )
     if experiment.fault is not None:
         raise UsageError(
-            "[fault] kills a worker of this machine at a step that it watches for:"
-            f" leave [fault] out, or run without {task.launcher}"
+            "[fault] can kill only a worker on the conductor's machine;"
+            f" remove [fault], or run without {task.launcher}"
         )
     if alone := ONE_MACHINE.intersection(experiment.rows):
         raise UsageError(
-            f"rows = {', '.join(sorted(alone))} start all workers on one machine: leave them out, or run"
+            f"rows = {', '.join(sorted(alone))} start all workers on one machine; remove them, or run"
             f" without {task.launcher}"
         )
     return out

@@ -1,1 +1,1 @@
-"""The commands of `ps-compare`, one a file."""
+"""The commands of `ps-compare`, one per file."""

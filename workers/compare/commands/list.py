@@ -1,4 +1,4 @@
-"""`ps-compare list`: what can be compared, and what has been."""
+"""`ps-compare list`: rows, jobs, shipped experiments and results."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.workers.compare.command import going_on
+from hubring.workers.compare.command import resume_command
 
 if TYPE_CHECKING:
     from hubring.workers.compare.experiment.row import Row
 
 
 def show_list(
-    folder: Annotated[Path, typer.Argument(help="where results lie [results]")] = Path("results"),
+    folder: Annotated[Path, typer.Argument(help="folder of results [results]")] = Path("results"),
 ) -> None:
-    """List rows, jobs, the experiments that ship, and results."""
+    """List rows, jobs, shipped experiments and results."""
     raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
 
 
@@ -31,7 +31,7 @@ def _list(folder: Path) -> dict[str, Any]:
 
     results = {path.parent.name: _state(path.parent) for path in sorted(folder.glob("*/experiment.json"))}
     parts: dict[str, dict[str, str]] = {
-        "rows": {row.name: _told(row) for row in EVERY.values()},
+        "rows": {row.name: _describe(row) for row in EVERY.values()},
         "jobs": {job.name: f"measured by {job.title}" for job in JOBS.values()},
         "experiments": {name: read_toml(path).get("about", "") for name, path in shipped().items()},
         f"results in {folder}": results,
@@ -43,7 +43,7 @@ def _list(folder: Path) -> dict[str, Any]:
     return {**{title.partition(" ")[0]: list(entries) for title, entries in parts.items()}, "exit_code": 0}
 
 
-def _told(row: Row) -> str:
+def _describe(row: Row) -> str:
     missing = "" if row.peer is None else row.peer.missing()
     return f"{row.about}; {missing}" if missing else row.about
 
@@ -56,4 +56,4 @@ def _state(folder: Path) -> str:
         command = json.loads((folder / "experiment.json").read_text())["command"]
     except (ValueError, KeyError, TypeError) as cause:
         return f"experiment.json is damaged ({cause})"
-    return f"not finished, {finished} runs so far; to go on: {going_on(command, folder)}"
+    return f"not finished, {finished} runs so far; to resume, run: {resume_command(command, folder)}"

@@ -1,4 +1,4 @@
-"""`ps-compare report`: makes the results and the report again from what the runs left."""
+"""`ps-compare report`: writes the results and the report again from finished runs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hubring.ps.config import terminal
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="what --out named")],
+    folder: Annotated[Path, typer.Argument(help="folder of a comparison (--out)")],
     tolerance: Annotated[
-        float | None, typer.Option(help="how far synchronous rows may be apart [as they were run]")
+        float | None, typer.Option(help="allowed difference of synchronous rows [that of the runs]")
     ] = None,
 ) -> None:
-    """Make results.json and the report again; nothing is trained."""
+    """Write results.json and the report again, without training."""
     raise SystemExit(terminal.conclude("ps-compare", lambda: _report(folder, tolerance)))
 
 

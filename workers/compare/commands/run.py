@@ -1,4 +1,4 @@
-"""`ps-compare run`: trains, judges, measures, reports; or goes on where it was interrupted."""
+"""`ps-compare run`: trains, judges, measures and reports; resumes an interrupted comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hubring.ps.config import terminal
-from hubring.workers.compare.command import going_on, typed
+from hubring.workers.compare.command import resume_command, typed
 
 if TYPE_CHECKING:
     from hubring.workers.compare.cluster.task import Task
@@ -19,69 +19,69 @@ if TYPE_CHECKING:
     from hubring.workers.compare.result.findings import Findings, Number
 
 DEFAULT = "digits"
-"""The experiment that ships and is run where none is named."""
+"""The shipped experiment that runs by default."""
 
 
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="TOML file, or the name of one that ships: see ps-compare list [digits]"),
+        typer.Argument(help="TOML file or name of a shipped experiment, see ps-compare list [digits]"),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="a job that ships: digits or char-lm")] = None,
-    script: Annotated[Path | None, typer.Option(help="a training script of your own; needs --metric")] = None,
+    job: Annotated[str | None, typer.Option(help="shipped job: digits or char-lm")] = None,
+    script: Annotated[Path | None, typer.Option(help="your training script; needs --metric")] = None,
     arguments: Annotated[
         str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")
     ] = None,
-    metric: Annotated[str | None, typer.Option(help="which key of hubring.report() is the measure")] = None,
+    metric: Annotated[str | None, typer.Option(help="key of hubring.report() to compare")] = None,
     rows: Annotated[
-        str | None, typer.Option(help="ways to train, by comma: see ps-compare list [the experiment's]")
+        str | None, typer.Option(help="ways to train, comma-separated, see ps-compare list [experiment's]")
     ] = None,
-    seeds: Annotated[str | None, typer.Option(help="by comma [0,1,2]")] = None,
+    seeds: Annotated[str | None, typer.Option(help="comma-separated [0,1,2]")] = None,
     repeats: Annotated[int | None, typer.Option(help="runs with the same seed [1]")] = None,
-    workers: Annotated[str | None, typer.Option(help="processes that share the batch, by comma [2]")] = None,
-    servers: Annotated[str | None, typer.Option(help="shard processes of the hub, by comma [1]")] = None,
-    transport: Annotated[str | None, typer.Option(help="to the hub: auto, shm, zmq or grpc [auto]")] = None,
+    workers: Annotated[str | None, typer.Option(help="numbers of workers, comma-separated [2]")] = None,
+    servers: Annotated[str | None, typer.Option(help="numbers of hub shards, comma-separated [1]")] = None,
+    transport: Annotated[str | None, typer.Option(help="of the hub: auto, shm, zmq or grpc [auto]")] = None,
     backend: Annotated[str | None, typer.Option(help="of the ring: gloo or nccl [gloo]")] = None,
     batch: Annotated[int | None, typer.Option(help="samples a step over all workers [the job's]")] = None,
     lr: Annotated[
         str | None,
-        typer.Option(help="of the learning rate: same, linear or per-worker [same]"),
+        typer.Option(help="scaling of the learning rate: same, linear or per-worker [same]"),
     ] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="before --lr changes it [the job's]")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="before --lr scales it [the job's]")] = None,
     epochs: Annotated[int | None, typer.Option(help="passes over the data [the job's]")] = None,
-    target: Annotated[float | None, typer.Option(help="value of the measure to reach [the job's]")] = None,
+    target: Annotated[float | None, typer.Option(help="value of the metric to reach [the job's]")] = None,
     tolerance: Annotated[
         float | None,
-        typer.Option(help="how far synchronous rows may be apart; wide ReLU layers want more [0.0001]"),
+        typer.Option(help="allowed difference of synchronous rows; wide ReLU layers need more [0.0001]"),
     ] = None,
-    warmup: Annotated[int | None, typer.Option(help="steps that count for no speed [a tenth]")] = None,
-    threads: Annotated[int | None, typer.Option(help="of PyTorch in every process [cores / workers]")] = None,
-    rate: Annotated[str | None, typer.Option(help="of hosts' links, as 1gbit,200mbit [no links]")] = None,
-    latency: Annotated[str | None, typer.Option(help="of hosts' links, as 5ms [0]")] = None,
-    jitter: Annotated[str | None, typer.Option(help="of that latency, as 1ms [0]")] = None,
+    warmup: Annotated[int | None, typer.Option(help="steps to leave out of speeds [a tenth]")] = None,
+    threads: Annotated[int | None, typer.Option(help="PyTorch threads per process [cores / workers]")] = None,
+    rate: Annotated[str | None, typer.Option(help="of host links, such as 1gbit,200mbit [no links]")] = None,
+    latency: Annotated[str | None, typer.Option(help="of host links, such as 5ms [0]")] = None,
+    jitter: Annotated[str | None, typer.Option(help="of the latency, such as 1ms [0]")] = None,
     compute: Annotated[
-        str | None, typer.Option(help="every step computes so long, as on a GPU: 50ms")
+        str | None, typer.Option(help="emulated compute time of a step, as on a GPU, such as 50ms")
     ] = None,
     straggler: Annotated[
-        str | None, typer.Option(help="slow workers: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
+        str | None, typer.Option(help="slow workers, KIND:SECONDS (constant, pareto or host): pareto:20ms")
     ] = None,
     straggler_ranks: Annotated[
-        str | None, typer.Option(help="which of them are slow, by comma [all]")
+        str | None, typer.Option(help="ranks of the slow workers, comma-separated [all]")
     ] = None,
     kill: Annotated[
-        str | None, typer.Option(help="kill a worker: RANK@STEP, as 1@100, before that of its steps [nobody]")
+        str | None, typer.Option(help="kill a worker before one of its steps, RANK@STEP: 1@100 [none]")
     ] = None,
-    timeout: Annotated[float | None, typer.Option(help="seconds that one run may take [600]")] = None,
-    alone: Annotated[bool, typer.Option("--alone", help="here, whatever launcher started this")] = False,
-    out: Annotated[Path | None, typer.Option(help="folder to write to or go on in [results/DATE]")] = None,
+    timeout: Annotated[float | None, typer.Option(help="limit of one run in seconds [600]")] = None,
+    alone: Annotated[bool, typer.Option("--alone", help="ignore any launcher; run on this host")] = False,
+    out: Annotated[Path | None, typer.Option(help="folder to write or resume [results/DATE]")] = None,
 ) -> None:
-    """Train, judge, measure; the report's path is in the last line.
+    """Train, judge and measure. The last line holds the path of the report.
 
-    Started again with the same --out it finishes what is missing and repeats nothing.
+    With the --out of an interrupted comparison it runs only what is missing.
 
-    Under srun, torchrun or another launcher each task is one worker; --out is a folder that all share.
+    Under srun, torchrun or another launcher, each task is one worker. --out must then be a shared folder.
 
-    Ends with 1 where synchronous rows disagree.
+    Exits with 1 if synchronous rows disagree.
     """
     flags = dict(locals())
     source, folder, here = flags.pop("experiment"), flags.pop("out"), flags.pop("alone")
@@ -92,12 +92,12 @@ def _run(source: str | None, flags: dict[str, Any], out: Path | None, alone: boo
     folder = out or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     code = terminal.conclude("ps-compare", lambda: _compare(source, flags, out, folder, alone))
     if code > 128 and _is_first(alone):
-        print(f"ps-compare: to go on: {going_on(typed(), folder)}", file=sys.stderr)
+        print(f"ps-compare: to resume, run: {resume_command(typed(), folder)}", file=sys.stderr)
     return code
 
 
 def _is_first(alone: bool) -> bool:
-    """Whether no other task of a cluster tells as much."""
+    """Whether this process prints for all tasks of a cluster."""
     place = _place(alone)
     return place is None or place.rank == 0
 
@@ -116,7 +116,7 @@ def _compare(
     from hubring.workers.compare.experiment.experiment_file import load
 
     chosen = None if flags["job"] is not None or flags["script"] is not None else DEFAULT
-    experiment = load(source or chosen, flags)  # before torch is imported: a wrong word is told at once
+    experiment = load(source or chosen, flags)  # before the slow import of torch, to fail fast
     place = _place(alone)
     if place is None:
         found = _here(experiment, folder)
@@ -135,7 +135,7 @@ def _compare(
 
 
 def _here(experiment: Experiment, folder: Path) -> Findings:
-    """Runs all of it on this machine."""
+    """Runs everything on this machine."""
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.cost.calibrate.calibration import calibrate
     from hubring.workers.compare.experiment.plan import runs
@@ -146,7 +146,7 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
 
     comparison = Comparison.begin(experiment, folder, typed())
     for missing in comparison.missing:
-        hosts.check(missing.setting)  # rather than after a minute's calibration
+        hosts.check(missing.setting)  # before the calibration, which takes a minute
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
         measure = partial(calibrate, tell=screen.calibrating)
@@ -154,7 +154,7 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
 
 
 def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> Findings:
-    """Conducts it. Nothing is predicted: the constants of one machine say nothing of what joins several."""
+    """Runs it as rank 0 of a cluster, without predictions: one machine's constants do not fit a cluster."""
     from hubring.workers.compare.cluster.conductor import conduct
     from hubring.workers.compare.comparison import Comparison
     from hubring.workers.compare.experiment.plan import runs
@@ -172,8 +172,8 @@ def _on_cluster(experiment: Experiment, folder: Path, task: Task) -> Findings:
 
 
 def _result(found: Findings, folder: Path) -> dict[str, Any]:
-    """For the last line."""
-    told = [
+    """Returns the result for the last line."""
+    rows = [
         {
             "setting": row.setting,
             "row": row.row,
@@ -185,7 +185,7 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
     return {
         "report": str(folder / "report.html"),
         "results": str(folder / "results.json"),
-        "rows": told,
+        "rows": rows,
         "gate": {"passed": found.gate.passed, "pairs": len(found.gate.pairs)},
         "verdict": found.verdict,
         "exit_code": _exit_code(found),
@@ -193,7 +193,7 @@ def _result(found: Findings, folder: Path) -> dict[str, Any]:
 
 
 def _one(name: str, number: Number) -> float:
-    """What is told of all seeds' values: the median, or the greatest where that is the worst."""
+    """Returns the median of all seeds, or the largest value for a figure whose worst case counts."""
     from hubring.workers.compare.result.numbers import WORST
 
     return number.most if name in WORST else number.median

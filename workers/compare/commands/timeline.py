@@ -1,4 +1,4 @@
-"""`ps-compare timeline`: the traces that servers and workers wrote, from all hosts, as one file."""
+"""`ps-compare timeline`: merges the traces of servers and workers on all hosts into one file."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hubring.ps.config import terminal
 
 
 def timeline(
-    folder: Annotated[Path, typer.Argument(help="what --trace named; copy the files of all hosts into it")],
+    folder: Annotated[Path, typer.Argument(help="folder of --trace; copy the files of all hosts into it")],
     out: Annotated[Path | None, typer.Option(help="file to write [FOLDER/trace.json]")] = None,
 ) -> None:
-    """Make one timeline of many traces, on the coordinator's clock, for Perfetto."""
+    """Merge traces into one timeline for Perfetto, on the coordinator's clock."""
     raise SystemExit(terminal.conclude("ps-compare", lambda: _timeline(folder, out or folder / "trace.json")))
 
 
@@ -24,5 +24,5 @@ def _timeline(folder: Path, out: Path) -> dict[str, Any]:
 
     count = merge(folder, out)
     if count == 0:
-        raise UsageError(f"{folder} holds no NAME.trace.json with anything in it: name the folder of --trace")
+        raise UsageError(f"{folder} holds no NAME.trace.json with events; use the folder given with --trace")
     return {"timeline": str(out), "processes": count, "exit_code": 0}

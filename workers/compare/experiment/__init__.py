@@ -1,1 +1,1 @@
-"""What is compared: rows, settings, and the plan of all runs."""
+"""Experiments: rows, settings and the plan of all runs."""

@@ -1,4 +1,4 @@
-"""Rows by the names that `--rows` gives."""
+"""Selects rows by the names in `--rows`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _Row = TypeVar("_Row")
 
 
 def chosen(names: Iterable[str], rows: Mapping[str, _Row]) -> list[_Row]:
-    """The rows of these names, in this order.
+    """Returns the rows with these names, in this order.
 
     Raises:
-        UsageError: No row has that name, or one is named twice.
+        UsageError: No row has that name, or a name occurs twice.
     """
     found: dict[str, _Row] = {}
     for name in names:
         if name not in rows:
-            raise UsageError(f"--rows: there is no row {name!r}; there are {', '.join(rows)}")
+            raise UsageError(f"--rows: no row {name!r}; expected one of {', '.join(rows)}")
         if name in found:
             raise UsageError(f"--rows names {name} twice")
         found[name] = rows[name]

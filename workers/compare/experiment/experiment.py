@@ -1,6 +1,6 @@
-"""Experiments: what is to be compared, under which circumstances, and how often.
+"""Experiments: what to compare, in which settings, and how often.
 
-An experiment that exists is consistent: contradictions are refused where it is made.
+An `Experiment` is always consistent: its constructor rejects contradictions.
 `hubring.workers.compare.experiment.experiment_file` reads one from a file and from flags.
 """
 
@@ -30,114 +30,114 @@ ALL_ROWS = tuple(ROWS)
 
 
 class LinkTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[link]`: what joins the hosts; every value of a list is tried with every other."""
+    """`[link]`: the links of the hosts. Every rate is combined with every latency."""
 
     rate: tuple[Positive, ...] = ()
-    """Bits a second each way; none: as fast as the machine goes."""
+    """Bits a second each way; empty: unlimited."""
     latency: tuple[NotNegative, ...] = (0.0,)
     """Seconds from host to host."""
     jitter: NotNegative = 0.0
-    """Seconds by which that varies, up and down."""
+    """Seconds by which the latency varies, up and down."""
 
 
 class StragglerTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[straggler]`: who is slow; see `hubring.workers.compare.experiment.setting.Straggler`."""
+    """`[straggler]`: slow workers; see `hubring.workers.slowdown.straggler.Straggler`."""
 
     kind: Literal["constant", "pareto", "host"] = "constant"
     seconds: tuple[NotNegative, ...]
-    """What a step takes longer, on average."""
+    """Extra seconds of a step, on average."""
     ranks: tuple[Whole, ...] = ()
-    """Who; empty: all."""
+    """Ranks of the slow workers; empty: all."""
     shape: Shape = 2.5
-    """Of the Pareto distribution."""
+    """Shape of the Pareto distribution."""
     baseline: bool = False
-    """Run everything without the straggler too."""
+    """Also run everything without the straggler."""
 
 
 class FaultTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[fault]`: who is killed, before which of its steps."""
+    """`[fault]`: the worker to kill, and before which of its steps."""
 
     rank: Whole
     step: Whole
     baseline: bool = False
-    """Run everything without the loss too."""
+    """Also run everything without the fault."""
 
 
 class ComputeTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`[compute]`: how long a step computes on the emulated device; workers sleep for what is left of it."""
+    """`[compute]`: compute time of a step on the emulated device. Workers sleep for the rest of it."""
 
     step: tuple[NotNegative, ...]
     """Seconds."""
 
 
 FILLED = ("seed", "batch", "lr", "epochs")
-"""What a script's arguments may name in braces."""
+"""Placeholders in a script's arguments."""
 
 PLACEHOLDER = re.compile(r"(?<![{$]){([A-Za-z_]\w*)}")
-"""A name in single braces; `${name}` and `{{name}}` are for others to fill in, and JSON is no name."""
+"""A name in single braces. `${name}` and `{{name}}` belong to other programs; JSON does not match."""
 
 _OF_SCRIPTS = {"metric": None, "title": None, "rising": True, "samples": "samples"}
-"""What only a script's author can tell, as it stands where nobody did."""
+"""Fields that only a script needs, with their defaults."""
 
 
 class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What to compare.
 
     Raises:
-        UsageError: Two values contradict each other; says which and how to mend it.
+        UsageError: Two values contradict each other.
     """
 
     name: str = "experiment"
     about: str = ""
-    """What it is to show, in a sentence."""
+    """What the experiment shows, in one sentence."""
     job: str | None = None
-    """A job that ships: digits or char-lm. Either this or a script."""
+    """Shipped job: digits or char-lm. Set either this or `script`."""
     script: Path | None = None
-    """A training script; what it reports is measured, so `metric` is needed."""
+    """Training script. It needs `metric`, the reported key to compare."""
     arguments: tuple[str, ...] = ()
-    """More for the job; all of them for a script, with {seed}, {batch}, {lr}, {epochs} filled in."""
+    """Extra arguments of a job; all arguments of a script, with {seed}, {batch}, {lr}, {epochs} filled in."""
     metric: str | None = None
-    """Key of the measure among what the script reports."""
+    """Key of the metric in the script's reports."""
     title: str | None = None
-    """The measure in words."""
+    """The metric in words."""
     rising: bool = True
-    """More of the measure is better."""
+    """Higher values of the metric are better."""
     samples: str = "samples"
-    """What a sample is called."""
+    """Word for the samples, in plural."""
     target: float | None = None
-    """Value of the measure to reach; none: the job's own."""
+    """Value of the metric to reach; None: the job's own."""
     rows: tuple[str, ...] = ALL_ROWS
-    """Ways to train; the first synchronous one is measured against."""
+    """Ways to train. The first synchronous row is the reference."""
     seeds: tuple[Whole, ...] = (0, 1, 2)
-    """Everything is run once with each."""
+    """Each row runs once with each seed."""
     repeats: Count = 1
-    """How often with the same seed."""
+    """Runs with the same seed."""
     workers: tuple[Count, ...] = (2,)
-    """Processes that share the batch."""
+    """Numbers of workers, which share the batch."""
     servers: tuple[Count, ...] = (1,)
-    """Shard processes of the hub; with a link, each on a host of its own."""
+    """Numbers of shard processes of the hub. With a link, each shard has its own host."""
     transport: Literal["auto", "shm", "zmq", "grpc"] = "auto"
-    """To the hub."""
+    """Transport of the hub."""
     slice_bytes: Bytes | None = None
-    """Largest piece in which the hub's parameters travel; none: found out by trying."""
+    """Largest slice of the hub's parameters; None: tuned by measuring."""
     backend: Literal["gloo", "nccl"] = "gloo"
-    """Of the ring."""
+    """Backend of the ring."""
     batch: Count | None = None
-    """Samples a step, over all workers, the same in every row; none: the job's own."""
+    """Samples a step over all workers, the same in every row; None: the job's own."""
     lr: Literal["same", "linear", "per-worker"] = "same"
-    """`linear`: times the workers, for all rows; `per-worker`: divided by them, for asynchronous rows."""
+    """`linear`: multiplied by the workers, all rows. `per-worker`: divided by them, asynchronous rows."""
     learning_rate: Positive | None = None
-    """Before that; none: the job's own."""
+    """Learning rate before `lr` scales it; None: the job's own."""
     epochs: Count | None = None
     """None: the job's own."""
     warmup: Whole | None = None
-    """Steps that count for no speed; none: a tenth, at least five."""
+    """Steps to leave out of speeds; None: a tenth, at least five."""
     tolerance: Positive | None = None
-    """How far synchronous rows may be apart; none: `hubring.workers.compare.judge.gate.TOLERANCE`."""
+    """Allowed difference of synchronous rows; None: `hubring.workers.compare.judge.gate.TOLERANCE`."""
     timeout: Seconds = 600.0
-    """Seconds that one run may take."""
+    """Limit of one run in seconds."""
     threads: Count | None = None
-    """PyTorch's, in every process of every row; none: the cores by the workers."""
+    """PyTorch threads in every process of every row; None: cores / workers."""
     link: LinkTable | None = None
     straggler: StragglerTable | None = None
     fault: FaultTable | None = None
@@ -149,47 +149,47 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         self._check_peers()
         self._check_script()
         if self.lr != "same" and self.yardstick.learning_rate is None:
-            raise UsageError(f"lr = {self.lr} changes a learning rate that nobody named: give learning_rate")
+            raise UsageError(f"lr = {self.lr} scales a learning rate, and none is known; set learning_rate")
         if self.link is not None and (self.transport == "shm" or "hub-shm" in self.rows):
             raise UsageError(
-                f"{'row hub-shm' if 'hub-shm' in self.rows else 'transport = shm'} and [link]: shared memory"
-                " knows no link; take zmq or grpc, or drop [link]"
+                f"{'row hub-shm' if 'hub-shm' in self.rows else 'transport = shm'} with [link]: shared memory"
+                " does not use the link; use zmq or grpc, or remove [link]"
             )
         if self.fault is not None and (self.fault.rank == 0 or self.fault.step < 2):
             raise UsageError(
-                f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: rank 0 measures the model, and"
-                " whoever is lost should have taken two steps; name another rank, and a step from 2 on"
+                f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: expected a rank from 1, because"
+                " rank 0 measures the model, and a step from 2"
             )
-        _ = self.settings  # each of which is checked where it is made
+        _ = self.settings  # each `Setting` checks itself
 
     def _check_peers(self) -> None:
         for row in self.ways:
             if row.peer is None:
                 continue
             if self.link is not None and not row.peer.linked:
-                raise UsageError(f"row {row.name} runs on one machine: leave it, or the link, out")
+                raise UsageError(f"row {row.name} needs one machine; remove the row or the link")
             if self.fault is not None:
                 raise UsageError(
-                    f"row {row.name} does not survive a lost worker: leave it out,"
-                    " or the loss ([fault], --kill)"
+                    f"row {row.name} does not survive a lost worker; remove the row"
+                    " or the fault ([fault], --kill)"
                 )
 
     def _check_script(self) -> None:
         if (self.job is None) == (self.script is None):
-            raise UsageError("give either job, one that ships, or script, one of your own")
+            raise UsageError("set either job, for a shipped job, or script, for your own script")
         if self.script is None:
-            _ = self.yardstick  # an unknown job is told now, not once it is trained
+            _ = self.yardstick  # fails on an unknown job
             for name, usual in _OF_SCRIPTS.items():
                 if getattr(self, name) != usual:
                     raise UsageError(
-                        f"{name} = {getattr(self, name)} is for a script of your own; job {self.job} is"
-                        f" measured by its {self.yardstick.title}"
+                        f"{name} = {getattr(self, name)} requires script; the metric of job {self.job} is"
+                        f" {self.yardstick.title}"
                     )
             return
         if self.metric is None:
             raise UsageError(
-                f"script = {self.script} needs metric: which of the keys that it gives to hubring.report(...)"
-                " tells how good the model is"
+                f"script = {self.script} needs metric: the key of hubring.report(...) that measures the"
+                " quality of the model"
             )
         named = PLACEHOLDER.findall(" ".join(self.arguments))
         self._check_placeholders(named, self.script)
@@ -197,22 +197,22 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             wanted = len(self.seeds) > 1 if name == "seed" else self._asked(name)
             if wanted and name not in named:
                 raise UsageError(
-                    f"{self.script.name} would not learn of its {name}: put {{{name}}} into arguments"
-                    + (", or give one seed and repeats" if name == "seed" else "")
+                    f"{self.script.name} does not receive its {name}; add {{{name}}} to arguments"
+                    + (", or use one seed and repeats" if name == "seed" else "")
                 )
 
     def _check_placeholders(self, named: list[str], script: Path) -> None:
         for name in named:
             if name not in FILLED:
                 raise UsageError(
-                    f"nothing fills in {{{name}}} of arguments; there are"
+                    f"unknown placeholder {{{name}}} in arguments; expected one of"
                     f" {', '.join(f'{{{each}}}' for each in FILLED)}"
                 )
             if name != "seed" and not self._asked(name):
                 key = "learning_rate" if name == "lr" else name
                 raise UsageError(
-                    f"{{{name}}} of arguments has no value: give {key} ({flag(key)}), or leave it out, and"
-                    f" {script.name} takes its own"
+                    f"{{{name}}} in arguments has no value; set {key} ({flag(key)}), or remove {{{name}}} so"
+                    f" that {script.name} uses its own"
                 )
 
     def _asked(self, name: str) -> bool:
@@ -221,7 +221,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def yardstick(self) -> Job:
-        """What is measured, and what is good enough."""
+        """The job with this experiment's target and learning rate."""
         if self.job is not None:
             job = find(self.job)
         else:
@@ -237,12 +237,12 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def ways(self) -> list[Row]:
-        """The rows."""
+        """The rows of this experiment."""
         return select(self.rows)
 
     @property
     def settings(self) -> list[Setting]:
-        """The grid: every value of every list with every other."""
+        """The grid: all combinations of the listed values."""
         return [
             Setting(workers=n, servers=k, link=link, straggler=straggler, fault=fault, compute=compute)
             for n, link, straggler, fault, compute, k in product(
@@ -284,7 +284,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return [None] if self.compute is None else list(self.compute.step)
 
     def rate_for(self, row: Row, workers: int) -> float | None:
-        """The learning rate that a row is told; None: it takes the job's own."""
+        """Returns the learning rate to pass to a row; None: the row uses the job's own."""
         own = self.yardstick.learning_rate
         if own is not None and self.lr == "linear":
             return own * workers
@@ -295,6 +295,6 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 def _check_list(name: str, values: tuple[object, ...]) -> None:
     if not values:
-        raise UsageError(f"{name} is empty: give at least one")
+        raise UsageError(f"{name} is empty; set at least one value")
     if len(set(values)) < len(values):
-        raise UsageError(f"{name} = {', '.join(map(str, values))} names one twice")
+        raise UsageError(f"{name} = {', '.join(map(str, values))} has a duplicate; remove it")

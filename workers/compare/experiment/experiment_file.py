@@ -1,6 +1,6 @@
-"""Where an experiment comes from: a TOML file, or one that ships, and flags over it.
+"""Reads an experiment from a TOML file or a shipped experiment, overridden by flags.
 
-An unknown name gets "did you mean"; a list may stand as one value; a quantity may have its unit.
+A single value can replace a list, and a quantity can have a unit.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
     """Reads an experiment.
 
     Args:
-        source: A TOML file, or the name of an experiment that ships; None: the flags say all.
-        flags: Names to what the command line gave; None where it gave nothing. Lists as text, by comma.
+        source: A TOML file or the name of a shipped experiment; None: flags only.
+        flags: Values from the command line by name; None where a flag is not set. Lists are
+            comma-separated text.
 
     Raises:
-        UsageError: Names the value, what was allowed and the mend.
+        UsageError: A value is invalid.
     """
     values = {} if source is None else dict(_read(find(source)))
     if flags.get("job") is not None or flags.get("script") is not None:
         values = {name: value for name, value in values.items() if name not in ("job", "script")}
     given = {name: value for name, value in flags.items() if value is not None}
     for name in sorted(given, key=lambda name: name in _WITH_TABLE):  # whole tables before their keys
-        _overrule(values, name, given[name])
+        _override(values, name, given[name])
     if "script" not in values:
         values.setdefault("job", "digits")
     try:
@@ -80,29 +81,29 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
             row.peer.check()
     if experiment.script is not None and not experiment.script.is_file():
         raise UsageError(
-            f"there is no script {experiment.script}; a relative path counts from the experiment's file, and"
-            " after --script from here"
+            f"no script {experiment.script}; relative paths start at the folder of the experiment's file,"
+            " with --script at the current folder"
         )
     return experiment
 
 
 def find(source: str) -> Path:
-    """The file of that name or, where there is none, of the experiment that ships.
+    """Returns the file with that name, else the file of the shipped experiment.
 
     Raises:
-        UsageError: There is neither.
+        UsageError: Neither exists.
     """
     if Path(source).is_file():
         return Path(source)
     if source in (known := shipped()):
         return known[source]
     guess = difflib.get_close_matches(source, known, n=1)
-    mend = f"did you mean {guess[0]}?" if guess else f"{', '.join(known)} ship"
-    raise UsageError(f"there is no file {source}, and no experiment of that name ships; {mend}")
+    hint = f"did you mean {guess[0]}?" if guess else f"shipped are {', '.join(known)}"
+    raise UsageError(f"no file and no shipped experiment {source}; {hint}")
 
 
 def shipped() -> dict[str, Path]:
-    """The experiments that ship, by name."""
+    """Returns the files of the shipped experiments by name."""
     found = {Path(str(each)).stem: Path(str(each)) for each in SHIPPED.iterdir()}
     return dict(sorted((name, path) for name, path in found.items() if path.suffix == ".toml"))
 
@@ -114,13 +115,13 @@ def _read(path: Path) -> dict[str, Any]:
         raise UsageError(str(cause)) from cause
     values = {"name": path.stem} | _converted(Experiment, content, f"{{name}} = {{value!r}} in {path}")
     script = values.get("script")
-    if script is not None and not script.is_absolute():  # as it stands in the file, so from there
+    if script is not None and not script.is_absolute():  # relative to the experiment's file
         values["script"] = path.parent / script
     return values
 
 
-def _overrule(values: dict[str, Any], name: str, value: object) -> None:
-    """Puts a flag over the file's value."""
+def _override(values: dict[str, Any], name: str, value: object) -> None:
+    """Replaces a value of the file with that of a flag."""
     spelling = f"{flag(name)} {value}".replace("{", "{{").replace("}", "}}")
     if name in _SEVERAL:
         table, content = _SEVERAL[name](str(value))
@@ -134,13 +135,13 @@ def _overrule(values: dict[str, Any], name: str, value: object) -> None:
     fresh, there = _converted(_TABLES[table], content, spelling), values.get(table)
     if there is None and name == "straggler_ranks":
         raise UsageError(
-            f"{flag(name)} {value}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
+            f"{flag(name)} {value}: the delay is missing; add --straggler KIND:SECONDS, such as pareto:20ms"
         )
     values[table] = _TABLES[table](**fresh) if there is None else msgspec.structs.replace(there, **fresh)
 
 
 def _words(text: str) -> list[str]:
-    """A command line's words, of which a quoted one may hold blanks."""
+    """Splits a command line into words; quoted words can contain blanks."""
     try:
         return shlex.split(text)
     except ValueError as cause:
@@ -163,18 +164,18 @@ def _kill(text: str) -> tuple[str, dict[str, object]]:
     rank, at, step = text.partition("@")
     if not (at and rank.isdecimal() and step.isdecimal()):
         raise UsageError(
-            f"--kill {text}: expected RANK@STEP, both counted from 0; with 1@100 the worker of rank 1 is"
-            " killed before its step 100"
+            f"--kill {text}: expected RANK@STEP, both counted from 0; 1@100 kills the worker of rank 1"
+            " before its step 100"
         )
     return "fault", {"rank": int(rank), "step": int(step)}
 
 
 _SEVERAL = {"straggler": _straggler, "kill": _kill}
-"""Flags that set several keys of a table: to the table, and what they set in it."""
+"""Flags that set several keys of a table; each function returns the table's name and the keys."""
 
 
 def _converted(kind: type[Struct], content: Mapping[str, object], spelling: str) -> dict[str, Any]:
-    """The content's values in the types of `kind`'s fields."""
+    """Converts values to the types of `kind`'s fields."""
     types = {field.name: field.type for field in fields(kind)}
     converted = {}
     for name, value in content.items():
@@ -205,7 +206,7 @@ def _value(name: str, value: object, kind: Any, where: str) -> object:
 
 
 def _measured(name: str, value: object) -> object:
-    """Quantities as numbers."""
+    """Converts quantities to numbers."""
     read = _QUANTITIES.get(name)
     if read is None or (name == "step" and isinstance(value, int)):
         return value
@@ -214,15 +215,15 @@ def _measured(name: str, value: object) -> object:
 
 def _table(kind: type[Struct], value: object, where: str, name: str) -> Struct:
     if not isinstance(value, dict):
-        raise UsageError(f"{where}: expected a table, [{name}]")
+        raise UsageError(f"{where}: expected a table [{name}]")
     values = _converted(kind, value, f"{{name}} = {{value!r}} in [{name}], {where.rpartition(' in ')[2]}")
     missing = [field.name for field in fields(kind) if field.required and field.name not in values]
     if missing:
-        raise UsageError(f"[{name}] lacks {', '.join(missing)}")
+        raise UsageError(f"[{name}] has no {', '.join(missing)}; add it")
     return kind(**values)
 
 
 def _allowed(kind: Any) -> str:
     if get_origin(kind) is tuple and get_args(kind)[0] is str:
-        return "text; or a list of such"
+        return "text or a list of texts"
     return allowed(kind)

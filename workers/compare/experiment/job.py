@@ -1,4 +1,4 @@
-"""What the comparison knows of what is trained: what it measures, and when that is good enough."""
+"""Jobs as the comparison sees them: the metric and its target."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from hubring.ps.core.errors import UsageError
 
 
 class Job(Struct, frozen=True):
-    """A job's yardstick.
+    """A job's metric and target.
 
     Attributes:
-        name: As `ps-worker --job` takes it, or the name of a script.
-        metric: Key of the measure in the job's record.
-        title: The measure in words.
-        target: Where the measure counts as reached unless the user says otherwise; None: nowhere.
-        rising: More is better.
-        samples: What the job calls its samples.
-        learning_rate: What the job takes unless it is told; None: nobody knows.
+        name: Name for `ps-worker --job`, or the name of a script.
+        metric: Key of the metric in the job's record.
+        title: The metric in words.
+        target: Default target of the metric; None: no target.
+        rising: Higher values are better.
+        samples: Word for the job's samples.
+        learning_rate: Default of the job; None: unknown.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Job(Struct, frozen=True):
     learning_rate: float | None = None
 
     def reached(self, value: float) -> bool:
-        """Whether a value of the measure is as good as the target."""
+        """Whether a value of the metric meets the target."""
         if self.target is None:
             return False
         return value >= self.target if self.rising else value <= self.target
@@ -45,11 +45,11 @@ JOBS = {
 
 
 def find(name: str) -> Job:
-    """The job of that name.
+    """Returns the job with that name.
 
     Raises:
-        UsageError: There is none.
+        UsageError: No job has that name.
     """
     if name not in JOBS:
-        raise UsageError(f"--job: there is no job {name!r}; there are {', '.join(JOBS)}")
+        raise UsageError(f"--job: no job {name!r}; expected one of {', '.join(JOBS)}")
     return JOBS[name]

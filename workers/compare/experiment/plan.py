@@ -1,9 +1,9 @@
 """The plan: an experiment's runs in a fair order. Pure.
 
-Law: what is compared runs close together in time, and takes turns in going first. Every pass, one
-for each seed and repeat, holds every row of every setting once; rows of a setting stand side by side;
-from pass to pass they move up by one place, and every other pass goes backward through the settings.
-So neither a machine that warms up nor one that is busy for a while falls on one row alone.
+Law: runs that are compared are close in time and take turns in going first. There is one pass for each
+seed and repeat. A pass runs every row of every setting once; the rows of a setting follow each other.
+From pass to pass the rows rotate by one place, and every other pass visits the settings backward. So a
+machine that warms up or is busy for a while does not slow one row alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hubring.workers.compare.experiment.row import Row
 from hubring.workers.compare.experiment.setting import Setting
 
 AGAIN = "hub-bsp"
-"""The row that is run a second time with the first seed: its bits must come out the same."""
+"""The row that runs a second time with the first seed: the parameters must be identical bit by bit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Run:
     """One training.
 
     Attributes:
-        setting: What of the circumstances the row meets (`Row.meets`).
-        row: Which way.
-        seed: The job's.
-        turn: Which of the runs that have all this in common.
+        setting: The part of the setting that affects the row (`Row.meets`).
+        row: The row.
+        seed: Seed of the job.
+        turn: Number among the runs with the same setting, row and seed.
     """
 
     setting: Setting
@@ -37,13 +37,13 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Its name for people, and that of its folder."""
+        """Name of the run and of its folder."""
         turn = f" turn{self.turn}" if self.turn else ""
         return f"{self.setting.key} {self.row.name} seed{self.seed}{turn}"
 
 
 def runs(experiment: Experiment) -> list[Run]:
-    """All runs, in order; none twice."""
+    """Returns all runs in order, without duplicates."""
     passes = [(seed, turn) for turn in range(experiment.repeats) for seed in experiment.seeds]
     found: dict[Run, None] = {}
     for number, (seed, turn) in enumerate(passes):
@@ -54,12 +54,12 @@ def runs(experiment: Experiment) -> list[Run]:
 
 
 def counted(experiment: Experiment, setting: Setting, row: Row, seed: int) -> list[Run]:
-    """The runs whose numbers are those of a row in a setting with a seed."""
+    """Returns the runs that make up the numbers of a row in a setting with a seed."""
     return [Run(row.meets(setting), row, seed, turn) for turn in range(experiment.repeats)]
 
 
 def again(experiment: Experiment) -> tuple[Run, Run] | None:
-    """The two runs of the hub that must be equal bit by bit; None without such a row."""
+    """Returns the two hub runs that must be identical bit by bit; None without such a row."""
     setting = experiment.settings[0]
     first = [Run(setting, row, experiment.seeds[0]) for row in experiment.ways if row.name == AGAIN]
     if not first or setting.fault is not None:

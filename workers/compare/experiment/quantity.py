@@ -1,4 +1,4 @@
-"""Quantities as people write them: `1gbit`, `5ms`."""
+"""Quantities with units: `1gbit`, `5ms`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _TIMES = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def rate(value: object) -> float:
-    """Bits a second: a number, or text as tc spells it, as in `200mbit`.
+    """Returns bits a second from a number, or from text in the spelling of tc, such as `200mbit`.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The value is neither.
     """
-    return _read(value, _RATES, "a rate in bits a second, as in 200mbit, 1gbit or 1000000000")
+    return _read(value, _RATES, "a rate in bits a second, such as 200mbit, 1gbit or 1000000000")
 
 
 def seconds(value: object) -> float:
-    """Seconds: a number, or text with a unit, as in `5ms`.
+    """Returns seconds from a number, or from text with a unit, such as `5ms`.
 
     Raises:
-        UsageError: It is neither.
+        UsageError: The value is neither.
     """
-    return _read(value, _TIMES, "a time, as in 5ms, 100us, 2s or 0.005")
+    return _read(value, _TIMES, "a time, such as 5ms, 100us, 2s or 0.005")
 
 
 def _read(value: object, units: dict[str, float], allowed: str) -> float:

@@ -1,4 +1,4 @@
-"""Rows of the comparison: the ways to train, each as what its programs are told."""
+"""Rows of the comparison: the ways to train, each with the flags of its programs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Row:
     """One way to train.
 
     Attributes:
-        name: What the user calls it.
+        name: Name in `--rows`.
         about: What it does, in one sentence.
-        server: Flags for the server; None: it needs no server.
+        server: Flags for the server; None: no server.
         worker: Flags for every worker.
-        synchronous: It must end in the same parameters as one process with the whole batch.
-        peer: Whose way it is; None: ours.
+        synchronous: It must produce the same parameters as one process with the whole batch.
+        peer: The peer that it runs; None: a row of Hubring.
     """
 
     name: str
@@ -39,18 +39,18 @@ class Row:
 
     @property
     def wired(self) -> bool:
-        """Whether it has a transport of its own."""
+        """Whether it sets its own transport."""
         return "--transport" in self.worker
 
     def workers(self, asked: int) -> int:
-        """How many workers this row starts where the others start `asked`."""
+        """Returns the number of workers of this row where the setting has `asked`."""
         return 1 if self.server is None and self.peer is None else asked
 
     def meets(self, setting: Setting) -> Setting:
-        """What of a setting makes a difference to this row, so that nothing is run twice.
+        """Returns the part of a setting that affects this row, so that no run is repeated.
 
-        A ring has no shards. A process alone has no network, nobody to lose, and only its own host to
-        be slow on; where computing is emulated it computes for all.
+        A ring has no shards. A local process has no network and no worker to lose, and only its own host
+        can be slow. With emulated compute it computes for all workers.
         """
         if self.on_hub or (self.peer is not None and self.peer.served and not self.peer.leads):
             return setting
@@ -67,41 +67,41 @@ class Row:
 ROWS = {
     row.name: row
     for row in (
-        Row("local", "one process takes the whole batch", server=None),
-        Row("ring", "gradients averaged around a Gloo ring, every worker steps", (), ("--topology", "ring")),
-        Row("hub-bsp", "the hub waits for all, averages and steps once", ("--mode", "bsp")),
+        Row("local", "one process trains on the whole batch", server=None),
+        Row("ring", "gradients are averaged on a Gloo ring; every worker steps", (), ("--topology", "ring")),
+        Row("hub-bsp", "the hub waits for all workers, averages and steps once", ("--mode", "bsp")),
         Row(
             "hub-ssp",
-            "the hub steps on arrival; nobody leads by more than 2 steps",
+            "the hub steps on arrival; no worker leads by more than 2 steps",
             ("--mode", "ssp", "--staleness", "2"),
             synchronous=False,
         ),
-        Row("hub-asp", "the hub steps on arrival; nobody waits", ("--mode", "asp"), synchronous=False),
-        Row("hub-aggregate", "the hub averages, every worker steps", ("--mode", "bsp"), ("--aggregate",)),
+        Row("hub-asp", "the hub steps on arrival; no worker waits", ("--mode", "asp"), synchronous=False),
+        Row("hub-aggregate", "the hub averages; every worker steps", ("--mode", "bsp"), ("--aggregate",)),
     )
 }
 
-"""Ours, all of which a comparison takes unless it is told otherwise."""
+"""The rows of Hubring that a comparison runs by default."""
 
 WIRED = {
-    f"hub-{wire}": Row(f"hub-{wire}", f"hub-bsp by {wire}", ("--mode", "bsp"), ("--transport", wire))
+    f"hub-{wire}": Row(f"hub-{wire}", f"hub-bsp over {wire}", ("--mode", "bsp"), ("--transport", wire))
     for wire in ("shm", "zmq", "grpc")
 }
-"""The hub by one wire, whatever the experiment's is: for a comparison of wires."""
+"""The hub over one transport, whatever the experiment sets: for a comparison of transports."""
 
 OURS = ROWS | WIRED
 
 EVERY = OURS | {peer.name: Row(peer.name, peer.about, None, peer=peer) for peer in PEERS.values()}
-"""The peers as well, some of which want libraries of their own."""
+"""All rows including peers, some of which need their own libraries."""
 
 
 def select(names: Iterable[str]) -> list[Row]:
-    """The rows of these names, in this order.
+    """Returns the rows with these names, in this order.
 
     Raises:
-        UsageError: No row has that name, one is named twice, or none is named.
+        UsageError: No row has that name, a name occurs twice, or there is no name.
     """
     rows = chosen(names, EVERY)
     if not rows:
-        raise UsageError(f"--rows names no row; there are {', '.join(EVERY)}")
+        raise UsageError(f"--rows is empty; expected some of {', '.join(EVERY)}")
     return rows

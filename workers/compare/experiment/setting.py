@@ -1,4 +1,4 @@
-"""Settings: under which circumstances a row is run, the same for every row."""
+"""Settings: the conditions of a run, the same for every row."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hubring.workers.slowdown.straggler import Straggler
 
 
 class Link(Struct, frozen=True, kw_only=True):
-    """What joins a host to the switch.
+    """The link from a host to the switch.
 
     Attributes:
-        rate: Bits a second, each way; None: as fast as the machine goes.
-        latency: Seconds that a byte needs from host to host.
-        jitter: Seconds by which that varies, up and down, evenly.
+        rate: Bits a second, each way; None: unlimited.
+        latency: Seconds from host to host.
+        jitter: Seconds by which the latency varies, up and down, uniformly.
     """
 
     rate: float | None = None
@@ -26,11 +26,11 @@ class Link(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.rate <= 0:
-            raise UsageError(f"link: a rate of {self.rate:g} bit/s moves nothing; give one above 0")
+            raise UsageError(f"link: rate {self.rate:g} bit/s; expected a rate above 0")
         if not 0 <= self.jitter <= self.latency:
             raise UsageError(
                 f"link: latency {self.latency:g} s and jitter {self.jitter:g} s;"
-                " jitter goes from 0 to the latency"
+                " expected a jitter from 0 to the latency"
             )
 
     def __str__(self) -> str:
@@ -44,8 +44,8 @@ class Fault(Struct, frozen=True, kw_only=True):
     """A worker that is killed.
 
     Attributes:
-        rank: Which.
-        step: Before which of its steps, counted from 0.
+        rank: Its rank.
+        step: It is killed before this step, counted from 0.
     """
 
     rank: int
@@ -59,13 +59,13 @@ class Setting(Struct, frozen=True, kw_only=True):
     """One point of an experiment's grid.
 
     Attributes:
-        key: What tells it from the others: a name for people, files and JSON, made from all the rest.
+        key: Name for people, files and JSON, built from all other fields.
         workers: Processes that share the batch; the local row has one.
-        servers: Shard processes of the hub; hosts of their own where there is a link.
-        link: What joins the hosts; None: all run on this machine, and its loopback is the wire.
-        straggler: Who is slow; None: whom the machine makes slow.
-        fault: Who is killed; None: nobody.
-        compute: Seconds that every worker sleeps in every step, as a GPU would compute; None: it does not.
+        servers: Shard processes of the hub; with a link, each has its own host.
+        link: Link of each host; None: all processes run on this machine over loopback.
+        straggler: Slow workers; None: none.
+        fault: The worker to kill; None: none.
+        compute: Seconds that every worker sleeps in every step to emulate a GPU; None: no emulation.
     """
 
     key: str = ""
@@ -78,11 +78,11 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 1:
-            raise UsageError(f"{self.workers} workers, {self.servers} servers; there is one of each at least")
+            raise UsageError(f"{self.workers} workers, {self.servers} servers; expected at least 1 of each")
         for rank in (*self._ranks, *([self.fault.rank] if self.fault else [])):
             if not 0 <= rank < self.workers:
                 raise UsageError(
-                    f"rank {rank} of {self.workers} workers; ranks go from 0 to {self.workers - 1}"
+                    f"rank {rank} of {self.workers} workers; expected a rank from 0 to {self.workers - 1}"
                 )
         force_setattr(self, "key", self._key)
 
@@ -92,11 +92,11 @@ class Setting(Struct, frozen=True, kw_only=True):
 
     @property
     def emulated(self) -> bool:
-        """Whether time is spent that nothing was computed in."""
+        """Whether workers sleep for part of a step."""
         return self.compute is not None or self.straggler is not None
 
     def compute_of(self, processes: int) -> float | None:
-        """Seconds that each of so many sleeps in a step: one alone computes what the others share."""
+        """Returns the seconds that each process sleeps in a step: a single process computes for all."""
         if self.compute is None:
             return None
         return self.compute * (self.workers if processes == 1 else 1)
@@ -109,5 +109,5 @@ class Setting(Struct, frozen=True, kw_only=True):
         return " ".join(words)
 
     def get(self, name: str) -> Any:
-        """A field by its name."""
+        """Returns a field by its name."""
         return getattr(self, name)

@@ -9,10 +9,10 @@ import tomli_w
 
 
 def dumps(values: Mapping[str, Any]) -> str:
-    """A table as TOML; what is None is left out, for TOML has no word for it.
+    """Returns a table as TOML, without values that are None, which TOML cannot express.
 
     Raises:
-        TypeError: A value is no text, number, truth value, list of them or mapping.
+        TypeError: A value is not text, a number, a Boolean, a list of them or a mapping.
     """
     return tomli_w.dumps(_known(values))
 

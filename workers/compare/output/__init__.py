@@ -1,1 +1,1 @@
-"""What is written of findings, beside the page: tables, logs, scalars."""
+"""Findings as tables, logs and scalars."""

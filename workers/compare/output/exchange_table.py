@@ -1,4 +1,4 @@
-"""The table of exchanges, in the columns of nccl-tests, as text for the terminal and the page."""
+"""The exchange table in the columns of nccl-tests, as text for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from hubring.workers.compare.result.findings import Bandwidth, Findings
 from hubring.workers.compare.result.nccl_tests import COLUMNS
 
 HEADS = ("row", *COLUMNS)
-"""Of the terminal's table."""
+"""Heads of the terminal's table."""
 
 SENTENCES = (
-    "Time: one exchange of the whole model, exposed or hidden, with the wait for slower workers.",
-    "Busbw: algbw times 2(n-1)/n, the rate on each link of a ring; a hub's links carry other amounts.",
-    "#wrong: elements of the parameters that the gate found off; a dash: it compared none.",
+    "time: one exchange of the whole model, exposed plus hidden, including the wait for slower workers.",
+    "busbw: algbw times 2(n-1)/n, the rate on each link of a ring; the links of a hub carry other amounts.",
+    "#wrong: parameter elements that exceed the gate's tolerance; a dash: none were compared.",
 )
 
 
 def exchanges(findings: Findings, setting: str) -> list[list[str]]:
-    """The cells of a setting's rows, in the order of `HEADS`."""
+    """Returns the cells of a setting's rows, in the order of `HEADS`."""
     slept = {each.row for each in findings.under(setting) if each.emulated}
     return [
         [f"{each.row} (emulated)" if each.row in slept else each.row, *cells(each)]
@@ -27,7 +27,7 @@ def exchanges(findings: Findings, setting: str) -> list[list[str]]:
 
 
 def cells(line: Bandwidth) -> list[str]:
-    """In the order of `COLUMNS`; a time that is not to be shown reads `withheld`."""
+    """Returns cells in the order of `COLUMNS`; a withheld time reads `withheld`."""
     shape = [f"{line.size:,}", f"{line.count:,}", line.type, line.redop]
     times = [_time(value) for value in (line.time, line.algbw, line.busbw)]
     return [*shape, *times, NOTHING if line.wrong is None else f"{line.wrong:,}"]

@@ -1,4 +1,4 @@
-"""MLPerf's log: one `:::MLLOG` line an event, in the format of mlperf_logging, so that its tools read it."""
+"""MLPerf's log: one `:::MLLOG` line per event, in the format that mlperf_logging's tools read."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Event = dict[str, object]
 
 
 def log(experiment: Experiment, measured: Iterable[tuple[Outcome, Numbers]]) -> str:
-    """The whole file: every run from `run_start` to `run_stop`.
+    """Returns the whole file: every run from `run_start` to `run_stop`.
 
     Args:
-        experiment: What was run.
+        experiment: The experiment.
         measured: Every run with its numbers.
     """
     job = experiment.yardstick
@@ -37,7 +37,7 @@ def _events(experiment: Experiment, job: Job, outcome: Outcome, numbers: Numbers
     rate = experiment.rate_for(run.row, run.setting.workers) or job.learning_rate
     if rate is not None:
         yield _event(start, "opt_base_learning_rate", rate, about)
-    # Where on the clock the record's zero lies is known to the run's length only.
+    # The wall-clock time of the record's zero is not recorded; it is derived from the length of the run.
     last = max(line["seconds"] for line in outcome.records[0])
     zero = start + 1e3 * max(0.0, outcome.seconds - last)
     yield _event(zero, "run_start", None, about, "INTERVAL_START")

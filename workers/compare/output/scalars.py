@@ -1,4 +1,4 @@
-"""Scalars for TensorBoard: one folder a run, with its curves by step."""
+"""TensorBoard scalars: one folder per run, with its curves by step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hubring.workers.compare.run.outcome import Outcome
 
 
 def write(folder: Path, outcomes: Iterable[Outcome], metric: str) -> None:
-    """Writes what every rank 0 reported: `loss`, `test_loss` and the measure.
+    """Writes what every rank 0 reported: `loss`, `test_loss` and the metric.
 
     Args:
-        folder: Made anew.
+        folder: Replaced if it exists.
         outcomes: The runs.
-        metric: Key of the measure.
+        metric: Key of the metric.
     """
     shutil.rmtree(folder, ignore_errors=True)
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""What a person sees while the rows run, and after; all of it on standard error."""
+"""Terminal output during the runs and after; all of it on standard error."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hubring.workers.compare.result.setting_text import words
 from hubring.workers.compare.run.outcome import Line
 
 FILE_WIDTH = 200
-"""Columns of a log, where nobody's window says how many there are; enough for every table."""
+"""Columns of a log, which has no window size; enough for every table."""
 
 
 class Screen:
-    """Shows which run is at which step with which loss, then the table.
+    """Shows the current run with its step and loss.
 
     Args:
-        runs: Labels of the runs to come.
+        runs: Labels of all runs.
     """
 
     def __init__(self, runs: Sequence[str]) -> None:
@@ -53,27 +53,27 @@ class Screen:
         self._bar.stop()
 
     def calibrating(self, what: str) -> None:
-        """Shows what of the machine is measured."""
+        """Shows which property of the machine is measured."""
         self._bar.update(self._task, description=f"this machine: {what}")
 
     def progress(self, run: str, line: Line) -> None:
         """Shows the step and the loss that rank 0 reported last."""
         self._last = {**self._last, **line}
-        self._bar.update(self._task, description=f"{run}: {_told(self._last)}")
+        self._bar.update(self._task, description=f"{run}: {_step_and_loss(self._last)}")
 
     def finished(self, run: str) -> None:
-        """Leaves a line for a run that is over, and announces the next."""
-        self._bar.print(f"{run}: {_told(self._last)}")
+        """Prints a line for a run that has ended and shows the next one."""
+        self._bar.print(f"{run}: {_step_and_loss(self._last)}")
         self._last = {}
         self._advance(run)
 
-    def kept(self, run: str) -> None:
-        """Leaves a line for a run that was finished before."""
-        self._bar.print(f"{run}: kept")
+    def skipped(self, run: str) -> None:
+        """Prints a line for a run that finished earlier."""
+        self._bar.print(f"{run}: already finished")
         self._advance(run)
 
     def warn(self, text: str) -> None:
-        """Says what to mind."""
+        """Prints a warning."""
         self._bar.print(text, style="yellow")
 
     def _advance(self, run: str) -> None:
@@ -83,11 +83,11 @@ class Screen:
 
 
 def show(findings: Findings, report: Path) -> None:
-    """Prints the table, what to know of it, the verdict, and where the report lies.
+    """Prints the tables, their notes, the verdict and the path of the report.
 
     Args:
-        findings: What was found.
-        report: The page, to be opened in a browser.
+        findings: The findings.
+        report: Path of the page.
     """
     console = _console()
     for setting in findings.setting_keys:
@@ -102,16 +102,16 @@ def show(findings: Findings, report: Path) -> None:
     console.print()
     for sentence in findings.verdict:
         console.print(f"* {sentence}", markup=False)
-    console.print(f"\nThe report, for a browser: {report}", markup=False, soft_wrap=True)
+    console.print(f"\nReport, to open in a browser: {report}", markup=False, soft_wrap=True)
 
 
 def _console() -> Console:
-    """Standard error; rich takes a file for a terminal of 80 columns, and would break its tables."""
+    """Standard error. Without a width, rich assumes 80 columns for a file and breaks the tables."""
     return Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else FILE_WIDTH)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """The rows of one setting: names at the left, numbers at the right."""
+    """Returns the table of one setting: first column left-aligned, the others right-aligned."""
     first, *others = heads
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column(first, no_wrap=True)
@@ -122,6 +122,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-def _told(line: Line) -> str:
+def _step_and_loss(line: Line) -> str:
     loss = line.get("test_loss", line.get("loss"))
     return f"step {line.get('step', 0)}" + ("" if loss is None else f", loss {loss:.4f}")

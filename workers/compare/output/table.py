@@ -1,4 +1,4 @@
-"""The table: one line for a row of a setting, as text for a terminal."""
+"""The table of results: one line for each row of a setting, as text for a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hubring.workers.compare.result.statistics import interval_words
 
 
 def columns(findings: Findings) -> list[str]:
-    """The heads of the columns."""
+    """Returns the heads of the columns."""
     job = findings.job
     return [
         "row",
@@ -25,45 +25,44 @@ def columns(findings: Findings) -> list[str]:
 
 
 def lines(findings: Findings, setting: str) -> list[list[str]]:
-    """The cells of a setting's rows, in the order of `columns`; a speed not to be shown reads `withheld`."""
+    """Returns the cells of a setting's rows, in the order of `columns`; a withheld speed reads `withheld`."""
     return [_cells(each) for each in findings.under(setting)]
 
 
 def notes(findings: Findings) -> list[str]:
-    """What to know of the table, to be read below it; nothing that does not concern these rows."""
+    """Returns notes to print below the table; only those that concern these rows."""
     rows = {each.row for each in findings.rows}
     slept = any(each.emulated for each in findings.rows)
     hub, ring = any(row.startswith("hub-") for row in rows), "ring" in rows
-    said = {
+    texts = {
         _spread_note(findings.seeds): True,
         "Samples per second are means, step times medians, after warm-up.": True,
-        "Emulated: workers slept for a part of every step instead of computing.": slept,
-        "local is one process with the whole batch, and as many threads as each worker.": "local" in rows,
-        "Bytes are sent and received; the ring's are computed, 2(n-1)/n of the model each.": ring,
-        "Exposed: the part of the exchange that a step waited for, hidden behind no computation.": hub
-        or ring,
-        "Staleness: updates by others between a worker's read and its own update.": hub,
+        "Emulated: workers slept for part of every step instead of computing.": slept,
+        "local is one process with the whole batch and as many threads as each worker.": "local" in rows,
+        "Bytes are sent plus received; the ring's are computed, 2(n-1)/n of the model each.": ring,
+        "Exposed: time a step was blocked on exchange that did not overlap with compute.": hub or ring,
+        "Staleness: updates by other workers between a worker's read and its own update.": hub,
     }
-    return [*_reasons(findings), *uneven(findings), *(note for note, concerns in said.items() if concerns)]
+    return [*_reasons(findings), *uneven(findings), *(note for note, concerns in texts.items() if concerns)]
 
 
 def _spread_note(seeds: int) -> str:
     if seeds == 1:
-        return "One seed: there is no interval, and nothing here tells chance from difference."
+        return "One seed: there is no interval, and any difference can be chance."
     return (
-        f"Medians over {seeds} seeds; ± is half of an interval that {interval_words(seeds)}; (2/3): 2 of 3"
+        f"Medians over {seeds} seeds. ± is half of an interval that {interval_words(seeds)}. (2/3): 2 of 3"
         " seeds have a value."
     )
 
 
 def _reasons(findings: Findings) -> list[str]:
-    """Why a row has no speed, or did not come to its end."""
-    said = []
+    """Returns why rows have no speed or failed."""
+    texts = []
     for each in findings.rows:
         where = f"{each.setting} {each.row}" if len(findings.setting_keys) > 1 else each.row
-        said += [f"{where}: withheld, {each.withheld}"] if each.withheld else []
-        said += [f"{where}: failed, {each.failed}"] if each.failed else []
-    return said
+        texts += [f"{where}: withheld, {each.withheld}"] if each.withheld else []
+        texts += [f"{where}: failed, {each.failed}"] if each.failed else []
+    return texts
 
 
 def _cells(entry: Entry) -> list[str]:
@@ -85,7 +84,7 @@ def _speed(entry: Entry, named: str, form: str) -> str:
 
 
 def _number(number: Number | None, form: str) -> str:
-    """A median, half of its interval where that is half a percent or more, and who has it if not all do."""
+    """Returns a median, half of its interval if at least 0.5%, and how many seeds have a value if not all."""
     if number is None:
         return NOTHING
     half = (number.high - number.low) / 2 / abs(number.median or 1.0)

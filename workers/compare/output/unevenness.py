@@ -1,4 +1,4 @@
-"""Unevenness: where a row's mean step is not its median one, which a table of both must say."""
+"""Unevenness: rows whose mean step time differs from the median, which tables must mention."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.setting_text import listed
 
 APART = 0.15
-"""How far the mean may lie from the median, relative to that, before it is worth a sentence."""
+"""Relative distance of the mean from the median that is worth a note."""
 
 
 def uneven(findings: Findings) -> list[str]:
-    """A sentence on the rows whose mean step is far above the median one, and one on those far below."""
+    """Returns a note on rows whose mean step is far above the median, and one on rows far below."""
     above, below = list[str](), list[str]()
     for each in findings.rows:
         mean, middle = each.median("step_mean_ms"), each.median("step_ms")
@@ -21,8 +21,8 @@ def uneven(findings: Findings) -> list[str]:
             continue
         where = f"{each.setting} " if len(findings.setting_keys) > 1 else ""
         (above if mean > middle else below).append(f"{digits(mean)} ms ({where}{each.row})")
-    return [*_said(above, "some are much longer"), *_said(below, "some are much shorter")]
+    return [*_note(above, "some steps are much longer"), *_note(below, "some steps are much shorter")]
 
 
-def _said(means: Sequence[str], why: str) -> list[str]:
-    return [f"Steps take {listed(means)} on average: {why} than the median."] if means else []
+def _note(means: Sequence[str], why: str) -> list[str]:
+    return [f"The mean step takes {listed(means)}: {why} than the median."] if means else []

@@ -1,1 +1,1 @@
-"""What an experiment found: the types of `results.json`, and what everything that reads them needs."""
+"""Results of an experiment: the types of `results.json` and what its readers share."""

@@ -1,6 +1,6 @@
-"""What `results.json`, version 3, holds: made by the judging code, read by every table and the page.
+"""Content of `results.json`, version 3. The judging code writes it; tables and the page read it.
 
-Every number is one of a (setting, row) over all seeds. What was not measured is None, never 0.
+Every number belongs to a (setting, row) and covers all seeds. What was not measured is None, never 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 3
 
 
 class Number(Struct, frozen=True):
-    """A number of all seeds: its median and the confidence interval of that; `values` one a seed."""
+    """A number over all seeds: `values` per seed, their median and its confidence interval."""
 
     values: list[float | None]
     median: float
@@ -30,7 +30,7 @@ class Number(Struct, frozen=True):
 
     @staticmethod
     def of(values: Sequence[float | None]) -> Number | None:
-        """The number of these values; None where no seed has one."""
+        """Returns the number of these values; None if no seed has a value."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -39,35 +39,35 @@ class Number(Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether every seed has it."""
+        """Whether every seed has a value."""
         return None not in self.values
 
     @property
     def seeds(self) -> int:
-        """How many seeds have it."""
+        """How many seeds have a value."""
         return sum(value is not None for value in self.values)
 
     @property
     def most(self) -> float:
-        """The greatest of all seeds' values."""
+        """The largest value of all seeds."""
         return max(value for value in self.values if value is not None)
 
 
 class Entry(Struct, frozen=True, kw_only=True):
-    """One way to train under one setting.
+    """One row in one setting.
 
     Attributes:
-        setting: The setting's key.
-        row: The row's name.
-        about: What it does, in one sentence.
-        synchronous: It must end in the same parameters as one process with the whole batch.
-        emulated: Workers slept for a part of every step.
-        seeds: In the order of all values.
-        withheld: Why no speed is shown; None: they are.
-        failed: How many of its runs did not come to their end, and why; None: all did.
-        numbers: By the names in `hubring.workers.compare.result.numbers`; None where no seed has one. A
-            speed is None as well where a run diverged: those that were left would race for all.
-        staleness: How many pushes had which, over all seeds.
+        setting: Key of the setting.
+        row: Name of the row.
+        about: What the row does, in one sentence.
+        synchronous: It must produce the same parameters as one process with the whole batch.
+        emulated: Workers slept for part of every step.
+        seeds: Seeds in the order of all values.
+        withheld: Why no speed is shown; None: speeds are shown.
+        failed: How many runs did not finish and why; None: all finished.
+        numbers: By the names in `hubring.workers.compare.result.numbers`; None where no seed has a value.
+            Speeds are also None if a run diverged: the remaining runs do not represent all.
+        staleness: Number of pushes by staleness, over all seeds.
     """
 
     setting: str
@@ -82,17 +82,17 @@ class Entry(Struct, frozen=True, kw_only=True):
     staleness: dict[str, int] = {}
 
     def number(self, name: str) -> Number | None:
-        """What was measured under this name, if it was."""
+        """Returns the number with this name; None if it was not measured."""
         return self.numbers.get(name)
 
     def median(self, name: str) -> float | None:
-        """The median of `number`."""
+        """Returns the median of `number`."""
         found = self.number(name)
         return None if found is None else found.median
 
 
 class Point(Struct, frozen=True):
-    """One reading on the way: on rank 0's clock, after so many samples of all workers."""
+    """One point of a curve: seconds on rank 0's clock, and samples of all workers up to then."""
 
     seconds: float
     samples: float
@@ -100,7 +100,7 @@ class Point(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """How one run went."""
+    """The curves of one run."""
 
     setting: str
     row: str
@@ -110,20 +110,20 @@ class Curve(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True, kw_only=True):
-    """Two runs held against each other; a difference that is not finite is text, for JSON.
+    """A comparison of two runs. A difference that is not finite is text, because JSON has no such number.
 
     Attributes:
-        setting: Key of the setting in which they ran.
-        seed: Their seed.
-        first: Row that is measured against.
-        second: Row that is judged.
+        setting: Key of the setting.
+        seed: Seed of both runs.
+        first: The reference row.
+        second: The row that is judged.
         difference: Largest relative difference of any tensor.
-        tensor: Where that is, or what does not fit at all.
-        limit: What was allowed; 0: every bit must be the same.
-        wrong: Elements that differ by more; all of the first's where the two do not fit at all.
-        steps: After so many steps; None: at the end.
+        tensor: Name of that tensor, or what does not match.
+        limit: Allowed difference; 0: all bits must be equal.
+        wrong: Elements that exceed the limit; all elements of the first if the models do not match.
+        steps: Steps after which they are compared; None: at the end.
         final: The difference at the end.
-        turn: Which of the runs with this seed both are.
+        turn: Number among the runs with this seed.
         passed: The difference is within the limit.
     """
 
@@ -141,7 +141,7 @@ class Pair(Struct, frozen=True, kw_only=True):
     passed: bool
 
     def __str__(self) -> str:
-        allowed = f"at most {self.limit:g}" if self.limit else "no difference at all"
+        allowed = f"at most {self.limit:g}" if self.limit else "no difference"
         turn = f", turn {self.turn}" if self.turn else ""
         found = f"{float(self.difference):.2g} in {self.tensor} (seed {self.seed}{turn})"
         elements = "1 element" if self.wrong == 1 else f"{self.wrong:,} elements"
@@ -149,7 +149,7 @@ class Pair(Struct, frozen=True, kw_only=True):
 
 
 class Gate(Struct, frozen=True):
-    """Whether synchronous rows ended in the same parameters."""
+    """Whether synchronous rows produced the same parameters."""
 
     passed: bool
     tolerance: float
@@ -157,7 +157,7 @@ class Gate(Struct, frozen=True):
 
 
 class Prediction(Struct, frozen=True):
-    """A step as the model of cost has it, beside what was measured."""
+    """A predicted step time and the measured one."""
 
     setting: str
     row: str
@@ -169,23 +169,23 @@ class Prediction(Struct, frozen=True):
 
 
 class Accuracy(Struct, frozen=True):
-    """How far predictions were off, on average, where nothing was calibrated; relative."""
+    """Mean relative error of predictions, without the settings that calibrated the model."""
 
     mean_error: float
     settings: int
 
 
 class Crossover(Struct, frozen=True):
-    """From how many servers on the hub beats the ring; None: with no number of them.
+    """The number of servers from which the hub beats the ring; None: no number does.
 
     Attributes:
         setting: The key, without servers.
         tried: The numbers of servers that were measured.
-        measured: Among the numbers that were tried.
-        predicted: By the calibrated model, if it is `calibrated`.
-        calibrated: There is such a model.
-        by_bytes: By the formula, which knows of nothing but bytes on links.
-        formula: As people write it.
+        measured: The smallest of them from which the hub wins.
+        predicted: By the calibrated model, if `calibrated`.
+        calibrated: The model was calibrated.
+        by_bytes: By the formula, which counts only bytes on links.
+        formula: The formula as text.
     """
 
     setting: str
@@ -198,7 +198,7 @@ class Crossover(Struct, frozen=True):
 
 
 class Scaling(Struct, frozen=True):
-    """Samples a second of one row, by number of workers."""
+    """Samples a second of one row by number of workers."""
 
     row: str
     workers: list[int]
@@ -207,14 +207,14 @@ class Scaling(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Something that the machine was heard doing, over all runs."""
+    """Median and maximum of a load of the machine, over all runs."""
 
     median: float | None = None
     max: float | None = None
 
 
 class Noise(Struct, frozen=True):
-    """How far the figures can be trusted: the 1-minute load, and what part of the machine others took."""
+    """Noise of the measurements: the 1-minute load, and the machine's share that other programs used."""
 
     load: Load = Load()
     foreign: Load | None = None
@@ -224,9 +224,9 @@ class Noise(Struct, frozen=True):
 
 
 class Bandwidth(Struct, frozen=True):
-    """One line in nccl-tests' columns; time in us, bandwidths in GB/s, `wrong` elements.
+    """One line in the columns of nccl-tests; time in us, bandwidths in GB/s, `wrong` in elements.
 
-    Times are None where the row is withheld, `wrong` where nothing was compared.
+    Times are None if the row is withheld; `wrong` is None if nothing was compared.
     """
 
     setting: str
@@ -242,17 +242,17 @@ class Bandwidth(Struct, frozen=True):
 
 
 class Findings(Struct, frozen=True, kw_only=True):
-    """The whole of it.
+    """All results.
 
     Attributes:
-        command: Repeats the experiment.
+        command: Command that repeats the experiment.
         asked: The experiment.
-        job: The yardstick: metric, title, target, rising, samples.
-        machine: What it ran on, versions included.
-        curves: None of a row whose speed is withheld.
-        commands: Label of a run to the commands that it consisted of.
-        predictions: With `score`, `crossover` and `scaling`, what the model of cost says beside what was
-            measured.
+        job: Metric, title, target, rising, samples.
+        machine: The machine of the runs, with versions.
+        curves: Without rows whose speed is withheld.
+        commands: Commands of each run by label.
+        predictions: The cost model's predictions and the measurements; `score`, `crossover` and
+            `scaling` belong to it.
         verdict: Sentences.
     """
 
@@ -276,38 +276,38 @@ class Findings(Struct, frozen=True, kw_only=True):
 
     @property
     def experiment(self) -> dict[str, Any]:
-        """The experiment as its file would have it, for people to copy."""
+        """The experiment in the form of its file, for people to copy."""
         values: dict[str, Any] = msgspec.to_builtins(self.asked, enc_hook=str)
         return values
 
     @property
     def row_names(self) -> list[str]:
-        """All rows, in the order in which they first stand."""
+        """All rows, in the order of their first occurrence."""
         named = [each.row for part in (self.rows, self.scaling, self.predictions) for each in part]
         return list(dict.fromkeys(named))
 
     @property
     def setting_keys(self) -> list[str]:
-        """The settings that rows were run under, in order."""
+        """Keys of the settings with rows, in order."""
         return list(dict.fromkeys(each.setting for each in self.rows))
 
     def under(self, setting: str) -> list[Entry]:
-        """The rows that were run under a setting."""
+        """Returns the rows of a setting."""
         return [each for each in self.rows if each.setting == setting]
 
     def setting(self, key: str) -> Setting:
-        """The setting of that key.
+        """Returns the setting with that key.
 
         Raises:
-            ConfigError: The results have none.
+            ConfigError: The results have no such setting.
         """
         found = next((each for each in self.settings if each.key == key), None)
         if found is None:
             known = ", ".join(repr(each.key) for each in self.settings) or "none"
-            raise ConfigError(f"the results have no setting {key!r}; they have {known}")
+            raise ConfigError(f"the results have no setting {key!r}; expected one of {known}")
         return found
 
     @property
     def seeds(self) -> int:
-        """The most seeds that any row was run with."""
+        """The largest number of seeds of any row."""
         return max((len(each.seeds) for each in self.rows), default=0)

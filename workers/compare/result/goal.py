@@ -1,4 +1,4 @@
-"""The goal of an experiment: what was measured of the model, and when that was good enough."""
+"""The goal of an experiment: its metric and the target."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hubring.workers.compare.result.findings import Findings
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the experiment was after.
+    """The goal of the experiment.
 
     Attributes:
-        job: What was trained.
-        title: The measure in words.
-        samples: What a sample is called.
-        target: Value of the measure to reach; None: there was none.
+        job: Name of the job.
+        title: The metric in words.
+        samples: Word for the samples.
+        target: Value of the metric to reach; None: no target.
     """
 
     job: str
@@ -25,6 +25,6 @@ class Goal:
 
     @staticmethod
     def of(findings: Findings) -> Goal:
-        """The goal that findings name."""
+        """Returns the goal of these findings."""
         job = findings.job
         return Goal(job.name, job.title, job.samples, job.target)

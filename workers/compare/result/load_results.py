@@ -1,7 +1,6 @@
-"""Reading results: their version and their shapes are checked, and what may not be shown is taken out.
+"""Reads results: checks version and types, and removes the speeds of withheld rows.
 
-Of a row whose speed is withheld nothing gets past here that tells how fast it was, so no table and no
-drawing has to think of it.
+After `decode` no table and no drawing can show a withheld speed.
 """
 
 from __future__ import annotations
@@ -32,27 +31,27 @@ class _Versioned(Struct):
 
 
 def encode(findings: Findings) -> bytes:
-    """The findings as `results.json`.
+    """Returns the findings as `results.json`.
 
     Raises:
-        HubringError: A number in them is not finite; in JSON it would be null, as if it were not measured.
+        HubringError: A number is not finite. JSON would hold null for it, which means not measured.
     """
     _check_finite(to_builtins(findings, enc_hook=str), "")
     return json.format(json.encode(findings, enc_hook=str), indent=1)
 
 
 def decode(text: bytes) -> Findings:
-    """What `results.json` holds, without the speeds of rows that are withheld.
+    """Returns the content of `results.json`, without the speeds of withheld rows.
 
     Raises:
-        ConfigError: The results are of another version, or something in them is not what it should be.
+        ConfigError: The results have another version or an invalid value.
     """
     try:
         version = json.decode(text, type=_Versioned).version
         if version != VERSION:
             raise ConfigError(
-                f"results.json is of version {version!r} and version {VERSION} is read here;"
-                " take the program that wrote it, or run the experiment again"
+                f"results.json has version {version!r}; expected version {VERSION}. Read it with the release"
+                " that wrote it, or run the experiment again"
             )
         return _sealed(json.decode(text, type=Findings, dec_hook=lambda kind, value: kind(value)))
     except (DecodeError, UsageError) as cause:
@@ -61,7 +60,7 @@ def decode(text: bytes) -> Findings:
 
 def _check_finite(value: Any, key: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise HubringError(f"the results hold {value} at {key}: no finite number, so they are not written")
+        raise HubringError(f"results: {key} is {value}, not a finite number; results.json is not written")
     if isinstance(value, dict):
         for name, each in value.items():
             _check_finite(each, f"{key}.{name}" if key else str(name))
@@ -84,7 +83,7 @@ def _sealed(findings: Findings) -> Findings:
         curves=curves,
         predictions=without(findings.predictions, measured_ms=None, error=None),
         scaling=[_scaling(each, sizes) for each in findings.scaling],
-        # How many elements are wrong may well be told.
+        # The count of wrong elements is no speed, so it stays.
         bandwidth=without(findings.bandwidth, time=None, algbw=None, busbw=None),
     )
 
@@ -95,11 +94,11 @@ def _entry(entry: Entry) -> Entry:
 
 
 def _curve(curve: Curve) -> Curve:
-    """A loss by samples tells no speed, a measure by seconds does."""
+    """Removes seconds: a loss by samples shows no speed, a metric by seconds does."""
     return replace(curve, loss=[replace(point, seconds=0.0) for point in curve.loss], metric=[])
 
 
 def _scaling(scaling: Scaling, sizes: set[tuple[str, int]]) -> Scaling:
-    """Withheld where the row is with so many workers."""
+    """Withholds the speeds of the numbers of workers at which the row is withheld."""
     both = zip(scaling.workers, scaling.measured, strict=True)
     return replace(scaling, measured=[None if (scaling.row, n) in sizes else value for n, value in both])

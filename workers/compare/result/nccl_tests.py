@@ -1,4 +1,4 @@
-"""The words of nccl-tests: its columns and its two bandwidths, as its doc/PERFORMANCE.md defines them."""
+"""The terms of nccl-tests: its columns and its two bandwidths, as defined in its doc/PERFORMANCE.md."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ COLUMNS = (
 
 
 def algbw(nbytes: float, seconds: float) -> float:
-    """Bytes of an operation by its time, in 1e9 bytes a second."""
+    """Returns the bytes of an operation divided by its time, in 1e9 bytes a second."""
     return nbytes / seconds / 1e9
 
 
 def busbw(nbytes: float, seconds: float, n: int) -> float:
-    """An allreduce's `algbw` x 2(n-1)/n: what each rank of a ring sends, and receives, in a second.
+    """Returns an allreduce's `algbw` x 2(n-1)/n: what each rank of a ring sends and receives in a second.
 
-    A ring that uses its links well reaches their speed with it, whatever `n`. No link of a hub need carry
-    that: a worker's carries the model once each way, which is `algbw`, and those of k servers n/k times as
-    much. There it only says how fast the links of a ring would have to be for the same time.
+    A ring that uses its links well reaches their speed, whatever `n`. The links of a hub carry other
+    amounts: a worker's link carries the model once each way, which is `algbw`; the links of k servers
+    carry n/k times as much. For a hub, busbw is the link speed of a ring with the same time.
 
     Args:
-        nbytes: Of the tensor that is reduced.
-        seconds: How long it took.
-        n: Ranks; with one, nothing travels and it is 0.
+        nbytes: Bytes of the reduced tensor.
+        seconds: Time of the allreduce.
+        n: Number of ranks; with one rank nothing is sent and the result is 0.
     """
     return algbw(nbytes, seconds) * 2 * (n - 1) / n

@@ -1,4 +1,4 @@
-"""The names of all numbers of a row; `hubring.workers.compare.judge.measure` says what each of them is."""
+"""Names of all numbers of a row; `hubring.workers.compare.judge.measure` defines them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPEEDS = (
     "apply_ms",
     "cpu_ms_per_step",
 )
-"""What is not shown of a row that computed something else than it should have."""
+"""Numbers that are withheld if a row computed something else than it should."""
 
 NAMES = (
     *SPEEDS,
@@ -31,4 +31,4 @@ NAMES = (
 )
 
 WORST = ("staleness_max",)
-"""What is the most over pushes, and so over runs: a median of such would hide it."""
+"""Numbers for which the largest value of all runs counts; a median would hide it."""

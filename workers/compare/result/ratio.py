@@ -1,4 +1,4 @@
-"""By how much one row's numbers are another's, and whether that can be chance."""
+"""Ratio of one row's numbers to another's, and whether chance can explain it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from hubring.workers.compare.result.statistics import median_interval
 
 EVEN = 1.03
-"""Two numbers closer than this ratio are not told apart whatever their interval."""
+"""Two numbers closer than this ratio are not decided, whatever their interval."""
 EVEN_ONCE = 1.05
-"""The same where there is one seed, and so no interval."""
+"""The same with one seed, which has no interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One number by another, paired by seed.
+    """One number divided by another, paired by seed.
 
     Attributes:
         value: The median.
-        low: From where it may lie; None with one seed.
-        high: Up to where.
+        low: Lower end of the interval; None with one seed.
+        high: Upper end of the interval; None with one seed.
     """
 
     value: float
@@ -29,7 +29,7 @@ class Ratio:
 
     @property
     def decided(self) -> bool:
-        """Whether it is shown to be larger or smaller than 1; neither that nor even: not told apart."""
+        """Whether it is larger or smaller than 1. A ratio can be neither decided nor even."""
         least = EVEN_ONCE if self.low is None else EVEN
         if 1 / least < self.value < least:
             return False
@@ -37,18 +37,18 @@ class Ratio:
 
     @property
     def even(self) -> bool:
-        """Whether all that it may be is nearly 1. With one seed nobody knows."""
+        """Whether the whole interval is close to 1; False with one seed."""
         return self.low is not None and self.high is not None and 1 / EVEN < self.low <= self.high < EVEN
 
     @property
     def more(self) -> bool:
-        """Whether it is shown to be larger than 1."""
+        """Whether it is decided and larger than 1."""
         return self.decided and self.value > 1
 
     @property
     def factor(self) -> str:
-        """In words. Of several seeds it need not be what the two medians make, and says so."""
-        return f"a factor of {self}" if self.low is None else f"seed by seed a factor of {self}"
+        """As text. With several seeds it can differ from the ratio of the two medians."""
+        return f"a factor of {self}" if self.low is None else f"a factor of {self} when paired by seed"
 
     def __str__(self) -> str:
         value, low, high = (
@@ -58,13 +58,13 @@ class Ratio:
 
 
 def ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
-    """`first / second`, values of the same seeds; None where no seed has both above 0.
+    """Returns `first / second` for values of the same seeds; None if no seed has both above 0.
 
-    Pairing takes out what a seed does to both alike: an easy start, an unlucky order of the data.
+    Pairing removes what a seed does to both: an easy start, an unlucky order of the data.
     """
     pairs = zip(first, second, strict=True)
     both = [a / b for a, b in pairs if a is not None and b is not None and a > 0 and b > 0]
-    if len(both) < 2:  # one pair says nothing about chance
+    if len(both) < 2:  # one pair gives no interval
         return Ratio(*both) if both else None
     interval = median_interval(both)
     return Ratio(interval.median, interval.low, interval.high)

@@ -1,4 +1,4 @@
-"""A setting in words, for headings and for sentences, and what of a row was emulated in it."""
+"""A setting in words, for headings and sentences, and what a row emulates in it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hubring.workers.slowdown.straggler import Straggler
 
 
 def without_servers(setting: str) -> str:
-    """The key of a setting without its number of servers: what a ring sees of it."""
+    """Returns the key of a setting without its number of servers, which a ring does not use."""
     return re.sub(r"(^| )k\d+(?= |$)", "", setting).strip()
 
 
 def words(setting: Setting, key: str, servers: bool = True) -> str:
-    """A setting as a heading has it.
+    """Returns a setting as a heading.
 
     Args:
-        setting: Which.
-        key: Its own, or without servers.
-        servers: Whether to tell their number.
+        setting: The setting.
+        key: Its key, with or without servers.
+        servers: Whether to include their number.
     """
     parts = [_count(setting.workers, "worker")]
     parts += [_count(setting.servers, "server")] if servers else []
@@ -35,20 +35,20 @@ def words(setting: Setting, key: str, servers: bool = True) -> str:
 
 
 def emulation(entry: Entry, setting: Setting) -> str | None:
-    """In words, what of a row's time was slept instead of computed; None where nothing was."""
+    """Returns which part of a row's time was slept instead of computed, in words; None if none was."""
     parts = {"compute": setting.compute, "stragglers": setting.straggler}
     slept = [word for word, value in parts.items() if value is not None]
     return f"emulated {' and '.join(slept)}".strip() if entry.emulated else None
 
 
 def name(entry: Entry, findings: Findings) -> str:
-    """A row's name, with what is emulated of it."""
+    """Returns a row's name with what it emulates."""
     slept = emulation(entry, findings.setting(entry.setting))
     return f"{entry.row} ({slept})" if slept else entry.row
 
 
 def listed(words: Sequence[str], last: str = "and") -> str:
-    """Words as a sentence lists them."""
+    """Returns words joined as in a sentence."""
     return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
@@ -90,9 +90,9 @@ class Scope:
     """One setting with its rows.
 
     Attributes:
-        findings: What it is part of.
-        setting: Which.
-        words: What tells it from the other settings; None where there is no other.
+        findings: The findings.
+        setting: The setting.
+        words: What differs from the other settings; None if there is no other setting.
     """
 
     findings: Findings
@@ -101,42 +101,42 @@ class Scope:
 
     @property
     def rows(self) -> list[Entry]:
-        """Its rows, in order."""
+        """The rows of the setting, in order."""
         return self.findings.under(self.setting.key)
 
     @property
     def names(self) -> list[str]:
-        """The rows' names."""
+        """Names of the rows."""
         return [row.row for row in self.rows]
 
     def number(self, row: str, name: str) -> Number | None:
-        """A row's number; None if it has none, or there is no such row."""
+        """Returns a number of a row; None if the row or the number does not exist."""
         return next((each.number(name) for each in self.rows if each.row == row), None)
 
     def ratio(self, name: str, first: str, second: str) -> Ratio | None:
-        """A number of one row by that of another; None if one has none."""
+        """Returns a number of one row divided by that of another; None if one has no value."""
         one, other = self.number(first, name), self.number(second, name)
         return None if one is None or other is None else ratio(one.values, other.values)
 
     def say(self, sentence: str, besides: str = "") -> str:
-        """The sentence, with where it holds.
+        """Returns the sentence with the setting in front.
 
         Args:
             sentence: Begins in lower case.
-            besides: A part of where that the sentence itself says.
+            besides: A word of the setting that the sentence itself contains.
         """
         where = None if self.words is None else [word for word in self.words if word != besides]
         if where:
             return f"With {', '.join(where)}: {sentence}"
         if where is not None and not besides:
-            return f"In the plain setting: {sentence}"
-        if sentence.split()[0].strip(",") in self.names:  # a row keeps the spelling of its name
+            return f"In the base setting: {sentence}"
+        if sentence.split()[0].strip(",") in self.names:  # the name of a row is not capitalized
             return sentence
         return f"{sentence[0].upper()}{sentence[1:]}"
 
 
 def scopes(findings: Findings) -> list[Scope]:
-    """All settings with their rows."""
+    """Returns all settings with their rows."""
     settings = findings.settings
     shared = set.intersection(*(set(_words(setting)) for setting in settings))
     return [
@@ -157,12 +157,12 @@ def _words(setting: Setting) -> list[str]:
     words += [straggler(setting.straggler)] if setting.straggler else []
     if fault := setting.fault:
         words.append(f"worker {fault.rank} killed at step {fault.step}")
-    words += [] if setting.compute is None else [f"{_ms(setting.compute)} of computing emulated"]
+    words += [] if setting.compute is None else [f"{_ms(setting.compute)} of emulated compute"]
     return words
 
 
 def straggler(slow: Straggler) -> str:
-    """A straggler in words."""
-    who = f"rank {', '.join(map(str, slow.ranks))}" if slow.ranks else "every rank"
-    tail = {"constant": "", "pareto": " on average with a heavy tail", "host": " as one slow host"}
-    return f"{who} slower by {_ms(slow.seconds)} a step{tail[slow.kind]}"
+    """Returns a straggler in words."""
+    where = f"rank {', '.join(map(str, slow.ranks))}" if slow.ranks else "every rank"
+    kind = {"constant": "a", "pareto": "a heavy-tailed mean", "host": "a slow host's mean"}
+    return f"{kind[slow.kind]} delay of {_ms(slow.seconds)} a step on {where}"

@@ -1,1 +1,1 @@
-"""How one run is made: its programs, their processes, and what they leave behind."""
+"""One run: its programs, their processes and their output."""

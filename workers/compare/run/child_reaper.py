@@ -1,4 +1,4 @@
-"""What the lifeline's process does: it is run by its path, isolated, and imports no module of ours."""
+"""The lifeline's process. It runs by path and isolated, and imports no module of Hubring."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from itertools import takewhile
 
 
-def keep(words: Iterable[str]) -> None:
-    """Keeps what is held, until the words end; kills what is then left.
+def reap(words: Iterable[str]) -> None:
+    """Tracks process groups until the words end, then kills those that are left.
 
     Args:
-        words: `+PID` and `-PID`, one a line.
+        words: `+PID` and `-PID`, one per line.
     """
     held: dict[int, None] = {}
     for word in words:
@@ -24,9 +24,9 @@ def keep(words: Iterable[str]) -> None:
         else:
             held.pop(pid, None)
     for pid in held:
-        with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
             os.killpg(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":
-    keep(takewhile(str.strip, sys.stdin))
+    reap(takewhile(str.strip, sys.stdin))

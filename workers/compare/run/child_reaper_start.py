@@ -1,8 +1,8 @@
-"""Lifeline: a process that ends our children should we be killed before we could.
+"""Lifeline: a process that kills our children if this process is killed.
 
-It reads from a pipe whose other end only we hold. What we start, we name there; what has ended, we
-take back. When the pipe closes and names are left, their sessions are killed. SIGKILL leaves us no
-last word, so somebody else must have been told before.
+It reads from a pipe whose other end only this process holds. This process sends the id of each child that it
+starts, and again when the child has ended. When the pipe closes, the lifeline kills the sessions of the
+remaining children. A separate process is necessary because SIGKILL cannot be handled.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from hubring.workers.compare.run import child_reaper
 
 
 class Lifeline:
-    """Our end; leaving the `with` block ends the process."""
+    """This process's end; leaving the `with` block ends the lifeline."""
 
     def __enter__(self) -> Lifeline:
-        # Neither what is installed nor what stands in the environment can keep it from starting.
+        # Isolated, so that neither installed packages nor the environment can break its start.
         command = [sys.executable, "-I", "-S", child_reaper.__file__]
         self._child = Child("the lifeline", command, stdin=PIPE, session=True)
         return self
@@ -31,9 +31,9 @@ class Lifeline:
         self._child.wait()
 
     def hold(self, pid: int) -> None:
-        """From here on the session of this process ends with us."""
+        """Adds a child, whose session is killed if this process is killed."""
         self._child.tell(f"+{pid}")
 
     def release(self, pid: int) -> None:
-        """It has ended: its number may soon be another's."""
+        """Removes a child that has ended, because its id can be reused."""
         self._child.tell(f"-{pid}")

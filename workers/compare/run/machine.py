@@ -1,4 +1,4 @@
-"""What a comparison ran on."""
+"""The machine of a comparison."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 DECIDING = ("processor", "cores", "hubring", "torch", "grpcio", "pyzmq")
-"""Of `describe`: what numbers depend on."""
+"""Keys of `describe` on which numbers depend."""
 
 
 def describe() -> dict[str, str | int]:
-    """Processor, cores that this process may use, system, and the versions that matter."""
+    """Returns the processor, the cores that this process can use, the system and versions."""
     return {
         "processor": _processor(),
         "cores": cores(),
@@ -25,10 +25,10 @@ def describe() -> dict[str, str | int]:
 
 
 def name_site(described: Mapping[str, Any]) -> str:
-    """Where a comparison runs, in words: one machine, or a launcher's with their ranks.
+    """Describes where a comparison runs: one machine, or a launcher's hosts with their ranks.
 
     Args:
-        described: What `describe` gives, and for several machines `launcher` and `hosts` beside it.
+        described: The result of `describe`; for several machines also `launcher` and `hosts`.
     """
     if "launcher" not in described:
         return "one machine without a launcher"
@@ -40,12 +40,12 @@ def name_site(described: Mapping[str, Any]) -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process can use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:
-    """The model's name where Linux tells it; elsewhere what Python knows."""
+    """Returns the model's name on Linux, elsewhere what Python knows."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

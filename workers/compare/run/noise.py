@@ -1,4 +1,4 @@
-"""Noise: what else the machine did while something was measured."""
+"""Noise: what other programs did on the machine during a run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from msgspec import Struct
 from hubring.workers.compare.run import machine
 
 IDLE_LOAD = 0.5
-"""Of the cores: with more of a load before the first run, the machine is called busy."""
+"""Load per core before the first run above which the machine counts as busy."""
 FOREIGN = 0.1
-"""Of the processors' time: what others may take during a run before that is told."""
+"""Share of processor time that other programs can use in a run without a warning."""
 
 _STAT = Path("/proc/stat")
 _IDLE = {3, 4}
-"""Columns of its first line that stand for rest: idle, and idle while waiting for a disk."""
+"""Columns of idle time in its first line: idle, and idle while waiting for a disk."""
 
 
 class Noise(Struct, frozen=True):
-    """What was heard during one run.
+    """Noise of one run.
 
     Attributes:
-        load: The machine's 1-minute load before and after; it holds what we ran in that minute ourselves.
-        foreign: The part of the machine's time that went to nobody of ours; None where it cannot be told.
+        load: 1-minute load before and after; it includes our own programs of that minute.
+        foreign: Share of the machine's time that other programs used; None if unknown.
     """
 
     load: tuple[float, float]
@@ -35,13 +35,13 @@ class Noise(Struct, frozen=True):
 
 
 class Sample(Struct, frozen=True):
-    """What one process of ours counted on its machine.
+    """Counts of one of our processes on its machine.
 
     Attributes:
-        load: The machine's 1-minute load before and after.
-        available: Seconds that the machine's processors had.
-        busy: Seconds of these in which they worked; None where nobody counts.
-        own: Seconds of these that this process took, with all that it started and that has ended.
+        load: 1-minute load of the machine before and after.
+        available: Processor seconds that the machine had.
+        busy: Processor seconds in use; None if the system does not count them.
+        own: Processor seconds of this process and of its children that have ended.
     """
 
     load: tuple[float, float]
@@ -51,44 +51,44 @@ class Sample(Struct, frozen=True):
 
 
 class Listener:
-    """Listens from when it is made until it is asked; our programs have to have ended by then."""
+    """Measures noise from its creation to a call of `noise`. Our programs must have ended by that call."""
 
     def __init__(self) -> None:
         self._load = os.getloadavg()[0]
         self._began, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def sample(self) -> Sample:
-        """What was counted so far."""
+        """Returns the counts so far."""
         available = (time.monotonic() - self._began) * (os.cpu_count() or 1)
         busy = _busy()
         busy = None if busy is None or self._busy is None else busy - self._busy
         return Sample((self._load, os.getloadavg()[0]), available, busy, _own() - self._own)
 
     def noise(self) -> Noise:
-        """What was heard so far."""
+        """Returns the noise so far."""
         return of_machine([self.sample()])
 
 
 def of_machine(samples: Sequence[Sample]) -> Noise:
-    """What was heard on one machine, of which the first of our processes there tells.
+    """Returns the noise of one machine; load and busy time are those of the first sample.
 
     Args:
-        samples: Those of all our processes there that start others, over the same time.
+        samples: From all our processes there that start programs, over the same time.
     """
-    told = samples[0]
-    if told.busy is None or told.available <= 0:
-        return Noise(told.load, None)
-    others = told.busy - sum(sample.own for sample in samples)
-    return Noise(told.load, min(1.0, max(0.0, others / told.available)))
+    first = samples[0]
+    if first.busy is None or first.available <= 0:
+        return Noise(first.load, None)
+    others = first.busy - sum(sample.own for sample in samples)
+    return Noise(first.load, min(1.0, max(0.0, others / first.available)))
 
 
 def is_idle() -> bool:
-    """Whether the machine was at rest in the last minute."""
+    """Whether the machine was idle in the last minute."""
     return os.getloadavg()[0] <= IDLE_LOAD * machine.cores()
 
 
 def _busy() -> float | None:
-    """Seconds that all processors have worked since the machine started; None where nobody counts."""
+    """Returns busy seconds of all processors since boot; None if the system does not count them."""
     if not _STAT.exists():
         return None
     ticks = [int(word) for word in _STAT.read_text().split("\n", 1)[0].split()[1:9]]
@@ -97,6 +97,6 @@ def _busy() -> float | None:
 
 
 def _own() -> float:
-    """Processor seconds of this process and of all that it started and that have ended."""
+    """Returns processor seconds of this process and of its children that have ended."""
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in spent)

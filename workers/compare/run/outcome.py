@@ -1,6 +1,6 @@
-"""What one run left behind: a folder with its records, and last of all `outcome.json`.
+"""The output of one run: a folder with its records. `outcome.json` is written last.
 
-Where that file is, the run is finished, and is never repeated. The folder can be copied.
+A run with that file is finished and is not repeated. The folder can be copied.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from hubring.workers.compare.experiment.plan import Run
 from hubring.workers.compare.run.noise import Noise
 
 Line = Mapping[str, Any]
-"""One report of a job: `step`, `seconds` since training began, and those of its metrics that are finite."""
+"""One report of a job: `step`, `seconds` since training began, and its finite metrics."""
 
 FILE = "outcome.json"
 
 NOT_FINITE = "not finite"
-"""Key of a report under which the names of its metrics stand that are no finite numbers."""
+"""Key of a report for the names of metrics that are not finite."""
 
 EARLY = 20
-"""Steps after which parameters are saved for the first time: too few for rounding to grow."""
+"""Steps after which parameters are first saved; rounding errors are still small then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +37,16 @@ class Outcome:
     """A finished run.
 
     Attributes:
-        run: Which.
-        folder: Where it wrote.
-        commands: What was started, ready to be pasted.
-        began: When, in ISO 8601.
-        seconds: How long it took, from the first start to the last end.
-        noise: What else the machine did meanwhile.
-        results: Every worker's last line, by rank; None for one that was killed, empty where another's
-            failure ended it without a word.
+        run: The run.
+        folder: Its folder.
+        commands: Commands of its programs, ready to paste.
+        began: Start time in ISO 8601.
+        seconds: Time from the first start to the last end.
+        noise: What other programs did meanwhile.
+        results: Every worker's last line, by rank; None for a worker that was killed, empty if another
+            program's failure ended it before its last line.
         server: The server's last line; None without a server.
-        failed: Why training did not come to its end, after a loss that was asked for or because it
-            diverged; None: it did.
+        failed: Why training did not finish, after an injected fault or divergence; None: it finished.
     """
 
     run: Run
@@ -62,27 +61,27 @@ class Outcome:
 
     @cached_property
     def records(self) -> list[list[Line]]:
-        """Every worker's reports in order, by rank."""
+        """Every worker's reports, by rank and in order."""
         return [read_record(self.folder / f"record {rank}.jsonl") for rank in range(len(self.results))]
 
     @property
     def diverged(self) -> bool:
-        """Whether gradients or parameters ceased to be finite."""
+        """Whether gradients or parameters stopped being finite."""
         return divergence(self.results, self.server) is not None
 
     @property
     def parameters(self) -> Path:
-        """File with the final parameters; a run that failed may have left none."""
+        """File of the final parameters; it can be missing after a failed run."""
         return self.folder / "parameters.safetensors"
 
     @property
     def early(self) -> Path:
-        """File with those after `EARLY` steps; the final ones where there were fewer."""
+        """File of the parameters after `EARLY` steps; the final ones if there were fewer steps."""
         early = self.folder / f"parameters step{EARLY}.safetensors"
         return early if early.exists() else self.parameters
 
     def write(self) -> None:
-        """Writes `outcome.json`, whole or not at all."""
+        """Writes `outcome.json` atomically."""
         run = self.run
         content = {
             "label": run.label,
@@ -102,40 +101,40 @@ class Outcome:
 
 
 def divergence(results: Sequence[Mapping[str, Any] | None], server: Mapping[str, Any] | None) -> str | None:
-    """After how many steps training diverged, and who said what; None where no last line says so.
+    """Returns after how many steps training diverged and which program reported it; None if none did.
 
     Args:
-        results: The workers' last lines, by rank.
-        server: The server's; None without a server.
+        results: Last lines of the workers, by rank.
+        server: Last line of the server; None without a server.
     """
     for name, line in [*((f"worker {rank}", each) for rank, each in enumerate(results)), ("server", server)]:
-        told = line or {}
-        cause, mend, _ = str(told.get("error", "")).partition(f"; {NonFinite.mend}")
-        if mend:  # which stands in no other error
-            return f"diverged after {told.get('steps', 0)} steps, {name} said: {cause}"
+        report = line or {}
+        cause, fix, _ = str(report.get("error", "")).partition(f"; {NonFinite.mend}")
+        if fix:  # no other error contains it
+            return f"diverged after {report.get('steps', 0)} steps; {name} reported: {cause}"
     return None
 
 
 def finished(folder: Path) -> bool:
-    """Whether the run that writes there has come to its end."""
+    """Whether the run of this folder is finished."""
     return (folder / FILE).is_file()
 
 
 def finished_at(folder: Path) -> float:
-    """When it did, in seconds since the epoch."""
+    """Returns when the run finished, in seconds since the epoch."""
     return (folder / FILE).stat().st_mtime
 
 
 def discard(folder: Path) -> None:
-    """Makes the run there one that is not finished, so that it is made anew."""
+    """Marks the run as not finished, so that it is repeated."""
     (folder / FILE).unlink()
 
 
 def read(folder: Path, run: Run) -> Outcome:
-    """What this run left in its folder.
+    """Reads the outcome of a run.
 
     Raises:
-        HubringError: The file is not one that `Outcome.write` wrote.
+        HubringError: The file is damaged.
     """
     try:
         content = json.loads((folder / FILE).read_text())
@@ -149,13 +148,11 @@ def read(folder: Path, run: Run) -> Outcome:
             },
         )
     except (ValueError, KeyError, TypeError) as cause:
-        raise HubringError(
-            f"{folder / FILE} is damaged ({cause}): delete it, and the run is repeated"
-        ) from cause
+        raise HubringError(f"{folder / FILE} is damaged ({cause}); delete it to repeat the run") from cause
 
 
 def write_whole(file: Path, content: str | bytes) -> None:
-    """Writes a file so that it is there with all of its content, or as it was before."""
+    """Writes a file atomically: afterwards it has the old content or all of the new content."""
     fresh = file.with_name(f"{file.name}.new")
     with fresh.open("wb") as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
@@ -165,10 +162,10 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def read_record(path: Path) -> list[Line]:
-    """All whole reports in a record file; the last one of a killed worker may be cut.
+    """Returns all complete reports of a record file; the last report of a killed worker can be cut off.
 
-    A metric that is no finite number, as a loss that has diverged, is left out, but for its name under
-    `NOT_FINITE`: it was not measured. A worker that ended before it began has no file, and no reports.
+    Metrics that are not finite are removed and their names listed under `NOT_FINITE`. A worker that ended
+    before training has no file and no reports.
     """
     whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     return [_finite(json.loads(line)) for line in whole.splitlines()]
@@ -176,12 +173,12 @@ def read_record(path: Path) -> list[Line]:
 
 def _finite(line: Line) -> Line:
     odd = [name for name, value in line.items() if isinstance(value, float) and not math.isfinite(value)]
-    kept = {name: value for name, value in line.items() if name not in odd}
-    return kept | {NOT_FINITE: odd} if odd else kept
+    finite = {name: value for name, value in line.items() if name not in odd}
+    return finite | {NOT_FINITE: odd} if odd else finite
 
 
 def latest(path: Path) -> Line | None:
-    """The newest whole report in a file that is still written; None before the first."""
+    """Returns the newest complete report of a file that is still written; None before the first."""
     whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
     line: Line | None = json.loads(whole[whole.rfind("\n") + 1 :]) if whole else None
     return line

@@ -1,4 +1,4 @@
-"""Child processes: started with their output in files, watched, and stopped for certain."""
+"""Child processes: output to files, supervision and a reliable stop."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hubring.workers.compare.run.child_reaper_start import Lifeline
 
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 10.0
-"""What a process is given to end by itself once it was asked to."""
+"""Time for a process to end after SIGTERM."""
 
 
 class ProcessFailed(HubringError):
-    """A child ended with an error; the message shows the end of what it said."""
+    """A child exited with an error; the message shows the end of its output."""
 
 
 class RunProcess(ABC):
-    """One program of a run, on this machine or another, with its output in files that are seen here.
+    """One program of a run, on this machine or another; its output files are visible here.
 
     Args:
-        name: What people call it.
+        name: Name for people and for the output files.
         command: Program and arguments.
-        directory: Where `NAME.out` and `NAME.err` are written.
+        directory: Folder for `NAME.out` and `NAME.err`.
 
     Attributes:
-        expendable: Its end with an error is no failure of the whole.
+        expendable: Its failure does not fail the run.
     """
 
     def __init__(self, name: str, command: Sequence[str], directory: Path) -> None:
@@ -44,26 +44,26 @@ class RunProcess(ABC):
     @property
     @abstractmethod
     def pid(self) -> int | None:
-        """Its id on this machine, which is also that of its session; None where it runs on another."""
+        """Id of the process and of its session on this machine; None on another machine."""
 
     @property
     @abstractmethod
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while the process runs."""
 
     @abstractmethod
     def ask_to_stop(self) -> None:
-        """Sends SIGTERM, once it is known to run."""
+        """Sends SIGTERM if the process is known to run."""
 
     @abstractmethod
     def end(self, timeout: float) -> None:
-        """Returns once it has ended; after `timeout` seconds it is killed with all that it started."""
+        """Waits until it has ended; after `timeout` seconds kills it and all that it started."""
 
     def result(self) -> dict[str, Any]:
-        """The JSON object in the last line of its standard output.
+        """Returns the JSON object in the last line of its standard output.
 
         Raises:
-            ProcessFailed: There is none.
+            ProcessFailed: There is no such line.
         """
         lines = self.out.read_text(errors="replace").splitlines()
         try:
@@ -71,23 +71,23 @@ class RunProcess(ABC):
         except (IndexError, ValueError) as cause:
             raise ProcessFailed(f"{self.name} ended without a JSON object; {self.tail()}") from cause
         if not isinstance(result, dict):
-            raise ProcessFailed(f"{self.name} ended with {lines[-1]!r}, not with a JSON object")
+            raise ProcessFailed(f"{self.name} ended with {lines[-1]!r}; expected a JSON object")
         return result
 
     def tail(self, lines: int = 15) -> str:
-        """The end of its standard error, and where the rest lies."""
+        """Returns the end of its standard error and the path of the file."""
         said = self.err.read_text(errors="replace").splitlines()[-lines:]
         return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in said)
 
 
 class Process(Child, RunProcess):
-    """A child of this process. Its session is its own, so that Ctrl-C reaches it through its parent alone.
+    """A child of this process. It has its own session, so Ctrl-C does not reach it directly.
 
     Args:
-        name: What people call it.
+        name: Name for people and for the output files.
         command: Program and arguments.
-        directory: Where `NAME.out` and `NAME.err` are written.
-        environment: All of its variables.
+        directory: Folder for `NAME.out` and `NAME.err`.
+        environment: All environment variables.
     """
 
     def __init__(
@@ -103,18 +103,18 @@ class Process(Child, RunProcess):
 
 
 Start = Callable[[str, Sequence[str], Path, Mapping[str, str]], RunProcess]
-"""Starts a program; the arguments are `Process`'s."""
+"""Starts a program; same arguments as `Process`."""
 
 
 class Processes(Children[RunProcess]):
     """All children of one run; leaving the `with` block ends them.
 
     Args:
-        directory: Where their output goes; exists.
-        environment: All of their variables.
-        timeout: Seconds that all of them together may take.
-        lifeline: Ends them if this process is killed; None: nobody does.
-        start: Starts one where it belongs.
+        directory: Existing folder for their output.
+        environment: All environment variables.
+        timeout: Limit of the run in seconds.
+        lifeline: Ends them if this process is killed; None: no lifeline.
+        start: Starts a program on its host.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Processes(Children[RunProcess]):
         self._deadline = time.monotonic() + timeout
 
     def start(self, name: str, command: Sequence[str]) -> RunProcess:
-        """Starts one more; the arguments are `Process`'s."""
+        """Starts a child; same arguments as `Process`."""
         return self.add(self._start(name, command, self.directory, self.environment))
 
     def add(self, child: RunProcess) -> RunProcess:
@@ -149,26 +149,26 @@ class Processes(Children[RunProcess]):
             self._lifeline.release(child.pid)
 
     def running(self) -> list[RunProcess]:
-        """Those that have not ended.
+        """Returns the children that have not ended.
 
         Raises:
-            ProcessFailed: One of them has failed.
+            ProcessFailed: A child failed.
         """
         codes = {process: process.code for process in self.started}
         for process, code in codes.items():
             if code and not process.expendable:
-                raise ProcessFailed(f"{process.name} ended with exit code {code}; {process.tail()}")
+                raise ProcessFailed(f"{process.name} exited with {code}; {process.tail()}")
         return [process for process, code in codes.items() if code is None]
 
     def pause(self, awaited: str) -> None:
-        """Lets a moment pass while something is awaited from the children.
+        """Sleeps briefly while waiting for something from the children.
 
         Raises:
-            ProcessFailed: One of them has failed, so that waiting is in vain.
-            DeadlineExceeded: The time for all of them is up.
+            ProcessFailed: A child failed.
+            DeadlineExceeded: The run's time limit has passed.
         """
         late = self.running()
         if time.monotonic() > self._deadline:
-            said = "\n".join(f"{process.name} still runs; {process.tail(5)}" for process in late)
-            raise DeadlineExceeded(f"{awaited} did not come within {self._timeout:g} s (--timeout)\n{said}")
+            said = "\n".join(f"{process.name} is still running; {process.tail(5)}" for process in late)
+            raise DeadlineExceeded(f"waited {self._timeout:g} s (--timeout) for {awaited}\n{said}")
         time.sleep(POLL_SECONDS)

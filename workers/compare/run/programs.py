@@ -1,4 +1,4 @@
-"""The programs of a run, as their command lines: everything they are told stands there."""
+"""The programs of a run as command lines. All of their options are on the command line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hubring.workers.slowdown.delays import Slowness
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What one run starts.
+    """The programs of one run.
 
     Attributes:
-        experiment: What it is part of.
-        run: Which.
-        folder: Where it writes.
-        hosts: Where it runs.
+        experiment: The experiment.
+        run: The run.
+        folder: The run's folder.
+        hosts: Hosts of the programs.
     """
 
     experiment: Experiment
@@ -36,35 +36,35 @@ class Programs:
 
     @property
     def workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers."""
         return self.run.row.workers(self.run.setting.workers)
 
     @property
     def apart(self) -> int:
-        """Shards on hosts of their own, beside the server's."""
+        """Number of shards on other hosts than the server's."""
         return self.run.setting.servers - 1 if self.hosts.apart else 0
 
     def record(self, rank: int) -> Path:
-        """The file of a worker's reports."""
+        """Returns the file of a worker's reports."""
         return self.folder / f"record {rank}.jsonl"
 
     @property
     def parameters(self) -> Path:
-        """The file of the final parameters."""
+        """File of the final parameters."""
         return self.folder / "parameters.safetensors"
 
     @property
     def traces(self) -> Path:
-        """Where all processes write what they do when, until it is one timeline."""
+        """Folder of the traces of all processes, which become one timeline."""
         return self.folder / "traces"
 
     @property
     def address_file(self) -> Path:
-        """Where the server writes its address."""
+        """File into which the server writes its address."""
         return self.folder / "address"
 
     def server(self) -> list[str]:
-        """The coordinator with the shards that are not apart."""
+        """Returns the command of the coordinator and the shards on its host."""
         row, setting = self.run.row, self.run.setting
         assert row.server is not None
         flags = {"port": 0, "workers": setting.workers, "shards": setting.servers - self.apart}
@@ -75,18 +75,18 @@ class Programs:
         return self.hosts.command("server", module_command("hubring.ps.cli", *words))
 
     def shard(self, number: int, server: str) -> list[str]:
-        """A shard that is apart."""
+        """Returns the command of a shard on another host."""
         role = f"shard {number}"
         flags = _spell({"shards": 1, "trace": self.traces})
         words = ["start", "--join", server, *flags, *self._listening(role)]
         return self.hosts.command(role, module_command("hubring.ps.cli", *words))
 
     def status(self, server: str) -> list[str]:
-        """Asks the server how it goes."""
+        """Returns the command that prints the server's status."""
         return self.hosts.command("server", module_command("hubring.ps.cli", "status", server))
 
     def worker(self, rank: int, server: str | None) -> list[str]:
-        """The worker of this rank."""
+        """Returns the command of a worker."""
         flags = self._written(rank)
         if server is not None:
             local = self.hosts.local_rank(rank)
@@ -116,23 +116,23 @@ class Programs:
         )
 
     def peer_words(self, rank: int) -> list[str]:
-        """What a peer's worker is told as ours are."""
+        """Returns the arguments that a peer's worker shares with ours."""
         return [*_spell(self._written(rank)), *self._job()]
 
     @property
     def hardship(self) -> Path:
-        """The file that tells workers how long to sleep."""
+        """File that defines how long workers sleep."""
         return self.folder / "hardship.json"
 
     def write_hardship(self) -> None:
-        """Writes that file, where the setting has any."""
+        """Writes that file if the setting emulates anything."""
         setting = self.run.setting
         if setting.emulated:
-            told = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
-            self.hardship.write_bytes(msgspec.json.encode(told))
+            slowness = Slowness(setting.straggler, setting.compute_of(self.workers), self.run.seed)
+            self.hardship.write_bytes(msgspec.json.encode(slowness))
 
     def _written(self, rank: int) -> dict[str, object]:
-        """What a worker of any row writes, and how it is slowed."""
+        """Returns flags for a worker's output and slowness, in any row."""
         flags: dict[str, object] = {"record": self.record(rank), "trace": self.traces}
         if rank == 0:
             flags |= {"save-parameters": self.parameters, "save-parameters-at": EARLY}
@@ -141,7 +141,7 @@ class Programs:
         return flags
 
     def _transport(self) -> str:
-        # Network namespaces of one machine share its memory, which would go past the link.
+        # Network namespaces share the machine's memory, so shared memory would bypass the link.
         wired = self.run.setting.link is not None and self.experiment.transport == "auto"
         return "zmq" if wired else self.experiment.transport
 
@@ -156,9 +156,9 @@ class Programs:
         if self.experiment.script is not None:
             words = [_filled(word, given) for word in self.experiment.arguments]
             return [str(self.experiment.script), *words]
-        told = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
-        said = _spell({name: value for name, value in told.items() if value is not None})
-        return ["--job", str(self.experiment.job), "--", *said, *self.experiment.arguments]
+        renamed = {"batch-size" if name == "batch" else name: value for name, value in given.items()}
+        flags = _spell({name: value for name, value in renamed.items() if value is not None})
+        return ["--job", str(self.experiment.job), "--", *flags, *self.experiment.arguments]
 
 
 def _filled(word: str, given: Mapping[str, Any]) -> str:

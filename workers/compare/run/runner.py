@@ -1,4 +1,4 @@
-"""Runs one training: a server where it needs one, its workers, and what they left."""
+"""Runs one training: starts the server and the workers, waits, and writes the outcome."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _OF_TORCHRUN = {
 _OF_PODS = {"JOB_COMPLETION_INDEX", "KUBERNETES_SERVICE_HOST"}
 
 Progress = Callable[[Line], None]
-"""Told rank 0's latest report, a few times a second."""
+"""Receives rank 0's latest report, a few times a second."""
 
 Results = list[Mapping[str, Any] | None]
-"""The workers' last lines, by rank."""
+"""Last lines of the workers, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Starts every row in the same way.
+    """Runs trainings, all rows in the same way.
 
     Attributes:
-        experiment: What all runs have in common.
-        lifeline: Ends their processes if this one is killed.
+        experiment: The experiment.
+        lifeline: Ends the processes of a run if this process is killed.
         site: Where they run.
     """
 
@@ -64,21 +64,21 @@ class Runner:
     site: Site = ThisMachine()  # noqa: RUF009 - it holds nothing
 
     def busy(self) -> list[str]:
-        """The site's machines that are not at rest before the first run."""
+        """Returns the site's machines that are not idle before the first run."""
         return self.site.busy()
 
     def run(self, run: Run, folder: Path, progress: Progress) -> Outcome:
-        """Trains once, in a folder that is made anew; `outcome.json` is written last.
+        """Trains once in a new folder; writes `outcome.json` last.
 
-        That training diverges is an outcome as well.
+        A training that diverges also has an outcome.
 
         Raises:
-            ProcessFailed: A process failed; shows the end of its log.
+            ProcessFailed: A process failed; the message shows the end of its log.
             DeadlineExceeded: The run took longer than the timeout.
-            UsageError: The hosts cannot be had here.
+            UsageError: The setting's hosts are not available here.
             HubringError: The folder cannot be emptied.
         """
-        _make_anew(folder)
+        _empty(folder)
         heard, began, watch = self.site.listen(), datetime.now(UTC), time.monotonic()
         broken: HubringError | None = None
         with self.site.hosts(run.setting) as machines:
@@ -88,16 +88,16 @@ class Runner:
                 server, team = _start(programs, processes)
                 try:
                     _await_end(programs, processes, team, progress)
-                except HubringError as error:  # why is known once all have ended
+                except HubringError as error:  # the last lines show whether training diverged
                     broken = error
             victim = run.setting.fault.rank if run.setting.fault else None
-            results, told = _last_lines(programs, server, team, victim, partly=broken is not None)
-        diverged = divergence(results, told)
+            results, last = _last_lines(programs, server, team, victim, partly=broken is not None)
+        diverged = divergence(results, last)
         if broken is not None and diverged is None:
             raise broken
         lost = None if victim is None else outlived([each.code or 0 for each in team], results, victim)
         timeline.merge(programs.traces, folder / "trace.json")
-        shutil.rmtree(programs.traces, ignore_errors=True)  # of a peer there may be none
+        shutil.rmtree(programs.traces, ignore_errors=True)  # a peer can have none
         outcome = Outcome(
             run=run,
             folder=folder,
@@ -106,7 +106,7 @@ class Runner:
             seconds=time.monotonic() - watch,
             noise=heard(),
             results=results,
-            server=told,
+            server=last,
             failed=diverged or lost,
         )
         outcome.write()
@@ -118,11 +118,11 @@ class Runner:
         return Processes(folder, own, timeout, self.lifeline, self.site.starter(threads))
 
 
-def _make_anew(folder: Path) -> None:
-    """Deletes what a run left that was stopped half-way.
+def _empty(folder: Path) -> None:
+    """Deletes what an interrupted run left.
 
     Raises:
-        HubringError: It cannot be: programs of that run, on a machine that is slow to end them, still write.
+        HubringError: Programs of that run, on a machine that is slow to end them, still write there.
     """
     try:
         if folder.exists():
@@ -130,24 +130,24 @@ def _make_anew(folder: Path) -> None:
         folder.mkdir(parents=True)
     except OSError as cause:
         raise HubringError(
-            f"{folder} cannot be emptied ({cause}): if programs of an earlier run still write there, wait"
-            " until they have ended, and start again with the same --out"
+            f"{folder} cannot be emptied ({cause}). If programs of an earlier run still write there, wait"
+            " until they have ended, then start again with the same --out"
         ) from cause
 
 
 def _last_lines(
     programs: Programs, server: RunProcess | None, team: list[RunProcess], victim: int | None, *, partly: bool
 ) -> tuple[Results, Mapping[str, Any] | None]:
-    """The workers' by rank, None of the one that was killed, and that of a server of ours."""
+    """Returns the workers' last lines by rank, None for the killed worker, and that of our server."""
     ranks = range(programs.workers)
     if programs.run.row.peer is not None:
         return [_last_line(partial(programs.peers.result, rank), partly=partly) for rank in ranks], None
-    told = None if server is None else _last_line(server.result, partly=partly)
-    return [None if rank == victim else _last_line(team[rank].result, partly=partly) for rank in ranks], told
+    last = None if server is None else _last_line(server.result, partly=partly)
+    return [None if rank == victim else _last_line(team[rank].result, partly=partly) for rank in ranks], last
 
 
 def _last_line(read: Callable[[], Mapping[str, Any]], *, partly: bool) -> Mapping[str, Any]:
-    """What a program said last; `partly`: it may have been ended before, and then that is empty."""
+    """Returns a program's last line; with `partly`, empty if the program ended before printing it."""
     try:
         return read()
     except (ProcessFailed, OSError, ValueError):
@@ -157,7 +157,7 @@ def _last_line(read: Callable[[], Mapping[str, Any]], *, partly: bool) -> Mappin
 
 
 def _start(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
-    """Starts the server, its shards elsewhere, and the workers."""
+    """Starts the server, its shards on other hosts, and the workers."""
     if programs.run.row.peer is not None:
         return _start_peer(programs, processes)
     server = address = None
@@ -173,20 +173,20 @@ def _start(programs: Programs, processes: Processes) -> tuple[RunProcess | None,
 
 
 def _start_peer(programs: Programs, processes: Processes) -> tuple[RunProcess | None, list[RunProcess]]:
-    """Starts a peer's servers, if it has any, and its workers: a process each, or one for all."""
-    told = programs.peers
-    servers = [processes.start(*each) for each in told.server_programs()]
-    if told.row.leads:
-        await_address(processes, told.meet)
-    team = [processes.start(*each) for each in told.worker_programs(programs.peer_words)]
+    """Starts a peer's servers, if any, and its workers: one process each, or one for all."""
+    peers = programs.peers
+    servers = [processes.start(*each) for each in peers.server_programs()]
+    if peers.row.leads:
+        await_address(processes, peers.meet)
+    team = [processes.start(*each) for each in peers.worker_programs(programs.peer_words)]
     return servers[0] if servers else None, team
 
 
 def _await_shards(programs: Programs, processes: Processes, address: str) -> None:
-    """Waits until all shards are known: a job begins with those that are."""
+    """Waits until all shards have joined: a job starts with the shards that joined before it."""
     wanted = programs.run.setting.servers
     while len(_status(programs, address).get("shards", ())) < wanted:
-        processes.pause(f"the last of {wanted} shards")
+        processes.pause(f"all {wanted} shards")
 
 
 def _status(programs: Programs, address: str) -> dict[str, list[object]]:
@@ -194,52 +194,52 @@ def _status(programs: Programs, address: str) -> dict[str, list[object]]:
     try:
         status: dict[str, list[object]] = json.loads(asked.stdout.splitlines()[-1])
     except (IndexError, ValueError) as cause:
-        raise HubringError(f"the server at {address} does not say how it is: {asked.stderr}") from cause
+        raise HubringError(f"the server at {address} does not report its status: {asked.stderr}") from cause
     return status
 
 
 def _await_end(programs: Programs, processes: Processes, team: list[RunProcess], progress: Progress) -> None:
-    """Watches until all have ended, while the one whom the setting names is killed."""
+    """Waits until all have ended; kills the worker of the setting's fault."""
     fault = programs.run.setting.fault
     if fault is None:
         _watch(programs, processes, progress)
         return
     for process in processes.started:
-        process.expendable = True  # an end with an error is what is measured
+        process.expendable = True  # their failures are part of the result
     pid = team[fault.rank].pid
-    assert pid is not None, "a loss was asked for on another machine"
+    assert pid is not None, "a fault on another machine"
     with Loss(fault, programs.record(fault.rank), pid) as loss:
         _watch(programs, processes, progress)
     if loss.step is None:
         raise HubringError(
             f"{programs.run.label}: worker {fault.rank} ended before it could be killed at step {fault.step};"
-            f" name an earlier step. {team[fault.rank].tail()}"
+            f" set an earlier step. {team[fault.rank].tail()}"
         )
 
 
 def _watch(programs: Programs, processes: Processes, progress: Progress) -> None:
     while running := processes.running():
-        processes.pause(f"the end of {', '.join(process.name for process in running)}")
+        processes.pause(f"{', '.join(process.name for process in running)} to end")
         if (line := latest(programs.record(0))) is not None:
             progress(line)
 
 
 def clean_environment(threads: int) -> dict[str, str]:
-    """This process's variables without settings or launchers: the command lines say all of that.
+    """Returns this process's variables without settings and launchers, so that command lines decide.
 
     Args:
-        threads: PyTorch's, in every process.
+        threads: PyTorch threads of every process.
     """
-    kept = {
+    rest = {
         name: value
         for name, value in environment().items()
         if name not in _OF_TORCHRUN | _OF_PODS and not name.startswith(_OF_LAUNCHERS)
     }
-    return kept | {"OMP_NUM_THREADS": str(threads)}
+    return rest | {"OMP_NUM_THREADS": str(threads)}
 
 
 def await_address(processes: Processes, file: Path) -> str:
-    """The address that a starting server writes into `file`; raises as `Processes.pause`."""
+    """Waits for the address that a server writes into `file`; raises as `Processes.pause`."""
     while not file.exists() or not (address := file.read_text().strip()):
         processes.pause("the server's address")
     return address

@@ -1,4 +1,4 @@
-"""Where runs take place: all on this machine, or over the tasks of a cluster (`compare.cluster`)."""
+"""Where runs take place: on this machine, or on the tasks of a cluster (`compare.cluster`)."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from hubring.workers.compare.run.process import Process, Start
 
 
 class Site(Protocol):
-    """What starts programs, and hears what else happens where they run."""
+    """Starts programs and measures noise where they run."""
 
     def hosts(self, setting: Setting) -> AbstractContextManager[Hosts]:
-        """The hosts that a setting asks for, for as long as the block lasts."""
+        """Provides the hosts of a setting while the block runs."""
 
     def threads(self, workers: int) -> int:
-        """PyTorch's in each of so many workers, so that none has to wait for a core."""
+        """Returns PyTorch threads per worker, so that no worker has to wait for a core."""
 
     def starter(self, threads: int) -> Start:
-        """What starts a program, by its name, where it belongs.
+        """Returns a function that starts a program on its host.
 
         Args:
-            threads: PyTorch's.
+            threads: PyTorch threads of the program.
         """
 
     def busy(self) -> list[str]:
-        """The names of its machines that are not at rest before the first run."""
+        """Returns the names of the machines that are not idle before the first run."""
 
     def listen(self) -> Callable[[], Noise]:
-        """Listens from now on; called when the programs have ended, what it returns says what was heard."""
+        """Starts to measure noise. Call the result for the noise once the programs have ended."""
 
 
 class ThisMachine:
-    """All programs are children of this process, behind links or not."""
+    """Runs all programs as children of this process, with or without links."""
 
     def hosts(self, setting: Setting) -> AbstractContextManager[Hosts]:
         return hosts(setting)

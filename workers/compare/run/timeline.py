@@ -1,13 +1,13 @@
-"""One timeline of a run: the traces of all its processes in one file, which Perfetto loads.
+"""One timeline of a run: the traces of all its processes in one file for Perfetto.
 
-Traces of several hosts are put on the coordinator's clock, each by what it notes of its own
-(`ps/core/clock_offset.py`). Of all traces of one host the measurement with the shortest round trip moves them
-all, so that they stay as they were to each other, and one that cannot tell the two clocks apart moves
-nothing: the timeline of one host is exact. Between hosts it is true to half of that round trip, and to what
-the clocks have drifted since the processes began.
+Traces of several hosts are moved to the coordinator's clock by the offsets that their processes measured
+(`ps/core/clock_offset.py`). All traces of a host move by the offset with the shortest round trip, so they
+keep their relative times. An offset that is smaller than its error moves nothing, so the timeline of one
+host is exact. Between hosts the error is half of that round trip plus the drift of the clocks since the
+processes began.
 
-Where there is no coordinator, as in other people's rows, nobody compared clocks. One host has no need to; of
-several, those that did not stay where their own clocks put them, and the timeline says so.
+Without a coordinator, as with peers, no process measures an offset. Several hosts then keep the times of
+their own clocks, and the timeline marks them as unaligned.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """One process: its events, and by whose clock; without an offset it did not compare its own."""
+    """One process: its events, its host, and the offset of its clock; None if it did not measure one."""
 
     events: list[Event]
     host: str
@@ -34,17 +34,17 @@ class _Trace:
 
 
 def merge(folder: Path, into: Path) -> int:
-    """Lays the traces in `folder` side by side, by name, and lets time begin with the first span.
+    """Merges the traces in `folder` in the order of their names. Time begins with the first span.
 
-    The file's `otherData` tells by how much each host's were moved, and how far that may be off. A host
-    beside others that did not compare its clock is `unaligned` there, and so its processes' names end.
+    The file's `otherData` holds by how much each host's traces moved, and the error. A host without an
+    offset, among several, is `unaligned` there and in the names of its processes.
 
     Args:
         folder: Holds `NAME.trace.json` for every process.
         into: The file to write.
 
     Returns:
-        How many processes are in it; of none, nothing is written.
+        The number of processes; with 0, no file is written.
     """
     traces = [_read(path) for path in sorted(folder.glob("*.trace.json"))]
     offsets = _by_host(traces)
@@ -62,17 +62,17 @@ def merge(folder: Path, into: Path) -> int:
     zero = min(span["ts"] for span in spans)
     for span in spans:
         span["ts"] -= zero
-    told: dict[str, dict[str, Any]] = {
+    clocks: dict[str, dict[str, Any]] = {
         host: {"moved_us": moved[host], "error_us": offset.round_trip / 2000}
         for host, offset in offsets.items()
     }
-    told |= {host: {"moved_us": 0.0, "error_us": None, "unaligned": True} for host in unaligned}
-    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": told}))
+    clocks |= {host: {"moved_us": 0.0, "error_us": None, "unaligned": True} for host in unaligned}
+    into.write_text(json.dumps({"traceEvents": placed, "displayTimeUnit": "ms", "otherData": clocks}))
     return len(traces)
 
 
 def events(path: Path) -> list[Event]:
-    """The events of one process; of one that was killed, those that it had written whole."""
+    """Returns the events of one process; of a killed process, those that are complete."""
     lines = (line.rstrip().rstrip(",") for line in path.read_text().splitlines())
     return [event for line in lines if line.startswith("{") and (event := _whole(line)) is not None]
 
@@ -95,7 +95,7 @@ def _read(path: Path) -> _Trace:
 
 
 def _by_host(traces: Iterable[_Trace]) -> Mapping[str, Offset]:
-    """The best of each host's; a host where nobody compared has none."""
+    """Returns the best offset of each host that has one."""
     best: dict[str, Offset] = {}
     for host, offset in ((trace.host, trace.offset) for trace in traces):
         if offset is not None and (host not in best or offset.round_trip < best[host].round_trip):
@@ -104,7 +104,7 @@ def _by_host(traces: Iterable[_Trace]) -> Mapping[str, Offset]:
 
 
 def _placed(trace: _Trace, number: int, ahead: float, unaligned: bool) -> Iterator[Event]:
-    """The events of one process; processes of different hosts may have the same id, so they are numbered."""
+    """Returns the events of one process, which gets a number: process ids can repeat across hosts."""
     yield {"name": "process_sort_index", "ph": "M", "pid": number, "args": {"sort_index": number}}
     for event in trace.events:
         changed: Event = {"ts": event["ts"] + ahead} if event["ph"] == "X" else {}
