@@ -128,7 +128,7 @@ class Replayed:
 class Heard:
     """Records the output of a comparison."""
 
-    kept_runs: list[str] = field(default_factory=list)
+    skipped_runs: list[str] = field(default_factory=list)
     finished_runs: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -138,8 +138,8 @@ class Heard:
     def finished(self, run: str) -> None:
         self.finished_runs.append(run)
 
-    def kept(self, run: str) -> None:
-        self.kept_runs.append(run)
+    def skipped(self, run: str) -> None:
+        self.skipped_runs.append(run)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

@@ -71,7 +71,7 @@ def test_what_was_finished_is_kept_and_the_rest_is_run(tmp_path: Path) -> None:
     later = Replayed()
     results, heard = carried_out(tmp_path, later)
     assert later.ran == heard.finished_runs == LABELS[3:]
-    assert heard.kept_runs == LABELS[:3]
+    assert heard.skipped_runs == LABELS[:3]
     assert results == carried_out(tmp_path / "in one go", Replayed())[0]
 
 
@@ -344,7 +344,7 @@ def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> 
 def test_the_lifeline_kills_what_is_held_and_not_what_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: killed.append(group))
-    child_reaper.keep(["+5\n", "+6\n", "-5\n", "+7\n"])
+    child_reaper.reap(["+5\n", "+6\n", "-5\n", "+7\n"])
     assert killed == [6, 7]
 
 

@@ -1,1 +1,1 @@
-"""From what the runs left behind to findings: measured, judged, predicted and put into words."""
+"""From the outcomes of runs to findings: measures, judges, predicts and writes the verdict."""

@@ -1,18 +1,17 @@
-"""Bandwidth: what the exchanges of a training come to, in the columns of nccl-tests.
+"""Bandwidth of a training's exchanges, in the columns of nccl-tests.
 
-- size, count, type: of the model that was trained; a step exchanges all of it once.
-- redop: `avg` where a step takes the mean gradient, `none` where every gradient is applied by itself.
-- time: exposed_ms + hidden_ms (`hubring.workers.compare.judge.measure`), which is how long a step had
-  something on its way: handed over, and not back. Both are of the same steady steps; mean over these and
-  workers, median over seeds. It holds the wait for slower workers, and where the server steps its step;
-  where workers step, theirs is not in it.
-- algbw, busbw: `hubring.workers.compare.result.nccl_tests`, which says what busbw means for a hub.
-- wrong: elements of the parameters that the gate found farther from the first synchronous row's than it
-  allows, over all seeds; None where it held nothing against that row. nccl-tests checks each result by
-  itself; here the parameters show what all exchanges before them have left.
+- size, count, type: of the trained model; a step exchanges all of it once.
+- redop: `avg` if a step takes the mean gradient, `none` if every gradient is applied separately.
+- time: exposed_ms + hidden_ms (`hubring.workers.compare.judge.measure`): how long a step had an exchange in
+  progress. Both cover the same steady steps; mean over these and workers, median over seeds. The time
+  includes the wait for slower workers, and the optimizer step if the server steps but not if workers step.
+- algbw, busbw: `hubring.workers.compare.result.nccl_tests`, which also defines busbw for a hub.
+- wrong: parameter elements that differ from the first synchronous row by more than the gate's tolerance, over
+  all seeds; None if nothing was compared with that row. nccl-tests checks each result separately; here the
+  parameters show the errors of all earlier exchanges.
 
-A row has no line where the time is not known or nothing was exchanged, nor where a worker was lost, as
-there the number of ranks is not one.
+A row has no line if the time is unknown, nothing was exchanged, or a worker was lost, because the number of
+ranks then changes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _TYPES = {
     torch.float16: "half",
     torch.bfloat16: "bfloat16",
 }
-"""As nccl-tests calls them."""
+"""Names of types in nccl-tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,13 @@ class _Model:
 def bandwidth(
     experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Judgement, entries: Iterable[Entry]
 ) -> list[Bandwidth]:
-    """One line for every row of every setting that has one.
+    """Returns one line for every row of every setting that has one.
 
     Args:
-        experiment: What was run.
+        experiment: The experiment.
         outcomes: By label.
-        judged: What the gate found.
-        entries: The rows' numbers, as `summarise` orders them.
+        judged: Result of the gate.
+        entries: The rows' numbers, in the order of `summarise`.
     """
     model, found = _model(outcomes.values()), []
     for (setting, row), entry in zip(product(experiment.settings, experiment.ways), entries, strict=True):
@@ -70,7 +69,7 @@ def bandwidth(
 
 
 def _model(outcomes: Iterable[Outcome]) -> _Model | None:
-    """That of all runs; None where none has come as far as to save it."""
+    """Returns the model, which all runs share; None if no run saved it."""
     saved = next((each.parameters for each in outcomes if each.parameters.exists()), None)
     if saved is None:
         return None
@@ -84,7 +83,7 @@ def _model(outcomes: Iterable[Outcome]) -> _Model | None:
 
 
 def _exchanged(entry: Entry) -> bool:
-    """Whether anything was, for a time that is known or withheld."""
+    """Whether the row exchanged anything in a known or withheld time."""
     sent = entry.number("bytes_sent_per_step")
     return sent is not None and any(sent.values) and (entry.withheld is not None or _seconds(entry) > 0)
 
@@ -106,7 +105,7 @@ def _line(model: _Model, entry: Entry, n: int, wrong: int | None) -> Bandwidth:
 
 
 def _seconds(entry: Entry) -> float:
-    """Of one exchange; 0 where that was not measured."""
+    """Returns the seconds of one exchange; 0 if not measured."""
     exposed, hidden = entry.number("exposed_ms"), entry.number("hidden_ms")
     if exposed is None or hidden is None:
         return 0.0

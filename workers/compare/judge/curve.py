@@ -1,4 +1,4 @@
-"""Curves: how loss and measure fell or rose in one run."""
+"""Curves: loss and metric over one run."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hubring.workers.compare.result.findings import Curve, Point
 from hubring.workers.compare.run.outcome import Outcome
 
 MOST = 400
-"""Points that a curve keeps: more than a screen shows."""
+"""Most points of a curve; more than a screen shows."""
 
 
 def curve(outcome: Outcome, setting: str, metric: str) -> Curve:
-    """How one run went, drawn in the setting of this key.
+    """Returns the curves of one run in the setting with this key.
 
-    `loss` is the mean over ranks of each step's training loss, neighbours averaged where there are more
-    than `MOST`; `metric` is rank 0's measure. Samples are those of all workers by then
-    (`hubring.workers.compare.judge.measure`); what comes before the zero of all seconds is drawn there.
+    `loss` is the mean training loss of all ranks per step; above `MOST` points, neighbours are averaged.
+    `metric` is rank 0's. Samples are those of all workers up to then
+    (`hubring.workers.compare.judge.measure`). Points before second 0 are drawn at 0.
     """
     zero, first = began(outcome), outcome.records[0]
     points = [
         (line, Point(round(max(0.0, line["seconds"] - zero), 6), float(samples), math.nan))
         for line, samples in zip(first, seen(outcome), strict=True)
     ]
-    # Ranks may have taken different numbers of steps where one was lost on the way.
+    # After a lost worker, ranks have different numbers of steps.
     together = zip(*(steps_of(record) for record in outcome.records), strict=False)
     steps = zip((point for line, point in points if "samples" in line), together, strict=False)
     losses = [
@@ -45,7 +45,7 @@ def curve(outcome: Outcome, setting: str, metric: str) -> Curve:
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """At most `MOST` points, each the mean of some neighbours."""
+    """Returns at most `MOST` points, each the mean of neighbours."""
     size = -(-len(points) // MOST)
     if size <= 1:
         return points

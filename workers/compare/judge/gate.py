@@ -1,12 +1,10 @@
-"""The gate: which rows ended in the same parameters, so that their speeds may be compared.
+"""The gate: which rows produced the same parameters, so that their speeds can be compared.
 
-All synchronous rows compute the same thing: every step, the mean gradient of
-the same batch, applied once. Only the order of the additions differs, so their
-parameters may differ by rounding and by nothing else. Training amplifies what
-differs, some seeds by 10,000 times in a few hundred steps, so rows are held
-against each other after their first steps (`hubring.workers.compare.run.outcome.EARLY`),
-and what that has become by the end is only told. The hub reduces in rank order,
-so a second run of it must not differ at all, to the end.
+All synchronous rows compute the same thing: in every step they apply the mean gradient of the same batch
+once. Only the order of the additions differs, so their parameters can differ by rounding only. Training
+amplifies differences, with some seeds 10,000 times in a few hundred steps. So the gate compares rows after
+their first steps (`hubring.workers.compare.run.outcome.EARLY`) and only reports the difference at the end.
+The hub reduces in rank order, so a second run of it must not differ at all, even at the end.
 """
 
 from __future__ import annotations
@@ -31,17 +29,17 @@ Parameters = Mapping[str, Tensor]
 """A model's parameters by name, on the CPU."""
 
 TOLERANCE = 1e-4
-"""How far two synchronous rows may be apart: max |a - b| / max |a|, per tensor.
+"""Allowed difference of two synchronous rows: max |a - b| / max |a|, per tensor.
 
-One sum in float32 rounds by 6e-8; the batch is summed in another order in every step. In one process that
-adds the two halves of every batch, digits with seeds 0 to 3 was measured to be 2e-7 to 3e-7 apart from itself
-after 22 steps, and 5e-7 to 2e-3 after 660. One gradient lost, counted twice or halved leaves 5e-2 by the end
-of 440 steps if it was the first. The limit lies between. A fault of the hub that comes later than these
-steps shows in its second run, unless it comes twice in the same way.
+One sum in float32 rounds by 6e-8, and the batch is summed in another order in every step. A single process
+that adds the two halves of every batch differed from itself by 2e-7 to 3e-7 after 22 steps and by 5e-7 to
+2e-3 after 660 steps (digits, seeds 0 to 3). Losing, doubling or halving the first gradient still shows as
+5e-2 after 440 steps. The limit lies between. A fault of the hub after these steps shows in its second run,
+unless it repeats exactly.
 
-The wider a layer, the more of its ReLUs lie so near to zero that rounding tips one over, and that sample's
-gradient through it with it: with 16,000 hidden units 548 of 8 million elements were up to 2.4e-4 apart after
-20 steps, all of them in the rows and columns of a few units. A lost gradient moves nearly all elements.
+The wider a layer, the more of its ReLUs are so close to zero that rounding flips one, and with it a sample's
+gradient through it. With 16,000 hidden units, 548 of 8 million elements differed by up to 2.4e-4 after 20
+steps, all of them in the rows and columns of a few units. A lost gradient changes nearly all elements.
 `experiment.tolerance` is for such models.
 """
 
@@ -50,13 +48,13 @@ AGAIN = "again"
 
 
 class Held(NamedTuple):
-    """A pair, and whose runs these are.
+    """A pair with the labels of its runs.
 
     Attributes:
-        pair: What was found.
+        pair: The comparison.
         run: Label of the run that is judged.
-        reference: Label of the run that is measured against, if that may be the one at fault; None: it is
-            one process alone, or the same row.
+        reference: Label of the reference run, if it can be the wrong one; None for a single process or
+            for the same row.
     """
 
     pair: Pair
@@ -66,22 +64,22 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The gate, and what it means for the runs."""
+    """All comparisons, and which speeds they allow to be shown."""
 
     held: Sequence[Held]
     tolerance: float
 
     @property
     def gate(self) -> Gate:
-        """What the pairs came to."""
+        """The result of all pairs."""
         pairs = [each.pair for each in self.held]
         return Gate(all(pair.passed for pair in pairs), self.tolerance, pairs)
 
     def closed_to(self, runs: Collection[str]) -> str | None:
-        """Why the speed of these runs, by label, may not be shown; None where it may.
+        """Returns why the speed of these runs, by label, is withheld; None if it is not.
 
-        Of two that differ either may be wrong: what is measured against is shown only where another row
-        agrees with it.
+        If two runs differ, either can be wrong. So the reference's speed is shown only if another row agrees
+        with it.
         """
         upheld = {each.reference for each in self.held if each.pair.passed}
         failed = [
@@ -92,19 +90,19 @@ class Judgement:
         return "; ".join(failed) or None
 
     def wrong(self, runs: Collection[str]) -> int | None:
-        """Elements of these runs, by label, that differ by more than is allowed; None: nobody compared."""
+        """Returns how many elements of these runs, by label, exceed the limit; None if none were compared."""
         found = [each.pair.wrong for each in self.held if each.run in runs]
         return sum(found) if found else None
 
 
 def judge(experiment: Experiment, outcomes: Mapping[str, Outcome]) -> Judgement:
-    """Holds synchronous rows, by setting, seed and turn, against the first, and the hub against itself.
+    """Compares synchronous rows with the first one, by setting, seed and turn, and the hub with itself.
 
-    A row that lost a worker took fewer gradients than the others, so settings with a fault have no pairs;
-    nor has a run that diverged, which left no parameters.
+    A row that lost a worker received fewer gradients than the others, so settings with a fault have no
+    pairs. A run that diverged saved no parameters, so it has no pairs either.
 
     Args:
-        experiment: What was run.
+        experiment: The experiment.
         outcomes: By label.
     """
     tolerance = experiment.tolerance or TOLERANCE
@@ -141,7 +139,7 @@ def _against(
             steps=None if reached.early == reached.parameters else EARLY,
             final=_finite(difference(final, load_file(left.parameters))[0]),
             turn=run.turn,
-            passed=apart <= tolerance,  # false for NaN
+            passed=apart <= tolerance,  # False for NaN
         )
         yield Held(pair, run.label, None if reference.row.name == "local" else reference.label)
 
@@ -173,7 +171,7 @@ def _finite(value: float) -> float | str:
 
 
 def difference(first: Parameters, second: Parameters) -> tuple[float, str]:
-    """Largest max |a - b| / max |a| over the tensors, and the tensor's name."""
+    """Returns the largest max |a - b| / max |a| of any tensor, and the tensor's name."""
     if misfit := _misfit(first, second):
         return math.inf, misfit
     apart = {name: _relative(first[name], second[name]).max().item() for name in first}
@@ -182,7 +180,7 @@ def difference(first: Parameters, second: Parameters) -> tuple[float, str]:
 
 
 def bits_difference(first: Parameters, second: Parameters) -> tuple[float, str]:
-    """Zero if all bytes are the same; else as `difference`, but never zero."""
+    """Returns zero if all bytes are equal; else the same as `difference`, but never zero."""
     if misfit := _misfit(first, second):
         return math.inf, misfit
     for name in first:
@@ -192,14 +190,14 @@ def bits_difference(first: Parameters, second: Parameters) -> tuple[float, str]:
 
 
 def wrong(first: Parameters, second: Parameters, limit: float) -> int:
-    """Elements of which |a - b| / max |a| is over the limit, or no number; all where models do not fit."""
+    """Counts elements with |a - b| / max |a| above the limit or NaN; all elements if the models differ."""
     if _misfit(first, second):
         return _count(first)
     return sum(int((~(_relative(first[name], second[name]) <= limit)).sum()) for name in first)
 
 
 def bits_wrong(first: Parameters, second: Parameters) -> int:
-    """Elements of which some bit differs; all where the models do not fit."""
+    """Counts elements with a different bit; all elements if the models do not match."""
     if _misfit(first, second):
         return _count(first)
     differing = ((_bytes(first[name]) != _bytes(second[name]), first[name].numel()) for name in first)
@@ -211,7 +209,7 @@ def _count(parameters: Parameters) -> int:
 
 
 def _misfit(first: Parameters, second: Parameters) -> str | None:
-    """In words, what makes two models incomparable."""
+    """Returns what makes two models incomparable; None if nothing does."""
     if first.keys() != second.keys() or not first:
         return f"the names of its tensors ({', '.join(sorted(first.keys() ^ second.keys())) or 'none'})"
     for name in first:
@@ -221,7 +219,7 @@ def _misfit(first: Parameters, second: Parameters) -> str | None:
 
 
 def _relative(first: Tensor, second: Tensor) -> Tensor:
-    """|a - b| / max |a| of every element; against nothing but zeros, a difference is infinite."""
+    """Returns |a - b| / max |a| of every element; infinite for a difference from all zeros."""
     apart, scale = (first - second).double().abs(), first.double().abs().max()
     return torch.where(apart == 0, apart, apart / scale)
 

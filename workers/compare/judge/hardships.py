@@ -1,4 +1,4 @@
-"""Hardships: what a straggler or a loss did to each row, held against the same setting without it."""
+"""Hardships: effects of a straggler or a fault on each row, against the same setting without it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hubring.workers.compare.result.setting_text import Scope, listed, scopes, s
 
 
 def hardships(findings: Findings) -> list[str]:
-    """Sentences: whom each straggler slowed, and by how much; who went on after a loss."""
+    """Returns sentences: which rows each straggler slows and by how much; which rows survive a fault."""
     found = scopes(findings)
     return [
-        *(said for scope in found if scope.setting.straggler for said in _slowed(scope, found)),
-        *(said for scope in found if scope.setting.fault for said in _survived(scope, scope.setting.fault)),
+        *(text for scope in found if scope.setting.straggler for text in _slowed(scope, found)),
+        *(text for scope in found if scope.setting.fault for text in _survived(scope, scope.setting.fault)),
     ]
 
 
@@ -29,16 +29,17 @@ def _slowed(scope: Scope, others: list[Scope]) -> list[str]:
     slowed = [f"{name} {each}" for name, each in ratios.items() if each.more]
     spared = [name for name, each in ratios.items() if each.even or (each.decided and each.value < 1)]
     unsure = [f"{name} {each}" for name, each in ratios.items() if not each.decided and not each.even]
-    who = straggler(scope.setting.straggler)
-    told = [f"{who} makes steps longer, {listed(slowed)} times as long"] if slowed else []
-    told += [f"{'not' if slowed else f'{who} does not slow'} {listed(spared, 'or')}"] if spared else []
-    sure = ", ".join(told)
-    doubt = f"with {who} and without, steps are not told apart: {listed(unsure)} times as long"
-    return [scope.say(f"{each}.", besides=who) for each in (sure, doubt if unsure else "") if each]
+    slow = straggler(scope.setting.straggler)
+    effects = [f"{slow} makes steps of {listed(slowed)} times as long"] if slowed else []
+    start = "but not of" if slowed else f"{slow} does not slow"
+    effects += [f"{start} {listed(spared, 'or')}"] if spared else []
+    sure = ", ".join(effects)
+    doubt = f"with and without {slow}, steps show no clear difference: {listed(unsure)} times as long"
+    return [scope.say(f"{each}.", besides=slow) for each in (sure, doubt if unsure else "") if each]
 
 
 def _step_ratio(name: str, scope: Scope, calm: Scope) -> Ratio | None:
-    """Mean time a step here by that without; of means, since medians hide what happens seldom."""
+    """Returns the ratio of mean step times with and without; medians would hide rare delays."""
     here, there = scope.number(name, "samples_per_second"), calm.number(name, "samples_per_second")
     return None if here is None or there is None else ratio(there.values, here.values)
 
@@ -51,4 +52,4 @@ def _survived(scope: Scope, fault: Fault) -> list[str]:
     ]
     if not rows:
         return []
-    return [scope.say(f"{listed(rows)} went on to the end without worker {fault.rank}.")]
+    return [scope.say(f"{listed(rows)} finished without worker {fault.rank}.")]

@@ -1,4 +1,4 @@
-"""Hub against ring and why, and what a row gains or loses by not waiting."""
+"""Hub against ring and the reasons, and what a row gains or loses without waiting."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hubring.workers.compare.result.findings import Findings
 from hubring.workers.compare.result.setting_text import Scope, listed
 
 BEYOND = 1.25
-"""So many times its line rate's time an exchange takes that something else than links decides."""
+"""Ratio of exchange time to line-rate time above which something else than links is the limit."""
 
 
 def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str:
-    """Who processes more samples a second, as a sentence.
+    """Returns a sentence on which of two rows processes more samples a second.
 
     Args:
-        first: What the first row is called.
-        second: What the second is called.
-        scope: Where both ran.
-        rows: Their names; both have a speed.
+        first: The first row in words.
+        second: The second row in words.
+        scope: The setting of both.
+        rows: Names of the rows; both have a speed.
     """
     ratio = scope.ratio("samples_per_second", rows[0], rows[1])
     mine, theirs = (scope.number(row, "samples_per_second") for row in rows)
@@ -31,11 +31,11 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str
     samples = scope.findings.job.samples
     speeds = f"{mine.median:,.0f} {samples}/s against {theirs.median:,.0f}"
     if _seeds(scope, rows[0]) == 1:
-        return f"{first} was {ratio.value:.2f} times as fast as {second} in this one run: {speeds}."
+        return f"{first} was {ratio.value:.2f} times as fast as {second} in a single run: {speeds}."
     if ratio.even:
-        return f"{first} is even with {second}: {speeds}."
+        return f"{first} is as fast as {second}: {speeds}."
     if not ratio.decided:
-        return f"{first} is not told apart from {second}: {speeds}, {ratio.factor}."
+        return f"no clear difference between {first} and {second}: {speeds}, {ratio.factor}."
     if ratio.value > 1:
         return f"{first} beats {second}: {speeds}, {ratio.factor}."
     turned = scope.ratio("samples_per_second", rows[1], rows[0])
@@ -44,32 +44,32 @@ def contest(first: str, second: str, scope: Scope, rows: tuple[str, str]) -> str
 
 
 def hub_against_ring(scope: Scope) -> list[str]:
-    """The like with the like: a synchronous hub row, which computes what the ring computes."""
+    """Compares the ring with a synchronous hub row, which computes the same."""
     raced = [row.row for row in scope.rows if row.synchronous and row.number("samples_per_second")]
     hubs = [name for name in raced if name.startswith("hub-")]
-    # With a loss, the wait until it was noticed is in the speed.
+    # After a fault, the speed includes the time to detect it.
     if "ring" not in raced or not hubs or scope.setting.fault:
         return []
     hub = chosen(hubs)
-    said = contest(f"the hub ({hub})", "the ring", scope, (hub, "ring"))
+    result = contest(f"the hub ({hub})", "the ring", scope, (hub, "ring"))
     because = _because(scope, hub)
-    faster = _ahead(scope, hub, hubs)
-    return [scope.say(each) for each in (said, because, faster) if each]
+    faster = _faster_hubs(scope, hub, hubs)
+    return [scope.say(each) for each in (result, because, faster) if each]
 
 
 def chosen(rows: Sequence[str]) -> str:
-    """Which of the rows stands for all: the one asked for first, or hub-bsp.
+    """Returns the row that represents all: hub-bsp, or the first of the experiment.
 
-    Not the fastest, which would be picked by the numbers that then speak for it.
+    Not the fastest row: choosing by the numbers would bias the comparison.
     """
     return "hub-bsp" if "hub-bsp" in rows else rows[0]
 
 
-def _ahead(scope: Scope, hub: str, hubs: Sequence[str]) -> str:
-    """Which other rows of the hub are faster than the one that stood for it; empty: none."""
+def _faster_hubs(scope: Scope, hub: str, hubs: Sequence[str]) -> str:
+    """Returns which other hub rows are faster than this one; empty: none."""
     ratios = {name: scope.ratio("samples_per_second", name, hub) for name in hubs if name != hub}
     faster = [f"{name} is {each} times as fast" for name, each in ratios.items() if each and each.more]
-    return f"of the hub's other ways, {listed(faster)} as {hub}." if faster else ""
+    return f"of the other hub rows, {listed(faster)} as {hub}." if faster else ""
 
 
 def on_a_cluster(findings: Findings) -> bool:
@@ -78,65 +78,65 @@ def on_a_cluster(findings: Findings) -> bool:
 
 
 def _because(scope: Scope, hub: str) -> str:
-    """Why it won or lost, by what points the way it went; empty where nothing does or nobody won."""
+    """Returns the reasons that fit the result; empty if there are none or the result is not decided."""
     ratio = scope.ratio("samples_per_second", hub, "ring")
     if ratio is None or not ratio.decided or _seeds(scope, hub) == 1:
         return ""
     wins = ratio.value > 1
     reasons = [*_waits(scope, hub, wins), *_wires(scope, wins), *_latencies(scope, wins)]
-    # A straggler slows whoever waits for it, and of cores the hub has never more to itself than the ring.
+    # A straggler slows every row that waits for it. A hub never has more of the cores than the ring.
     if not wins and not scope.setting.straggler and not on_a_cluster(scope.findings):
         beyond = _beyond_wires(scope, hub) if scope.setting.link else _cores(scope)
-        reasons += [f"yet {each}" if reasons and scope.setting.link else each for each in beyond]
-    return f"the hub {'wins' if wins else 'loses'} here, because {'; '.join(reasons)}." if reasons else ""
+        reasons += [f"but {each}" if reasons and scope.setting.link else each for each in beyond]
+    return f"the hub {'wins' if wins else 'loses'} here because {'; '.join(reasons)}." if reasons else ""
 
 
 def _seeds(scope: Scope, row: str) -> int:
-    """With how many seeds a row ran; one tells nothing from chance."""
+    """Returns the number of seeds of a row; with one seed a difference can be chance."""
     number = scope.number(row, "samples_per_second")
     return 0 if number is None else len(number.values)
 
 
 def _waits(scope: Scope, hub: str, wins: bool) -> list[str]:
-    """What a step waited for either exchange."""
+    """Compares the exposed exchange times."""
     mine, theirs = scope.number(hub, "exposed_ms"), scope.number("ring", "exposed_ms")
     ratio = scope.ratio("exposed_ms", hub, "ring")
     if mine is None or theirs is None or ratio is None or not ratio.decided or (ratio.value < 1) != wins:
         return []
     return [
-        f"its steps wait {mine.median:.2f} ms for the exchange, which hides behind no computing,"
-        f" and the ring's {theirs.median:.2f} ms"
+        f"its steps wait {mine.median:.2f} ms for exchange that does not overlap with compute,"
+        f" the ring's steps {theirs.median:.2f} ms"
     ]
 
 
 def _wires(scope: Scope, wins: bool) -> list[str]:
-    """What a link carries, by the formula."""
+    """Compares the bytes on the busiest links, by the formula."""
     n, k, link = scope.setting.workers, scope.setting.servers, scope.setting.link
     hub, ring = max(1.0, n / k), 2 * (n - 1) / n
     if not link or not link.rate or hub == ring or (hub < ring) != wins:
         return []
     needed = servers_needed(n)
-    told = "it never wins" if needed is None else f"it wins from {needed} servers on"
+    winning = "never wins" if needed is None else f"wins with {needed} or more servers"
     return [
-        f"{n} workers on {k} server{'' if k == 1 else 's'} move {hub:.3g} times the model each way over the"
-        f" busiest link, and the ring {ring:.3g} times; by bytes alone {told} ({FORMULA})"
+        f"with {n} workers and {k} server{'' if k == 1 else 's'}, its busiest link carries {hub:.3g} times"
+        f" the model each way, the ring's {ring:.3g} times; by bytes alone the hub {winning} ({FORMULA})"
     ]
 
 
 def _latencies(scope: Scope, wins: bool) -> list[str]:
-    """How often an exchange waits for a link's latency: a hub's there and back, a ring's at every hop."""
+    """Compares how often an exchange waits for a link's latency: a hub's twice, a ring's at every hop."""
     hops, link = 2 * (scope.setting.workers - 1), scope.setting.link
     if not wins or not link or not link.latency or hops <= 2:
         return []
     once = 1e3 * link.latency
     return [
-        f"the links' latency is in its exchange twice, {2 * once:g} ms, and in the ring's {hops} times,"
-        f" {hops * once:g} ms"
+        f"its exchange includes the link latency twice ({2 * once:g} ms), the ring's {hops} times"
+        f" ({hops * once:g} ms)"
     ]
 
 
 def _beyond_wires(scope: Scope, hub: str) -> list[str]:
-    """Whether the links are what the hub waits for: one machine that plays all hosts has its own limit."""
+    """Returns whether the hub is limited by the machine that emulates all hosts, rather than by links."""
     n, k, link = scope.setting.workers, scope.setting.servers, scope.setting.link
     sent, exposed = scope.number(hub, "bytes_sent_per_step"), scope.number(hub, "exposed_ms")
     if not link or not link.rate or link.latency or sent is None or exposed is None:
@@ -145,29 +145,29 @@ def _beyond_wires(scope: Scope, hub: str) -> list[str]:
     if exposed.median < BEYOND * needed:
         return []
     return [
-        f"at line rate its bytes take {needed:.0f} ms: what holds the hub up here is less its links than the"
-        f" {scope.findings.machine['cores']} cores on which {n + k} processes move the bytes of all of them"
+        f"at line rate its bytes take {needed:.0f} ms, so it is limited less by its links than by the"
+        f" {scope.findings.machine['cores']} cores on which {n + k} processes move the bytes of all links"
     ]
 
 
 def _cores(scope: Scope) -> list[str]:
-    """Without a link nothing decides but processors and copies; more processes than cores are no help."""
+    """Without links only processors and copies matter, and more processes than cores slow the hub."""
     n, k, cores = scope.setting.workers, scope.setting.servers, scope.findings.machine["cores"]
     if n + k <= cores:
         return []
     return [
-        f"on one machine copies and cores decide, not wires: {n + k} busy processes share {cores} cores,"
-        f" where the ring has {n}"
+        f"on one machine, cores and copies are the limit, not links: its {n + k} busy processes share {cores}"
+        f" cores, the ring's {n} do too"
     ]
 
 
 def asynchronous(scope: Scope) -> list[str]:
-    """What each row that does not wait gains by step, and what becomes of that on the way to the target."""
+    """Returns what each asynchronous row gains in speed, and what that does to the time to the target."""
     base = next((name for name in ("hub-bsp", "ring", "hub-aggregate") if name in scope.names), None)
     if base is None or scope.setting.workers < 2 or scope.setting.fault:
         return []
     rows = [row.row for row in scope.rows if not row.synchronous]
-    return [scope.say(said) for name in rows if (said := _gain(scope, name, base))]
+    return [scope.say(text) for name in rows if (text := _gain(scope, name, base))]
 
 
 def _gain(scope: Scope, name: str, base: str) -> str:
@@ -176,45 +176,46 @@ def _gain(scope: Scope, name: str, base: str) -> str:
         return ""
     faster = pace.more
     if faster:
-        step = f"{name} goes through its samples {pace} times as fast as {base}"
+        step = f"{name} processes samples {pace} times as fast as {base}"
     elif pace.decided:
-        step = f"{name} goes through its samples more slowly than {base}, at {pace} of its pace"
+        step = f"{name} processes samples more slowly than {base}, at {pace} of its speed"
     elif pace.even:
-        step = f"{name} is even with {base} in samples a second"
+        step = f"{name} is as fast as {base} in samples a second"
     else:
-        step = f"{name} is not told apart from {base} in samples a second, at {pace} of its pace"
+        step = f"{name} shows no clear difference from {base} in samples a second, {pace} times as many"
     good, outcome = _outcome(scope, name, base)
     if not outcome:
         return ""
-    joint = ("and" if good else "yet") if faster else ("yet" if good else "and")
+    joint = ("and" if good else "but") if faster else ("but" if good else "and")
     return f"{step}, {joint} {outcome}."
 
 
 def _outcome(scope: Scope, name: str, base: str) -> tuple[bool, str]:
-    """Whether that paid, and the words for it; empty where there is nothing to say."""
+    """Returns whether the row has the better outcome, and the words for it; empty without a difference."""
     job = scope.findings.job
     goal = f"{job.title} {job.target:g}" if job.target is not None else ""
     mine, theirs = (scope.number(row, "seconds_to_target") for row in (name, base))
     reached = [number is not None and number.complete for number in (mine, theirs)]
     if goal and reached == [False, True]:
-        return False, f"does not reach {goal} with every seed, as {base} does{_finals(scope, name, base)}"
+        return False, f"does not reach {goal} with every seed, while {base} does{_finals(scope, name, base)}"
     if goal and reached == [True, False]:
-        return True, f"reaches {goal} with every seed, as {base} does not"
+        return True, f"reaches {goal} with every seed, while {base} does not"
     ratio = scope.ratio("seconds_to_target", name, base) if all(reached) else None
     if ratio is not None and ratio.decided:
         sooner = ratio.value < 1
         times = scope.ratio("seconds_to_target", base, name) if sooner else ratio
-        return sooner, f"reaches {goal} {times} times {'sooner' if sooner else 'later'}"
+        paid = f"is {times} times as fast to {goal}" if sooner else f"takes {times} times as long to {goal}"
+        return sooner, paid
     return _final(scope, name, base)
 
 
 def _final(scope: Scope, name: str, base: str) -> tuple[bool, str]:
-    """Where the two ended, if that is not even."""
+    """Compares the final metrics; empty if they are not clearly different."""
     ratio = scope.ratio("final_metric", name, base)
     if ratio is None or not ratio.decided:
         return True, ""
     better = (ratio.value > 1) == scope.findings.job.rising
-    return better, f"ends {'better' if better else 'worse'}{_finals(scope, name, base)}"
+    return better, f"ends with a {'better' if better else 'worse'} result{_finals(scope, name, base)}"
 
 
 def _finals(scope: Scope, name: str, base: str) -> str:

@@ -1,33 +1,31 @@
-"""From the reports of a run to numbers, each defined here and measured, never assumed.
+"""From the reports of a run to numbers. Each number is defined here and measured, never assumed.
 
-- steady steps: those after warm-up (the first tenth, at least five, unless the experiment says how
-  many) that do not follow a measurement of the model, for which others may have waited, nor hold
-  or follow the saving of parameters after the first `EARLY`.
-- step_ms: median time from the report before a steady step to its own, over all ranks; step_mean_ms: the
-  mean, of each rank and then over ranks. compute_ms and exposed_ms are parts of the mean.
-- samples_per_second: samples of a rank's steady steps / the time that they took, summed over the ranks
-  that were not killed; a mean, not a median: where nobody waits for anybody, the median step hides who
-  stood still.
-- seconds: on rank 0's clock since the end of its first step, which waits for everyone's start
-  and pays for what is done once; measuring the model counts. seconds_to_target, samples_to_target:
-  until the measure first was as good as the target; samples are those of all workers by then, each
-  counted from the end of its own first step where workers do not step together.
-- bytes_sent_per_step, bytes_received_per_step: by a worker from its start to its end / its steps;
-  mean over workers.
-- exposed_ms, hidden_ms: what a steady step waited for the exchange and computed nothing, and what of the
-  exchange hid behind computing; mean over these steps, then over workers. compute_ms: what is left of a
-  steady step, on average.
-- queue_ms, apply_ms, read_wait_ms: how long a push stood in a shard behind others that came with it, what
-  reading, applying and answering it took, and how long its answer was held back until the mode let it
-  go, which is until others had come; mean over pushes.
-- staleness: updates by others between a worker's read and its own update; its mean over pushes, then
-  over workers, and the most of all.
-- memory_mb: the most that a worker held resident; cpu_ms_per_step: processor time of a worker / its
-  steps. Mean over workers.
-- final_loss and final_metric: rank 0's on the test data, after all gradients are in; None where that
-  last one is not finite, whatever came before.
+- steady steps: steps after warm-up (the first tenth, at least five, unless the experiment sets `warmup`).
+  Steps are left out if they follow a measurement of the model, for which other ranks can have waited, or if
+  they include or follow the saving of parameters after the first `EARLY` steps.
+- step_ms: median time from the report before a steady step to its own report, over all ranks. step_mean_ms:
+  mean of each rank, then over ranks. compute_ms and exposed_ms are parts of the mean.
+- samples_per_second: samples of a rank's steady steps / their time, summed over the ranks that were not
+  killed. A mean, because without waiting a median hides ranks that stood still.
+- seconds: on rank 0's clock since the end of its first step, which includes waiting for all ranks to start
+  and one-time costs; measuring the model counts. seconds_to_target, samples_to_target: until the metric first
+  meets the target. Samples are those of all workers up to then; if workers do not step together, each
+  worker's time starts at the end of its own first step.
+- bytes_sent_per_step, bytes_received_per_step: all bytes of a worker / its steps; mean over workers.
+- exposed_ms, hidden_ms: time of a steady step that waits for exchange without computing, and exchange time
+  that overlaps with compute; mean over these steps, then over workers. compute_ms: the rest of a steady step,
+  on average.
+- queue_ms, apply_ms, read_wait_ms: time of a push in a shard's queue behind others that arrived with it; time
+  to read, apply and answer it; time for which its answer was held back by the mode, which waits for other
+  workers. Mean over pushes.
+- staleness: updates by other workers between a worker's read and its own update; mean over pushes, then over
+  workers, and the maximum of all.
+- memory_mb: peak resident memory of a worker. cpu_ms_per_step: processor time of a worker / its steps. Mean
+  over workers.
+- final_loss and final_metric: rank 0's on the test data after all gradients are applied; None if the last
+  value is not finite, whatever the earlier ones.
 
-What was not measured is None, never 0. Of a run that diverged nothing was: no gate has seen its parameters.
+What was not measured is None, never 0. A run that diverged has no numbers, because no gate checks it.
 """
 
 from __future__ import annotations
@@ -51,16 +49,16 @@ def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
     """Measures one run.
 
     Args:
-        outcome: What the run left.
-        job: Names the measure, and what is good enough.
-        warmup: Steps that count for no speed; None: a tenth, at least five.
+        outcome: The run's outcome.
+        job: The metric and its target.
+        warmup: Steps to leave out of speeds; None: a tenth, at least five.
 
     Returns:
-        A number, or None, for each of `NAMES`.
+        A number or None for each of `NAMES`.
 
     Raises:
-        HubringError: A record holds fewer than two steps, or rank 0's no measurement.
-        UsageError: What should be a number is none.
+        HubringError: A record holds fewer than two steps, or rank 0's has no metric.
+        UsageError: A reported value is not a number.
     """
     numbers: Numbers = dict.fromkeys(NAMES)
     if outcome.diverged:
@@ -72,7 +70,7 @@ def measure(outcome: Outcome, job: Job, warmup: int | None = None) -> Numbers:
 
 
 def staleness(outcome: Outcome) -> Counter[str]:
-    """How many pushes had which staleness, over all workers; empty where nobody counted."""
+    """Returns the number of pushes by staleness, over all workers; empty if it was not counted."""
     counts: Counter[str] = Counter()
     for result in _present(outcome):
         counts.update(result.get("exchange", {}).get("staleness", {}))
@@ -80,21 +78,21 @@ def staleness(outcome: Outcome) -> Counter[str]:
 
 
 def steps_of(record: Iterable[Line]) -> list[Line]:
-    """The reports that steps made."""
+    """Returns the reports of steps."""
     return [line for line in record if "samples" in line]
 
 
 def began(outcome: Outcome) -> float:
-    """Zero of all seconds, on the clock of rank 0's record."""
+    """Returns zero of all seconds, on the clock of rank 0's record."""
     zero: float = steps_of(outcome.records[0])[0]["seconds"]
     return zero
 
 
 def seen(outcome: Outcome) -> list[int]:
-    """Samples of all workers by each report of rank 0: by its step where all step together, else its time."""
+    """Returns samples of all workers at each report of rank 0: by step if synchronous, else by time."""
 
     def places(record: Sequence[Line]) -> list[float]:
-        """Of each report, on the scale that all ranks have in common."""
+        """Returns the position of each report on a scale that all ranks share."""
         if outcome.run.row.synchronous:
             return [line["step"] for line in record]
         zero = steps_of(record)[0]["seconds"]
@@ -109,21 +107,21 @@ def seen(outcome: Outcome) -> list[int]:
 
 
 def _check_numbers(outcome: Outcome, job: Job) -> None:
-    """Of what is measured: rank 0 alone tests, and what others give under these names nobody reads."""
+    """Checks what is measured: only rank 0 tests; test metrics of other ranks are ignored."""
     for rank, record in enumerate(outcome.records):
         names = ("samples", "loss") if rank else ("samples", "loss", "test_loss", job.metric)
         for line, name in product(record, names):
             value = line.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(
-                    f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']},"
-                    f" expected a number: mend hubring.report({name}=...), delete {outcome.folder} and run"
+                    f"{outcome.run.label}: rank {rank} reported {name} = {value!r} after step {line['step']};"
+                    f" expected a number. Fix hubring.report({name}=...), delete {outcome.folder} and run"
                     " again"
                 )
 
 
 def _reported(line: Line, name: str) -> bool:
-    """Whether a report has this metric, finite or not."""
+    """Whether a report contains this metric, finite or not."""
     return name in line or name in line.get(NOT_FINITE, ())
 
 
@@ -132,17 +130,17 @@ def _check(outcome: Outcome, job: Job) -> None:
     label = outcome.run.label
     if outcome.failed is None and not any(_reported(line, job.metric) for line in outcome.records[0]):
         raise HubringError(
-            f"{label}: rank 0 reported no {job.metric!r}: nothing to compare;"
-            f" call hubring.report({job.metric}=...) there"
+            f"{label}: rank 0 did not report {job.metric!r}, so there is nothing to compare;"
+            f" call hubring.report({job.metric}=...) on rank 0"
         )
     if any(len(steps_of(record)) < 2 for record in outcome.records):
         raise HubringError(
-            f"{label}: a worker recorded fewer than two steps: nothing to measure;"
+            f"{label}: a worker recorded fewer than two steps, so there is nothing to measure;"
             " call hubring.report(loss=..., samples=...) after every step"
         )
     if any("hidden_seconds" not in line for record in outcome.records for line in record):
         raise HubringError(
-            f"{label} was recorded by an earlier version: delete {outcome.folder} and run again"
+            f"{label} was recorded by an earlier version; delete {outcome.folder} and run again"
         )
 
 
@@ -150,10 +148,10 @@ class _Pace(NamedTuple):
     """A rank's steady steps.
 
     Attributes:
-        samples: Of all of them.
-        seconds: Of each.
-        exposed: Seconds that exchanges took of one, on average.
-        hidden: Seconds for which they were on their way behind computing, likewise; None: nobody counted.
+        samples: Of all steady steps.
+        seconds: Of each step.
+        exposed: Seconds of a step that waits for exchange, on average; None: not counted.
+        hidden: Seconds of exchange that overlap with compute, on average; None: not counted.
     """
 
     samples: int
@@ -166,12 +164,12 @@ def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
     measured = {line["step"] for line in outcome.records[0] if _reported(line, job.metric)}
     measured |= {EARLY - 1, EARLY}
     paces = [_steady(record, measured, warmup) for record in outcome.records]
-    exposed = _told(outcome, "exposed_seconds", [pace.exposed for pace in paces])
+    exposed = _milliseconds(outcome, "exposed_seconds", [pace.exposed for pace in paces])
     mean = 1e3 * fmean(fmean(pace.seconds) for pace in paces)
     return {
         "compute_ms": None if exposed is None else max(0.0, mean - exposed),
         "exposed_ms": exposed,
-        "hidden_ms": _told(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
+        "hidden_ms": _milliseconds(outcome, "hidden_seconds", [pace.hidden for pace in paces]),
         "samples_per_second": sum(
             pace.samples / sum(pace.seconds)
             for pace, result in zip(paces, outcome.results, strict=True)
@@ -183,35 +181,35 @@ def _speed(outcome: Outcome, job: Job, warmup: int | None) -> Numbers:
 
 
 def _steady(record: Sequence[Line], measured: set[int], warmup: int | None) -> _Pace:
-    """What counts for speed; `measured` holds the steps after which rank 0 did something else."""
+    """Returns the steady steps; `measured` holds the steps after which rank 0 did something else."""
     steps = [(before, line) for before, line in pairwise(record) if "samples" in line]
     skipped = max(5, len(steps) // 10) if warmup is None else warmup
     warm = steps[min(skipped, len(steps) - 1) :]
-    kept = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
+    steady = [(before, line) for before, line in warm if line["step"] - 1 not in measured] or warm
     return _Pace(
-        samples=sum(line["samples"] for _, line in kept),
-        seconds=[line["seconds"] - before["seconds"] for before, line in kept],
-        exposed=_growth(kept, "exposed_seconds"),
-        hidden=_growth(kept, "hidden_seconds"),
+        samples=sum(line["samples"] for _, line in steady),
+        seconds=[line["seconds"] - before["seconds"] for before, line in steady],
+        exposed=_growth(steady, "exposed_seconds"),
+        hidden=_growth(steady, "hidden_seconds"),
     )
 
 
 def _growth(steps: Sequence[tuple[Line, Line]], name: str) -> float | None:
-    """By how much a count grew from the report before a step to its own, on average."""
+    """Returns the mean growth of a count from the report before a step to its own."""
     if any(line[name] is None for step in steps for line in step):
         return None
     return fmean(line[name] - before[name] for before, line in steps)
 
 
-def _told(outcome: Outcome, name: str, seconds: Sequence[float | None]) -> float | None:
-    """The mean in milliseconds, unless a worker's last line says that it cannot tell it, as some peers'."""
-    told = all(result["exchange"].get(name) is not None for result in _present(outcome))
-    mean = _mean(seconds) if told else None
+def _milliseconds(outcome: Outcome, name: str, seconds: Sequence[float | None]) -> float | None:
+    """Returns the mean in milliseconds; None if a worker's last line has no such value, as for some peers."""
+    known = all(result["exchange"].get(name) is not None for result in _present(outcome))
+    mean = _mean(seconds) if known else None
     return None if mean is None else 1e3 * mean
 
 
 def _progress(outcome: Outcome, job: Job) -> Numbers:
-    """How far the model came, and when."""
+    """Returns when the target was reached, and the final values."""
     zero = began(outcome)
     finals = [line for line in outcome.records[0] if _reported(line, job.metric)]
     reports = zip(outcome.records[0], seen(outcome), strict=True)
@@ -242,7 +240,7 @@ def _of_workers(outcome: Outcome) -> Numbers:
 
 
 def _of_shards(outcome: Outcome) -> Numbers:
-    """Shards count pushes, and the seconds that these waited and were worked on."""
+    """Returns the shards' mean times per push."""
     shards = (outcome.server or {}).get("shards") or []
     pushes = sum(shard.get("pushes", 0) for shard in shards)
     if not pushes:
@@ -256,12 +254,12 @@ def _of_shards(outcome: Outcome) -> Numbers:
 
 
 def _present(outcome: Outcome) -> list[Mapping[str, Any]]:
-    """The last lines of those that were not killed."""
+    """Returns the last lines of workers that were not killed."""
     return [result for result in outcome.results if result and "exchange" in result]
 
 
 def _per_step(outcome: Outcome, part: str, name: str, unit: float = 1.0) -> float | None:
-    """A number of the workers' last lines by step, as the mean over workers."""
+    """Returns a number of the workers' last lines per step, as the mean over workers."""
     pairs = zip(outcome.results, outcome.records, strict=True)
     found = [(result.get(part, {}).get(name), record) for result, record in pairs if result]
     return _mean([None if value is None else unit * value / len(steps_of(record)) for value, record in found])

@@ -1,4 +1,4 @@
-"""What the model of cost says beside what was measured, as far as it was calibrated."""
+"""The cost model's predictions and the measurements."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hubring.workers.compare.judge.scaling import crossovers, scaling
 from hubring.workers.compare.result.findings import Findings
 
 OPTIMIZERS = {"char-lm": "adam"}
-"""What a shipped job steps with, where that is not SGD."""
+"""Optimizers of shipped jobs that do not use SGD."""
 
 
 def predicted(found: Findings, constants: Constants | None) -> Findings:
-    """The same with `predictions`, `score`, `crossover` and `scaling`.
+    """Returns the findings with `predictions`, `score`, `crossover` and `scaling`.
 
     Args:
-        found: As far as it was measured.
-        constants: Of the machine or cluster that it ran on; None: nobody measured them.
+        found: The measured findings.
+        constants: Of the machine or cluster of the runs; None: not measured.
     """
     settings, rows = found.settings, found.rows
     nbytes, scales = model_bytes(settings, rows), scaling(settings, rows)
@@ -41,7 +41,7 @@ def predicted(found: Findings, constants: Constants | None) -> Findings:
 
 
 def _job(experiment: Experiment, model_bytes: int) -> Job:
-    """What was trained, and by which wire."""
+    """Returns what was trained, and the transport."""
     return Job(
         model_bytes=model_bytes,
         optimizer=OPTIMIZERS.get(experiment.job or "", "sgd"),

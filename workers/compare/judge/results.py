@@ -1,4 +1,4 @@
-"""From the outcomes of an experiment to its findings; everything else is made from these."""
+"""From the outcomes of an experiment to its findings, from which all reports are made."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def results(
     command: str,
     constants: Constants | None = None,
 ) -> Findings:
-    """Judges, sums up and puts into words.
+    """Judges the runs, summarises them and writes the verdict.
 
     Args:
-        experiment: What was run.
-        outcomes: By label, in the order in which they ran.
-        numbers: What `measure` made of each, by label.
-        machine: On what.
-        command: What the user typed.
-        constants: What the machine can do; None: it was not measured, and nothing is predicted.
+        experiment: The experiment.
+        outcomes: By label, in the order of the runs.
+        numbers: Result of `measure` for each run, by label.
+        machine: Description of the machine.
+        command: The command that the user typed.
+        constants: Constants of the machine; None: not measured, so nothing is predicted.
     """
     job, judged = experiment.yardstick, gate.judge(experiment, outcomes)
     counts = {label: staleness(outcome) for label, outcome in outcomes.items()}
     failures = {
-        label: said for label, each in outcomes.items() if (said := _failure(each, numbers[label], job))
+        label: why for label, each in outcomes.items() if (why := _failure(each, numbers[label], job))
     }
     rows = summarise(experiment, judged, numbers, counts, failures)
     measured = Findings(
@@ -66,16 +66,16 @@ def results(
 
 
 def _failure(outcome: Outcome, numbers: Numbers, job: Job) -> str | None:
-    """Why a run has no end that could be compared; None: it has."""
+    """Returns why a run has no comparable end; None if it has one."""
     if outcome.failed is not None or numbers["final_metric"] is not None:
         return outcome.failed
-    return f"its last {job.metric} is no finite number"
+    return f"its last {job.metric} is not finite"
 
 
 def _curves(
     experiment: Experiment, outcomes: Mapping[str, Outcome], judged: Judgement, job: Job
 ) -> Iterator[Curve]:
-    """Those of the first turn; a run that counts in several settings is drawn in the first."""
+    """Returns curves of the first turn; a run that counts in several settings is drawn in the first."""
     for label, outcome in outcomes.items():
         run = outcome.run
         if run.turn or judged.closed_to({label}) or not all(map(steps_of, outcome.records)):
@@ -88,24 +88,24 @@ def _noise(outcomes: Sequence[Outcome], rows: Sequence[Entry]) -> Noise:
     loads = [load for outcome in outcomes for load in outcome.noise.load]
     foreign = [outcome.noise.foreign for outcome in outcomes if outcome.noise.foreign is not None]
     disturbed = [outcome.run.label for outcome in outcomes if (outcome.noise.foreign or 0.0) > noise.FOREIGN]
-    said = []
+    warnings = []
     if disturbed:
-        said.append(
-            f"In {len(disturbed)} of {len(outcomes)} runs other programs took more than {noise.FOREIGN:.0%}"
+        warnings.append(
+            f"In {len(disturbed)} of {len(outcomes)} runs other programs used more than {noise.FOREIGN:.0%}"
             f" of the machine, up to {max(foreign):.0%} ({', '.join(disturbed[:3])}"
-            f"{' and others' if len(disturbed) > 3 else ''}): repeat them on an idle machine."
+            f"{' and others' if len(disturbed) > 3 else ''}). Repeat them on an idle machine."
         )
     return Noise(
         load=Load(median(loads), max(loads)),
         foreign=Load(median(foreign), max(foreign)) if foreign else None,
         spread=_spread(rows),
         quiet=not disturbed,
-        said=said,
+        said=warnings,
     )
 
 
 def _spread(rows: Iterable[Entry]) -> dict[str, float | None]:
-    """How far step times lay apart from seed to seed, relative to their median: the worst setting's."""
+    """Returns the range of step times over seeds, relative to their median: the worst setting's."""
     spread: dict[str, float | None] = {}
     for row in rows:
         step = row.number("step_ms")

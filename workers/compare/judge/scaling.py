@@ -1,4 +1,4 @@
-"""How speed goes with workers and servers: the crossover of hub and ring, and samples by workers."""
+"""Speed by workers and servers: the crossover of hub and ring, and samples a second by workers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def crossovers(
     rows: Sequence[Entry],
     predict: Callable[[Setting], int | None] | None = None,
 ) -> list[Crossover]:
-    """Where the hub begins to win, for settings that differ in servers only and have a link.
+    """Returns where the hub begins to win, for settings with a link that differ only in servers.
 
     Args:
         settings: Of the experiment.
-        rows: Measured in them; only settings in which both hub-bsp and the ring were count.
-        predict: From how many servers on the hub wins in a setting; None: no model was calibrated.
+        rows: Measured rows; a setting counts only if both hub-bsp and the ring were measured.
+        predict: Returns the number of servers from which the hub wins; None: no calibrated model.
     """
     found = []
     for first, *others in _groups(settings, "servers"):
@@ -43,7 +43,7 @@ def crossovers(
 
 
 def _wins(rows: Iterable[Entry], setting: str) -> bool | None:
-    """Whether the hub's steps are shown to be shorter than the ring's; None where one was not measured."""
+    """Whether the hub's steps are clearly shorter than the ring's; None if one was not measured."""
     times = {row.row: row.number("step_ms") for row in rows if row.setting == setting}
     hub, ring = times.get("hub-bsp"), times.get("ring")
     if hub is None or ring is None or (times_as_long := ratio(ring.values, hub.values)) is None:
@@ -52,7 +52,7 @@ def _wins(rows: Iterable[Entry], setting: str) -> bool | None:
 
 
 def _from_on(wins: Mapping[int, bool]) -> int | None:
-    """The fewest servers from which on all that were tried win; by rising servers."""
+    """Returns the fewest servers from which all tried numbers win; `wins` is in ascending order."""
     first = None
     for servers, won in reversed(list(wins.items())):
         if not won:
@@ -62,7 +62,7 @@ def _from_on(wins: Mapping[int, bool]) -> int | None:
 
 
 def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]:
-    """Samples a second by workers, as measured in the first settings that differ in workers only."""
+    """Returns samples a second by workers, from the first settings that differ only in workers."""
     group = next((group for group in _groups(settings, "workers") if len(group) > 1), [])
     if not group:
         return []
@@ -79,7 +79,7 @@ def scaling(settings: Sequence[Setting], rows: Sequence[Entry]) -> list[Scaling]
 
 
 def _groups(settings: Iterable[Setting], axis: str) -> list[list[Setting]]:
-    """Settings that are the same but for one field, by rising values of it."""
+    """Returns settings that differ only in one field, in ascending order of it."""
     groups: dict[tuple[object, ...], list[Setting]] = {}
     for setting in settings:
         rest = tuple(setting.get(name) for name in setting.__struct_fields__ if name not in (axis, "key"))

@@ -1,4 +1,4 @@
-"""Summaries: a row's numbers in one setting, over all seeds."""
+"""Summaries: a row's numbers in one setting over all seeds."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def summarise(
     staleness: Mapping[str, Mapping[str, int]],
     failures: Mapping[str, str],
 ) -> list[Entry]:
-    """One entry for every row of every setting.
+    """Returns one entry for every row of every setting.
 
     Args:
-        experiment: What was run.
-        judged: What may be shown.
+        experiment: The experiment.
+        judged: Result of the gate, which decides what to withhold.
         numbers: Of every run, by label.
         staleness: Counts of every run, by label.
-        failures: Why runs did not come to their end, by label.
+        failures: Why runs did not finish, by label.
     """
     entries = []
     for setting, row in product(experiment.settings, experiment.ways):
@@ -63,6 +63,6 @@ def _number(name: str, by_seed: Sequence[Sequence[Run]], numbers: Mapping[str, N
 
 
 def _of_seed(turns: Sequence[float | None], of_turns: Callable[[Sequence[float]], float]) -> float | None:
-    """Of several runs with one seed one value; None if one of them has none."""
+    """Returns one value for several runs with one seed; None if one of them has none."""
     known = [value for value in turns if value is not None]
     return of_turns(known) if len(known) == len(turns) else None

@@ -1,4 +1,4 @@
-"""What the numbers say, in plain words: nobody is called a winner whom the intervals do not show as one."""
+"""The verdict: the results in plain sentences. A row wins only if the intervals show it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hubring.workers.compare.result.statistics import by_chance
 
 
 def verdict(findings: Findings) -> list[str]:
-    """Sentences, from what is withheld to how far all of it can be trusted.
+    """Returns the sentences, from what is withheld to how reliable the results are.
 
     Args:
-        findings: This part not yet there.
+        findings: Without a verdict.
     """
     parts: list[Callable[[Scope], list[str]]] = [
         _withheld,
@@ -26,8 +26,8 @@ def verdict(findings: Findings) -> list[str]:
         _against_one_process,
         hub_vs_ring.asynchronous,
     ]
-    said = [sentence for part in parts for scope in scopes(findings) for sentence in part(scope)]
-    return [*dict.fromkeys(said), *_crossover(findings), *hardships(findings), *_caveats(findings)]
+    texts = [sentence for part in parts for scope in scopes(findings) for sentence in part(scope)]
+    return [*dict.fromkeys(texts), *_crossover(findings), *hardships(findings), *_caveats(findings)]
 
 
 def _withheld(scope: Scope) -> list[str]:
@@ -44,17 +44,17 @@ def _failed(scope: Scope) -> list[str]:
     if fault is None:
         return [scope.say(f"{name} failed in {why}.") for name, why in failed.items()]
     loss = f"worker {fault.rank} was lost at step {fault.step}"
-    return [scope.say(f"{name} failed where {loss}, in {why}.") for name, why in failed.items()]
+    return [scope.say(f"{name} failed after {loss}, in {why}.") for name, why in failed.items()]
 
 
 def _to_target(scope: Scope) -> list[str]:
-    """Who was first, who is not shown to be later, how much longer others needed, and who missed it."""
+    """Returns which rows reach the target first, how much longer the others take, and which miss it."""
     job = scope.findings.job
     if job.target is None:
         return []
     goal = f"{job.title} {job.target:g}"
     times = {name: scope.number(name, "seconds_to_target") for name in scope.names}
-    missed = [scope.say(f"{listed(names)} {how} {goal}.") for how, names in _missing(scope).items()]
+    missed = [scope.say(f"{listed(names)} {how.format(goal)}.") for how, names in _missing(scope).items()]
     racing = {name: time for name, time in times.items() if time and time.complete}
     order = sorted(racing, key=lambda name: racing[name].median)
     if not order:
@@ -62,39 +62,39 @@ def _to_target(scope: Scope) -> list[str]:
     first = order[0]
     behind = {name: scope.ratio("seconds_to_target", name, first) for name in order[1:]}
     near = {name: ratio for name, ratio in behind.items() if ratio is None or not ratio.decided}
-    later = [f"{name} needs {ratio} times as long" for name, ratio in behind.items() if name not in near]
+    later = [f"{name} takes {ratio} times as long" for name, ratio in behind.items() if name not in near]
     seconds = sorted(racing[name].median for name in (first, *near))
     if near:
         span = f"in {seconds[0]:.2f} to {seconds[-1]:.2f} s"
-        begin = f"first to {goal} are {listed((first, *near))}, {_alike(near, span)}"
+        begin = f"first to reach {goal} are {listed((first, *near))}, {_alike(near, span)}"
     else:
-        begin = f"first to {goal} is {first}, in {seconds[0]:.2f} s"
+        begin = f"first to reach {goal} is {first}, in {seconds[0]:.2f} s"
     return [scope.say(f"{begin}{'; ' if later else ''}{', '.join(later)}."), *missed]
 
 
 def _alike(near: Mapping[str, Ratio | None], span: str) -> str:
-    """How near those are whom nothing shows to be later than the first."""
-    apart = [f"{name} {ratio}" for name, ratio in near.items() if ratio and not ratio.even]
+    """Describes how close the first rows are, none of which is clearly later."""
+    apart = [f"{name} takes {ratio}" for name, ratio in near.items() if ratio and not ratio.even]
     if not apart:
-        return f"even {span}"
-    return f"not told apart {span}: {listed(apart)} times as long"
+        return f"equally fast, {span}"
+    return f"with no clear difference, {span}: {listed(apart)} times as long"
 
 
 def _missing(scope: Scope) -> dict[str, list[str]]:
-    """The rows that missed the target, by how, in words."""
+    """Returns the rows that missed the target, by a format of how."""
     found: dict[str, list[str]] = {}
     for row in scope.rows:
         number, seeds = row.number("seconds_to_target"), len(row.seeds)
         reached = 0 if number is None else number.seeds
         if row.withheld or reached == seeds:
             continue
-        how = "did not reach" if not reached else f"reached with {reached} of {seeds} seeds only"
+        how = "did not reach {}" if not reached else f"reached {{}} with only {reached} of {seeds} seeds"
         found.setdefault(how, []).append(row.row)
     return found
 
 
 def _against_one_process(scope: Scope) -> list[str]:
-    """Whether it paid to divide the work at all."""
+    """Compares the workers with a single process."""
     ratios = {
         name: ratio
         for name in scope.names
@@ -103,7 +103,7 @@ def _against_one_process(scope: Scope) -> list[str]:
     if not ratios or scope.setting.workers < 2 or scope.setting.fault:
         return []
     name = hub_vs_ring.chosen(list(ratios))
-    alone = "one process alone, with as many threads as each worker"
+    alone = "a single process with as many threads as each worker"
     contest = hub_vs_ring.contest(name, alone, scope, (name, "local"))
     ahead = [other for other, ratio in ratios.items() if ratio.more]
     if ahead and name not in ahead:
@@ -111,51 +111,50 @@ def _against_one_process(scope: Scope) -> list[str]:
     if not all(ratio.decided and ratio.value < 1 for ratio in ratios.values()):
         return [scope.say(contest)]
     machines = "these machines have" if hub_vs_ring.on_a_cluster(scope.findings) else "this machine has"
-    why = f"this job is too small, or {machines} too few cores, for dividing it to pay"
+    why = f"the job is too small, or {machines} too few cores, to gain from several workers"
     return [scope.say(f"{contest[:-1]}: {why}.")]
 
 
 def _crossover(findings: Findings) -> list[str]:
-    """From how many servers on the hub wins: measured, predicted, and by bytes alone."""
-    said = []
+    """Returns the number of servers from which the hub wins: measured, predicted, and by bytes alone."""
+    texts = []
     for each in findings.crossover:
         tried = ", ".join(map(str, each.tried))
-        predicted = (
-            f"predicted was {_from_on(each.predicted)}, and" if each.calibrated else "nothing was predicted;"
-        )
-        said.append(
+        predicted = f"predicted: {_from_on(each.predicted)}" if each.calibrated else "no prediction"
+        texts.append(
             f"{each.setting}, {tried} servers tried: the hub steps faster than the ring"
-            f" {_from_on(each.measured)}; {predicted} by bytes alone ({each.formula})"
+            f" {_from_on(each.measured)}; {predicted}; by bytes alone ({each.formula}):"
             f" {_from_on(each.by_bytes)}."
         )
-    return said
+    return texts
 
 
 def _from_on(servers: float | None) -> str:
     if servers is None:
         return "with no number of servers"
-    return f"from {servers:g} server{'' if servers == 1 else 's'} on"
+    return f"with {servers:g} or more servers"
 
 
 def _caveats(findings: Findings) -> list[str]:
-    """How far all of this can be trusted."""
-    said = []
+    """Returns what limits the reliability of the results."""
+    texts = []
     experiment = findings.asked
     if experiment.lr == "linear":
-        said.append("All rows were given the job's learning rate times their workers (lr = linear).")
+        texts.append("All rows used the job's learning rate times their number of workers (lr = linear).")
     if experiment.lr == "per-worker":
-        said.append(
-            "Asynchronous rows were given the job's learning rate divided by their workers (lr = per-worker)."
+        texts.append(
+            "Asynchronous rows used the job's learning rate divided by their number of workers"
+            " (lr = per-worker)."
         )
     if any(pair.limit and not pair.passed for pair in findings.gate.pairs):
-        said.append(
-            "Rows that should agree do not: one of them is wrong, or this job makes much of rounding, as wide"
-            " layers and high learning rates can. If it is rounding, ps-compare report FOLDER --tolerance"
-            " 0.001 allows more."
+        texts.append(
+            "Rows that should agree do not. One of them is wrong, or this job amplifies rounding, as wide"
+            " layers and high learning rates can. If it is rounding, allow more with ps-compare report FOLDER"
+            " --tolerance 0.001."
         )
     if any(row.emulated for row in findings.rows):
-        said.append("Workers slept for a part of every step: these are times of an emulated machine.")
+        texts.append("Workers slept for part of every step, so the times are those of an emulated machine.")
     if not findings.noise.quiet:
-        said.append(f"The machine was not idle. {' '.join(findings.noise.said)}")
+        texts.append(f"The machine was not idle. {' '.join(findings.noise.said)}")
     chance = by_chance(len(experiment.seeds))
-    return [*said, chance] if chance else said
+    return [*texts, chance] if chance else texts

@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, neither files nor scripts nor a network."""
+"""The page: one HTML file without external files, scripts or network access."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hubring.workers.compare.page.sections.verdict import byline
 from hubring.workers.compare.result.findings import Findings
 
 SECTIONS: Mapping[str, tuple[str, Callable[[Material], Mapping[str, Any] | None]]] = {
-    "gate": ("The gate", gate),
+    "gate": ("Gate", gate),
     "accuracy": ("Progress by time", accuracy),
     "loss": ("Progress by samples", loss),
     "throughput": ("Throughput", throughput),
@@ -34,26 +34,23 @@ SECTIONS: Mapping[str, tuple[str, Callable[[Material], Mapping[str, Any] | None]
     "scaling": ("Scaling", scaling),
     "predictions": ("Predictions", predictions),
     "bandwidth": ("Bandwidth", bandwidth),
-    "numbers": ("Every number", numbers),
+    "numbers": ("All numbers", numbers),
     "noise": ("Noise", noise),
-    "repeat": ("Again", repeat),
+    "repeat": ("Run again", repeat),
 }
-"""In the order of the page: id, name in the list of contents, and what its template shows.
+"""In page order: id, name in the list of contents, and the function for its content.
 
-The template has the id for its name.
+A section's template is named after its id.
 """
 
 _TEMPLATES = Templates(__package__)
 
 
 def page(findings: Findings) -> str:
-    """The report of an experiment.
+    """Returns the report of an experiment as an HTML document.
 
     Args:
-        findings: As `decode` returns them, without the speeds of withheld rows; nothing else is looked at.
-
-    Returns:
-        A whole HTML document.
+        findings: The result of `decode`, without the speeds of withheld rows.
     """
     material = Material.of(findings)
     made = [(name, title, make(material)) for name, (title, make) in SECTIONS.items()]

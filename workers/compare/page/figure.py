@@ -1,4 +1,4 @@
-"""Figures: what every drawing has: a title, a sentence that says what it shows, a key, its numbers."""
+"""Figures: a drawing with its title, caption, key and numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hubring.workers.compare.page.mark import Mark
 
 
 class Label(NamedTuple):
-    """A row's name, and what is emulated of it."""
+    """A row's name, and what it emulates."""
 
     row: str
     slept: str | None = None
 
 
 class Answer(NamedTuple):
-    """A word that is good news or bad."""
+    """A word that is good or bad news."""
 
     word: str
     good: bool
@@ -28,10 +28,10 @@ class Table:
     """A table of numbers.
 
     Attributes:
-        caption: What it holds.
-        heads: Of its columns; the first column names the line.
-        lines: Cells, as many as there are columns.
-        words: Heads of the other columns that hold words.
+        caption: What it shows.
+        heads: Heads of its columns; the first column names the line.
+        lines: Cells, one per column.
+        words: Heads of the other columns that hold text.
     """
 
     caption: str
@@ -42,16 +42,16 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A drawing with all that belongs to it.
+    """A drawing with its texts.
 
     Attributes:
-        name: Of the element, unique in the page.
-        title: Above it.
-        says: What is to be seen, for those who do not see it too.
-        drawing: What its section's template draws.
-        table: The numbers that were drawn.
-        key: What the marks mean.
-        opened: Whether the numbers are in sight from the start.
+        name: Id of the element, unique in the page.
+        title: Shown above it.
+        says: Caption; also describes the drawing to screen readers.
+        drawing: Input of its section's template.
+        table: The numbers of the drawing.
+        key: Meaning of the marks.
+        opened: Whether the numbers are visible at first.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Line charts: one line a row, with a band or whiskers where seeds differ."""
+"""Line charts: one line per row, with a band or whiskers where seeds differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hubring.workers.compare.page.mark import Mark
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One point: where, and between what the seeds leave it."""
+    """One point and its interval over seeds."""
 
     x: float
     y: float
@@ -21,21 +21,21 @@ class Spot:
 
     @staticmethod
     def at(x: float, y: float) -> Spot:
-        """A point without a spread."""
+        """Returns a point without an interval."""
         return Spot(x, y, y, y)
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What is drawn of one row.
+    """The line of one row.
 
     Attributes:
-        mark: How.
-        label: Whose it is.
-        spots: Through which it goes, by rising x.
-        symbols: Whether each spot gets the row's symbol.
-        joined: Whether a line goes through them.
-        predicted: Drawn thin and without a symbol, for nobody measured it.
+        mark: Colour, dash and symbol.
+        label: Name of the row.
+        spots: Its points, in ascending x.
+        symbols: Whether to draw the row's symbol at each spot.
+        joined: Whether to draw a line through the spots.
+        predicted: Drawn thin and without symbols, because it was not measured.
     """
 
     mark: Mark
@@ -49,12 +49,12 @@ class Line:
 def measured_and_predicted(
     mark: Mark, label: str, points: Iterable[tuple[float, float | None, float | None]]
 ) -> list[Line]:
-    """A row as it was measured, in symbols, and as it was predicted, as a thin line.
+    """Returns a row's measurements as symbols and its predictions as a thin line.
 
     Args:
-        mark: How the row is drawn.
-        label: Whose it is.
-        points: x, what was measured there, what was predicted there; by rising x.
+        mark: The row's mark.
+        label: Name of the row.
+        points: (x, measured, predicted), in ascending x.
     """
     known = list(points)
     measured = [Spot.at(x, y) for x, y, _ in known if y is not None]
@@ -66,13 +66,13 @@ def measured_and_predicted(
 
 
 class Rule(NamedTuple):
-    """A line through the whole drawing at a value, with its name.
+    """A line across the whole drawing, with a name.
 
     Attributes:
-        at: The value: of the y axis, or where it is `upright`, of the x axis.
+        at: Its value on the y axis, or on the x axis if `upright`.
         words: Its name.
-        upright: It goes upwards, with its name at the top.
-        row: Moves that down, where two come close.
+        upright: Whether it is vertical, with its name at the top.
+        row: Moves the name down, to keep names apart.
     """
 
     at: float
@@ -86,10 +86,10 @@ class Lines:
     """The drawing; `lines.html` draws it.
 
     Attributes:
-        drawn: What to draw, the last on top.
-        x: The axis below.
+        drawn: The lines, the last on top.
+        x: The axis at the bottom.
         y: The axis at the left.
-        rules: Lines through all of it.
+        rules: Lines across the drawing.
         fair: Paths of a band and of the line within it, in the background.
         height: In pixels.
     """
@@ -103,7 +103,7 @@ class Lines:
 
     @property
     def bands(self) -> Iterator[tuple[Mark, str]]:
-        """Between the lowest and the highest that the seeds allow; nothing where they agree."""
+        """Bands between the ends of the intervals, for lines whose seeds differ."""
         for line in self.drawn:
             if line.joined and not line.predicted and any(spot.low != spot.high for spot in line.spots):
                 upper = [self.place(spot.x, spot.high) for spot in line.spots]
@@ -112,11 +112,11 @@ class Lines:
 
     @property
     def strokes(self) -> Iterator[tuple[Line, str]]:
-        """Lines with their paths."""
+        """The lines with their paths."""
         for line in self.drawn:
             if line.joined and line.spots:
                 yield line, path(self.place(spot.x, spot.y) for spot in line.spots)
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Where a point lies, as shares of width and height, y upwards."""
+        """Returns the position of a point as shares of width and height, with y upwards."""
         return self.x.scale.place(x), self.y.scale.place(y)

@@ -1,6 +1,6 @@
-"""Marks: what tells one row from another in every drawing: a colour, a dash and a symbol, always all three.
+"""Marks: each row has its own colour, dash and symbol in every drawing.
 
-The colours are classes of the style sheet, where each has a light and a dark form.
+The colours are classes of the style sheet, which has a light and a dark form of each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHAPES = {
     "wide": "M-5-1.8h10v3.6h-10z",
     "star": "M0-5.4L1.5-1.7L5.2-1.7L2.2.6L3.3 4.4L0 2.1L-3.3 4.4L-2.2.6L-5.2-1.7L-1.5-1.7z",
 }
-"""Outlines about the origin, in pixels."""
+"""Outlines around the origin, in pixels."""
 
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 3", "1 2", "6 2 1 2 1 2", "3 5", "10 2 4 2")
 
@@ -30,9 +30,9 @@ class Mark:
     """How a row is drawn.
 
     Attributes:
-        accent: Class that sets the colour.
-        dash: Of its lines, as SVG writes it; empty: none.
-        shape: Which of `SHAPES`.
+        accent: CSS class that sets the colour.
+        dash: Dash pattern in SVG; empty: a solid line.
+        shape: Key of `SHAPES`.
     """
 
     accent: str
@@ -41,16 +41,16 @@ class Mark:
 
     @property
     def outline(self) -> str:
-        """Of its symbol, as a path."""
+        """Path of its symbol."""
         return SHAPES[self.shape]
 
 
 KNOWN = ("local", "ring", "hub-bsp", "hub-ssp", "hub-asp", "hub-aggregate", "ddp", "mpi", "rpc", "ray")
-"""They look the same on every page, whichever of them are there."""
+"""Rows with the same mark on every page, whichever of them are shown."""
 
 
 def marks(rows: Iterable[str]) -> dict[str, Mark]:
-    """The mark of every row. Rows that are not known take what is left, and after ten, the first again."""
+    """Returns the mark of every row. Other rows use the free marks, which repeat after ten rows."""
     found = {row: KNOWN.index(row) for row in rows if row in KNOWN}
     left = [slot for slot in range(len(KNOWN)) if slot not in found.values()] or list(range(len(KNOWN)))
     others = [row for row in rows if row not in found]

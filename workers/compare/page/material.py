@@ -1,4 +1,4 @@
-"""What every section of the page is made from."""
+"""Input of all sections of the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hubring.workers.compare.result.setting_text import emulation, name
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """The findings, and how their rows are called and drawn everywhere on the page."""
+    """The findings, and the names and marks of their rows."""
 
     findings: Findings
     goal: Goal
@@ -26,21 +26,21 @@ class Material:
 
     @staticmethod
     def of(findings: Findings) -> Material:
-        """What a page of these findings is made from."""
+        """Returns the material for a page of these findings."""
         goal = Goal.of(findings)
         named = figures(goal.samples, goal.title)
         return Material(findings, goal, named, marks(findings.row_names), panels(findings))
 
     def name(self, entry: Entry) -> str:
-        """A row's name as plain text, with what is emulated of it."""
+        """Returns a row's name as text, with what it emulates."""
         return name(entry, self.findings)
 
     def label(self, entry: Entry) -> Label:
-        """A row's name, with what is emulated of it apart."""
+        """Returns a row's name, with what it emulates as a separate text."""
         return Label(entry.row, emulation(entry, self.findings.setting(entry.setting)))
 
     def name_under(self, row: str, settings: Container[str] | None = None) -> str:
-        """A row's name over these settings, or over all, with what is emulated in all or in some."""
+        """Returns a row's name in these or all settings, with what it emulates in all or some of them."""
         mine = [each for each in self.findings.rows if each.row == row]
         mine = [each for each in mine if settings is None or each.setting in settings]
         names = list(dict.fromkeys(map(self.name, mine)))
@@ -49,5 +49,5 @@ class Material:
         return names[0] if names else row
 
     def key(self, rows: Iterable[str], settings: Container[str] | None = None) -> list[tuple[Mark, str]]:
-        """What the marks of these rows mean."""
+        """Returns the meaning of these rows' marks."""
         return [(self.marks[row], self.name_under(row, settings)) for row in dict.fromkeys(rows)]

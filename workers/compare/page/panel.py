@@ -1,4 +1,4 @@
-"""Panels: which rows a reader wants to see beside each other."""
+"""Panels: the rows that are shown next to each other."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hubring.workers.compare.result.setting_text import without_servers, words
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A setting with its rows, and with those that it makes no difference to.
+    """A setting with its rows, and with rows of other settings that it does not affect.
 
-    A ring has no servers and a process alone no links, so they are run once for all settings that differ
-    in nothing else.
+    A ring has no servers and a single process no links, so they run once for all settings that differ only
+    in these.
     """
 
     setting: str
@@ -23,7 +23,7 @@ class Panel:
 
 
 def panels(findings: Findings) -> list[Panel]:
-    """One for every setting, except for those whose rows all stand beside others already."""
+    """Returns a panel for every setting, except those whose rows are all shown in other panels."""
     borrowed = {key: _borrowed(findings, key) for key in findings.setting_keys}
     lent = {id(entry) for entries in borrowed.values() for entry in entries}
     shown = [key for key in borrowed if any(id(entry) not in lent for entry in findings.under(key))]
@@ -48,7 +48,7 @@ def _borrowed(findings: Findings, key: str) -> list[Entry]:
 
 
 def unaffected(row: str, one: str, other: str) -> bool:
-    """Whether a run of this row under one setting would be the same under the other."""
+    """Whether a run of this row would be the same in both settings."""
     mine, theirs = without_servers(one).split(), without_servers(other).split()
     if row == "local":
         return mine[:1] == theirs[:1] and set(mine) <= set(theirs)

@@ -1,1 +1,1 @@
-"""The page's sections, one a file, each made of the same material; None where there is nothing to tell."""
+"""The page's sections, one per file. A section returns None if it has nothing to show."""

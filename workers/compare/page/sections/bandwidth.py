@@ -1,4 +1,4 @@
-"""Bandwidth, in the columns that users of nccl-tests read every day."""
+"""Bandwidth in the columns of nccl-tests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hubring.workers.compare.result.nccl_tests import COLUMNS
 
 
 def bandwidth(material: Material) -> dict[str, Any] | None:
-    """The table, where exchanges were timed."""
+    """Returns the table, if exchanges were timed."""
     found = material.findings.bandwidth
     if not found:
         return None
     heads = ("row", "setting", *COLUMNS)
     lines = [[material.name_under(each.row, [each.setting]), each.setting, *cells(each)] for each in found]
-    told = Table("Exchanges in the columns of nccl-tests", heads, lines, words=("setting",))
-    return {"title": "Bandwidth, as nccl-tests has it", "table": told}
+    table = Table("Exchanges in the columns of nccl-tests", heads, lines, words=("setting",))
+    return {"title": "Bandwidth in the columns of nccl-tests", "table": table}

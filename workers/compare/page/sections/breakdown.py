@@ -1,4 +1,4 @@
-"""Where the time of a step goes."""
+"""The parts of a step's time."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.page.panel import Panel
 from hubring.workers.compare.result.findings import Entry
 
-TOLD = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
+COLUMNS = ("step_ms", "compute_ms", "exposed_ms", "hidden_ms", "read_wait_ms", "queue_ms", "apply_ms")
 THICK = {
     "compute": "compute",
     "exposed": "exposed: waiting for the exchange",
-    "read": "waiting to be allowed to read",
-    "other": "all else",
+    "read": "waiting for permission to read",
+    "other": "other",
 }
 THIN = {
-    "hidden": "exchange hidden behind compute",
-    "queue": "queue at the server",
-    "apply": "apply at the server",
+    "hidden": "exchange that overlaps with compute",
+    "queue": "server queue",
+    "apply": "server apply",
 }
 LEGENDS = (("Thick:", THICK, 14), ("Thin:", THIN, 6))
-"""Of the two bars of every row: what their pieces mean, and how high the legend draws them."""
+"""Legends of the two bars of every row, with the height of their samples in pixels."""
 
 
 class Piece(NamedTuple):
-    """A part of a stacked bar: what it stands for, where it begins, and how long it is."""
+    """A part of a stacked bar."""
 
     kind: str
     at: float
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A row's step; without pieces there is nothing to draw."""
+    """A row's step; without pieces nothing is drawn."""
 
     mark: Mark
     label: Label
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 def breakdown(material: Material) -> dict[str, Any] | None:
-    """One stacked bar a row, and below it, thinner, what happens meanwhile."""
+    """Returns one stacked bar per row, and a thinner bar below it for what overlaps."""
     shown = [panel for panel in material.panels if any(map(_known, panel.entries))]
     figures = [_figure(material, panel, f"breakdown-{index}") for index, panel in enumerate(shown)]
     title = "Where a step’s time goes"
@@ -60,12 +60,12 @@ def _known(entry: Entry) -> bool:
 
 
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
-    heads = ["row", *(material.figures[each].head for each in TOLD)]
+    heads = ["row", *(material.figures[each].head for each in COLUMNS)]
     lines = [_line(material, each) for each in panel.entries]
-    told = Table(f"Parts of a step with {panel.title}", heads, lines)
+    table = Table(f"Parts of a step with {panel.title}", heads, lines)
     steps = [_step(material, entry) for entry in panel.entries]
     ends = (piece.at + piece.length for step in steps for piece in (*step.thick, *step.thin))
-    return Figure(name, panel.title, "", {"steps": steps, "reach": max(ends, default=1.0)}, told)
+    return Figure(name, panel.title, "", {"steps": steps, "reach": max(ends, default=1.0)}, table)
 
 
 def _step(material: Material, entry: Entry) -> Step:
@@ -78,7 +78,7 @@ def _step(material: Material, entry: Entry) -> Step:
 
 
 def _pieces(entry: Entry) -> list[Piece]:
-    """The step: compute, then what it waits for; reading is part of that and never more."""
+    """Returns the parts of the step. The wait to read is part of the exposed exchange, never more."""
     compute, exposed = entry.median("compute_ms") or 0.0, entry.median("exposed_ms") or 0.0
     read = min(entry.median("read_wait_ms") or 0.0, exposed)
     other = max(0.0, (entry.median("step_ms") or 0.0) - compute - exposed)
@@ -87,16 +87,16 @@ def _pieces(entry: Entry) -> list[Piece]:
 
 
 def _beside(entry: Entry) -> list[Piece]:
-    """What goes on meanwhile; where in the step the server's part lies was not measured."""
+    """Returns what overlaps with the step; when the server's part happens was not measured."""
     start = max(0.0, (entry.median("compute_ms") or 0.0) - (entry.median("hidden_ms") or 0.0))
     return _end_to_end(start, {kind: entry.median(f"{kind}_ms") or 0.0 for kind in THIN})
 
 
 def _end_to_end(start: float, parts: Mapping[str, float]) -> list[Piece]:
     begins = accumulate(parts.values(), initial=start)
-    placed = zip(parts.items(), begins, strict=False)  # the last of these is where the next would begin
+    placed = zip(parts.items(), begins, strict=False)  # `begins` has one more: the end of the last piece
     return [Piece(kind, at, length) for (kind, length), at in placed if length]
 
 
 def _line(material: Material, entry: Entry) -> list[str | Label]:
-    return [material.label(entry), *(material.figures[each].interval(entry.number(each)) for each in TOLD)]
+    return [material.label(entry), *(material.figures[each].interval(entry.number(each)) for each in COLUMNS)]

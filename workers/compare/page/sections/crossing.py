@@ -1,4 +1,4 @@
-"""The crossing: step time by servers, and from how many on the hub is faster than the ring."""
+"""The crossing: step time by servers, and the number from which the hub is faster than the ring."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hubring.workers.compare.result.setting_text import without_servers, words
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Step times of one row, in ms, by servers: measured and predicted, None where it was not."""
+    """Step times of one row in ms, by servers: (measured, predicted), None where missing."""
 
     row: str
     by: dict[int, tuple[float | None, float | None]]
@@ -29,24 +29,25 @@ class Times:
 
 
 def by_servers(material: Material) -> list[Figure]:
-    """A drawing for every setting of which several numbers of servers were tried."""
+    """Returns a drawing for every setting that ran with several numbers of servers."""
     return [_figure(material, index, key) for index, key in enumerate(_keys(material))]
 
 
-def untold(material: Material) -> list[tuple[str, str]]:
-    """The crossings that no drawing shows: under which setting, and where they are."""
+def undrawn(material: Material) -> list[tuple[str, str]]:
+    """Returns the crossings that no drawing shows: the setting and a sentence."""
     keys = _keys(material)
-    return [(each.setting, _says(each)) for each in material.findings.crossover if each.setting not in keys]
+    found = material.findings.crossover
+    return [(each.setting, _caption(each)) for each in found if each.setting not in keys]
 
 
 def _keys(material: Material) -> list[str]:
-    """Settings without their servers, of which hub rows ran with several numbers of them."""
+    """Returns settings, without servers, in which hub rows ran with several numbers of servers."""
     keys = dict.fromkeys(map(without_servers, material.findings.setting_keys))
     return [key for key in keys if any(len(each.by) > 1 for each in _times(material, key))]
 
 
 def _times(material: Material, key: str) -> list[Times]:
-    """Of the ring and of every hub row; a ring has no servers, so its time is the same for all."""
+    """Returns the times of the ring and of every hub row. The ring's time is the same for all servers."""
     findings = material.findings
     keys = [each for each in findings.setting_keys if without_servers(each) == key]
     servers = sorted({n for each in keys if (n := findings.setting(each).get("servers"))})
@@ -58,7 +59,7 @@ def _times(material: Material, key: str) -> list[Times]:
 
 
 def _of(material: Material, row: str, keys: Sequence[str]) -> dict[int, tuple[float | None, float | None]]:
-    """What was measured and predicted of a row under these settings."""
+    """Returns what was measured and predicted for a row in these settings."""
     findings, found = material.findings, {}
     predicted = {each.setting: each.predicted_ms for each in findings.predictions if each.row == row}
     for entry in findings.rows:
@@ -77,10 +78,10 @@ def _figure(material: Material, index: int, key: str) -> Figure:
     crossing = next((each for each in material.findings.crossover if each.setting == key), None)
     drawn = list(chain.from_iterable(_lines(material, each, keys) for each in found))
     heads = ("row", "servers", "measured ms", "predicted ms")
-    told = Table(title, heads, list(_cells(material, found, keys)))
+    table = Table(title, heads, list(_cells(material, found, keys)))
     drawing = Lines(drawn, x, y, _rules(crossing, x))
     shown = material.key([each.row for each in found], keys)
-    return Figure(name, title, _says(crossing), drawing, told, shown)
+    return Figure(name, title, _caption(crossing), drawing, table, shown)
 
 
 def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
@@ -91,8 +92,8 @@ def _lines(material: Material, times: Times, keys: Sequence[str]) -> list[Line]:
 
 def _cells(material: Material, found: Iterable[Times], keys: Sequence[str]) -> Iterable[Sequence[str]]:
     for each in found:
-        told = {"any": next(iter(each.by.values()))} if each.row == "ring" else each.by
-        for servers, both in told.items():
+        by = {"any": next(iter(each.by.values()))} if each.row == "ring" else each.by
+        for servers, both in by.items():
             times = (NOTHING if value is None else digits(value) for value in both)
             yield [material.name_under(each.row, keys), str(servers), *times]
 
@@ -104,16 +105,16 @@ def _rules(crossing: Crossover | None, x: Axis) -> list[Rule]:
     return [Rule(at, f"crossover {word}", True, row) for row, (word, at) in enumerate(there)]
 
 
-def _says(crossing: Crossover | None) -> str:
+def _caption(crossing: Crossover | None) -> str:
     if crossing is None:
-        return "No crossover was looked for."
-    told = [f"{word} {_from_on(at)}" for word, at in _known(crossing).items()]
-    rule = f"; by bytes alone ({crossing.formula}) {_from_on(crossing.by_bytes)}"
-    return f"The hub overtakes the ring: {', '.join(told)}{rule}."
+        return "The crossover was not determined."
+    texts = [f"{_from_on(at)} ({word})" for word, at in _known(crossing).items()]
+    texts.append(f"{_from_on(crossing.by_bytes)} (by bytes alone, {crossing.formula})")
+    return f"The hub is faster than the ring {', '.join(texts)}."
 
 
 def _known(crossing: Crossover | None) -> dict[str, float | None]:
-    """Where the crossing is, by how that is known."""
+    """Returns the crossing by source: measured, predicted."""
     if crossing is None:
         return {}
     known = {"measured": crossing.measured}
@@ -122,5 +123,5 @@ def _known(crossing: Crossover | None) -> dict[str, float | None]:
 
 def _from_on(servers: float | None) -> str:
     if servers is None:
-        return "nowhere"
-    return f"from {servers:g} server{'' if servers == 1 else 's'} on"
+        return "with no number of servers"
+    return f"with {servers:g} or more servers"

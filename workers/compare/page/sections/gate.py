@@ -1,4 +1,4 @@
-"""The gate: whether the rows that ought to compute the same did."""
+"""The gate: whether rows that should compute the same did so."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hubring.workers.compare.page.figure import Answer, Table
 from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.findings import Pair
 
-HEADS = ("row", "held against", "setting", "seed", "differs by", "allowed", "in", "result")
-WORDS = ("held against", "setting", "in", "result")
+HEADS = ("row", "compared with", "setting", "seed", "difference", "allowed", "in", "result")
+WORDS = ("compared with", "setting", "in", "result")
 
 
 def gate(material: Material) -> dict[str, Any]:
-    """Yes or no, what that means, and every pair."""
+    """Returns the answer and every pair."""
     judged, rows = material.findings.gate, material.findings.rows
     withheld = [each for each in rows if each.withheld is not None]
     lines = [_line(pair) for pair in sorted(judged.pairs, key=lambda each: each.passed)]
-    pairs = Table("Every pair of runs that was held against each other", HEADS, lines, WORDS)
-    title = "Did they compute the same?"
+    pairs = Table("All pairs of runs that were compared", HEADS, lines, WORDS)
+    title = "Did the rows compute the same?"
     return {"title": title, "judged": judged, "withheld": withheld, "pairs": pairs}
 
 

@@ -1,4 +1,4 @@
-"""Every number of every row, for whoever looks for one that is drawn nowhere."""
+"""All numbers of every row."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hubring.workers.compare.result.statistics import interval_words
 
 
 def numbers(material: Material) -> dict[str, Any] | None:
-    """One wide table, and what the names in it mean; a column that nobody has is left out."""
+    """Returns one wide table and the meaning of its names, without columns that have no value."""
     findings, figures = material.findings, material.figures
-    there = [name for name in figures if any(each.number(name) is not None for each in findings.rows)]
-    if not there:
+    shown = [name for name in figures if any(each.number(name) is not None for each in findings.rows)]
+    if not shown:
         return None
-    heads = ["row", "setting", *(figures[each].head for each in there)]
+    heads = ["row", "setting", *(figures[each].head for each in shown)]
     lines: list[list[str | Label]] = []
     for each in findings.rows:
-        told = [figures[name].interval(each.number(name)) for name in there]
-        lines.append([material.label(each), each.setting, *told])
+        cells = [figures[name].interval(each.number(name)) for name in shown]
+        lines.append([material.label(each), each.setting, *cells])
     rows = {each.row: each.about for each in findings.rows if each.about}
     settings = {key: words(findings.setting(key), key) for key in findings.setting_keys}
     return {
-        "title": "Every number",
+        "title": "All numbers",
         "interval": interval_words(findings.seeds),
         "meanings": [terms for terms in (rows, settings) if terms],
-        "table": Table("Every number: median over seeds, and its interval", heads, lines, ("setting",)),
+        "table": Table("All numbers: median over seeds, and its interval", heads, lines, ("setting",)),
     }

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: how far the model of cost can be believed."""
+"""Predictions of the cost model and the measurements."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from hubring.workers.compare.page.material import Material
 from hubring.workers.compare.result.findings import Prediction
 
 FAIR = 0.15
-"""The error that is hoped for; drawn as a band."""
+"""Acceptable error, drawn as a band."""
 
 HEADS = ("row", "setting", "measured ms", "predicted ms", "error", "by", "calibrated on")
 WORDS = ("setting", "by", "calibrated on")
 
 
 def predictions(material: Material) -> dict[str, Any] | None:
-    """Every measured step beside the predicted one, as a drawing and as a table."""
+    """Returns every measured step with its prediction, as a drawing and as a table."""
     found = material.findings.predictions
     if not found:
         return None
     lines = [_line(material, each) for each in found]
-    told = Table("Predicted and measured step times", HEADS, lines, WORDS)
+    table = Table("Predicted and measured step times", HEADS, lines, WORDS)
     both = [each for each in found if each.measured_ms and each.predicted_ms]
-    figure = _figure(material, both, told) if both else None
-    title = "Did the model see it coming?"
-    return {"title": title, "score": material.findings.score, "table": told, "figure": figure}
+    figure = _figure(material, both, table) if both else None
+    title = "How good were the predictions?"
+    return {"title": title, "score": material.findings.score, "table": table, "figure": figure}
 
 
-def _figure(material: Material, both: Sequence[Prediction], told: Table) -> Figure:
+def _figure(material: Material, both: Sequence[Prediction], table: Table) -> Figure:
     times = [value for each in both for value in (each.measured_ms, each.predicted_ms) if value]
     scale = Log.around([min(times) * (1 - FAIR), max(times) * (1 + FAIR)])
     x, y = Axis(scale, "measured ms, log scale"), Axis(scale, "predicted ms, log scale")
     rows = list(dict.fromkeys(each.row for each in both))
     drawn = [_spots(material, row, both) for row in rows]
-    says = (
-        f"On the line, prediction and measurement are the same; in the band, {percent(FAIR)} apart at most."
+    caption = (
+        f"On the line, prediction and measurement are equal; in the band, at most {percent(FAIR)} apart."
     )
     foreseen = [each for each in both if not each.calibrated]
     if foreseen:
         within = sum(abs(_error(each)) <= FAIR for each in foreseen)
-        says += f" Of {len(foreseen)} not calibrated on {within} are in the band, {_worst(foreseen)}."
+        caption += f" {within} of {len(foreseen)} without calibration are in the band; {_worst(foreseen)}."
     drawing = Lines(drawn, x, y, fair=_fair(scale), height=300)
     title, key = "Predicted against measured step time", material.key(rows)
-    return Figure("predictions-chart", title, says, drawing, told, key, opened=True)
+    return Figure("predictions-chart", title, caption, drawing, table, key, opened=True)
 
 
 def _spots(material: Material, row: str, both: Iterable[Prediction]) -> Line:
@@ -58,7 +58,7 @@ def _spots(material: Material, row: str, both: Iterable[Prediction]) -> Line:
 
 
 def _fair(scale: Log) -> tuple[str, str]:
-    """What is hoped for, on both sides of the line of equality, and that line."""
+    """Returns the band of acceptable errors, and the line of equality."""
     place, ticks = scale.place, scale.ticks()
     ends = (ticks[0] / 100, ticks[-1] * 100)
     above = [(place(at), place(at * (1 + FAIR))) for at in ends]
@@ -74,7 +74,7 @@ def _error(each: Prediction) -> float:
 
 def _worst(both: Sequence[Prediction]) -> str:
     worst = max(both, key=lambda each: abs(_error(each)))
-    return f"the worst is {worst.row} under {worst.setting}, off by {signed(_error(worst))}"
+    return f"the worst is {worst.row} with {worst.setting}, off by {signed(_error(worst))}"
 
 
 def _line(material: Material, each: Prediction) -> list[str]:

@@ -1,4 +1,4 @@
-"""Progress: the measure against wall time, and the loss against samples, over all seeds."""
+"""Progress: the metric against wall time, and the loss against samples, over all seeds."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from hubring.workers.compare.page.panel import Panel, unaffected
 from hubring.workers.compare.result.findings import Curve, Entry, Point
 from hubring.workers.compare.result.statistics import interval_words, median_interval
 
-SPOTS, TOLD = 60, 12
-"""How many points are drawn of a line, and how many are told in numbers."""
+SPOTS, LISTED = 60, 12
+"""Most points of a line that are drawn, and about how many are listed in the table."""
 
 Kind = Literal["metric", "loss"]
 
 
 def accuracy(material: Material) -> dict[str, Any] | None:
-    """The measure against wall time: what a user waits for."""
+    """Returns the metric against wall time."""
     found = [_metric(material, panel, f"accuracy-{index}") for index, panel in enumerate(material.panels)]
     title = f"{material.goal.title.capitalize()} against time"
     return _shown(title, found, interval=interval_words(material.findings.seeds))
 
 
 def loss(material: Material) -> dict[str, Any] | None:
-    """The loss against samples: what asynchrony costs, free of how fast anything ran."""
+    """Returns the loss against samples: the cost of asynchrony, independent of speed."""
     found = [_loss(material, panel, f"loss-{index}") for index, panel in enumerate(material.panels)]
     return _shown(f"Loss against {material.goal.samples}", found)
 
@@ -47,8 +47,8 @@ def _metric(material: Material, panel: Panel, name: str) -> Figure | None:
     target = [] if goal.target is None else [goal.target]
     y = Axis(Linear.around([*_values(drawn), *target]), goal.title)
     drawing = Lines(drawn, _across(drawn, "seconds"), y, [Rule(at, f"target {at:g}") for at in target])
-    says = _ends(drawn, "after {x} s", goal.title) + _missing(material, panel, drawn)
-    return _figure(name, panel, says, drawing, goal.title)
+    caption = _ends(drawn, "after {x} s", goal.title) + _missing(material, panel, drawn)
+    return _figure(name, panel, caption, drawing, goal.title)
 
 
 def _loss(material: Material, panel: Panel, name: str) -> Figure | None:
@@ -59,14 +59,14 @@ def _loss(material: Material, panel: Panel, name: str) -> Figure | None:
     y = Axis(Linear.around(values), "training loss")
     if min(values) > 0:
         y = Axis(Log.around(values), "training loss, log scale")
-    says = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, drawn)
-    return _figure(name, panel, says, Lines(drawn, _across(drawn, samples), y), "loss")
+    caption = _ends(drawn, f"after {{x}} {samples}", "loss") + _missing(material, panel, drawn)
+    return _figure(name, panel, caption, Lines(drawn, _across(drawn, samples), y), "loss")
 
 
-def _figure(name: str, panel: Panel, says: str, drawing: Lines, what: str) -> Figure:
-    told = _table(drawing.drawn, drawing.x.title, what, panel)
+def _figure(name: str, panel: Panel, caption: str, drawing: Lines, what: str) -> Figure:
+    table = _table(drawing.drawn, drawing.x.title, what, panel)
     key = [(each.mark, each.label) for each in drawing.drawn]
-    return Figure(name, panel.title, says, drawing, told, key)
+    return Figure(name, panel.title, caption, drawing, table, key)
 
 
 def _across(drawn: Sequence[Line], title: str) -> Axis:
@@ -89,7 +89,7 @@ def _lines(material: Material, panel: Panel, kind: Kind) -> list[Line]:
 
 
 def _curves(material: Material, entry: Entry) -> list[Curve]:
-    """A row's curves; where one run counts in several settings they stand under one of these."""
+    """Returns a row's curves; a run that counts in several settings is recorded under one of them."""
     mine = [each for each in material.findings.curves if each.row == entry.row]
     here = [each for each in mine if each.setting == entry.setting]
     same = [each for each in mine if unaffected(entry.row, each.setting, entry.setting)]
@@ -97,11 +97,11 @@ def _curves(material: Material, entry: Entry) -> list[Curve]:
 
 
 def course(curves: Sequence[Curve], kind: Kind) -> list[Spot]:
-    """How a row went over its seeds: medians and intervals of the readings that belong together.
+    """Returns a row's progress over its seeds: medians and intervals of corresponding readings.
 
-    The i-th reading of each seed is after the same samples. x is seconds for the measure, samples for the
-    loss; where a seed has fewer readings than another, the line ends with it. More than 60 readings are
-    taken together by neighbours, as means.
+    The i-th readings of all seeds follow the same number of samples. x is seconds for the metric, samples
+    for the loss. A line ends with the seed that has the fewest readings. Above 60 readings, neighbours are
+    averaged.
     """
     runs = [readings for each in curves if (readings := each.metric if kind == "metric" else each.loss)]
     count = min(map(len, runs), default=0)
@@ -110,14 +110,14 @@ def course(curves: Sequence[Curve], kind: Kind) -> list[Spot]:
 
 
 def _spot(parts: Sequence[Sequence[Point]], kind: Kind) -> Spot:
-    """One spot of the neighbouring readings of every seed."""
+    """Returns one spot from neighbouring readings of every seed."""
     wheres = [fmean(point.seconds if kind == "metric" else point.samples for point in part) for part in parts]
     found = median_interval([fmean(point.value for point in part) for part in parts])
     return Spot(median(wheres), found.median, found.low, found.high)
 
 
 def _ends(drawn: Sequence[Line], where: str, what: str) -> str:
-    """Where each line ends, in words."""
+    """Describes where each line ends."""
     ends = [
         f"{each.label} {digits(last.y)} {where.format(x=_short(last.x))}"
         for each in drawn
@@ -129,20 +129,18 @@ def _ends(drawn: Sequence[Line], where: str, what: str) -> str:
 def _missing(material: Material, panel: Panel, drawn: Sequence[Line]) -> str:
     there = {each.label for each in drawn}
     gone = [entry.row for entry in panel.entries if material.name(entry) not in there]
-    return (
-        f" Not drawn, for nothing was measured or its speed is withheld: {', '.join(gone)}." if gone else ""
-    )
+    return f" Not drawn, because not measured or withheld: {', '.join(gone)}." if gone else ""
 
 
 def _table(drawn: Sequence[Line], x: str, y: str, panel: Panel) -> Table:
     columns = ("row", x, y, "interval")
-    told = [(each.label, spot) for each in drawn for spot in _few(each.spots)]
-    lines = [[label, _short(spot.x), digits(spot.y, 4), _between(spot)] for label, spot in told]
+    spots = [(each.label, spot) for each in drawn for spot in _few(each.spots)]
+    lines = [[label, _short(spot.x), digits(spot.y, 4), _between(spot)] for label, spot in spots]
     return Table(f"{y} by {x} with {panel.title}, a selection of the points drawn", columns, lines)
 
 
 def _few(spots: Sequence[Spot]) -> list[Spot]:
-    every = -(-len(spots) // TOLD)
+    every = -(-len(spots) // LISTED)
     return [*spots[: len(spots) - 1 : every], spots[-1]]
 
 

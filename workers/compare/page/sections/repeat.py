@@ -1,4 +1,4 @@
-"""What it takes to run the same again."""
+"""Everything that is needed to run the experiment again."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hubring.workers.compare.page.material import Material
 
 
 def repeat(material: Material) -> dict[str, Any]:
-    """Command, experiment, machine, versions, seeds, and the programs that each run consisted of."""
+    """Returns command, experiment, machine, versions, seeds, and the programs of each run."""
     findings = material.findings
     lines = [[name, str(value)] for name, value in _flat(findings.machine).items()]
     programs = ("\n".join((f"# {run}", *lines)) for run, lines in findings.commands.items())
     return {
-        "title": "Run it again",
+        "title": "Run the experiment again",
         "seeds": sorted({seed for each in findings.rows for seed in each.seeds}),
         "command": findings.command,
         "experiment": toml.dumps(findings.experiment),
-        "machine": Table("The machine and the versions", ("what", "value"), lines, words=("value",)),
+        "machine": Table("Machine and versions", ("property", "value"), lines, words=("value",)),
         "programs": "\n\n".join(programs),
     }
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Nested names joined by spaces."""
+    """Joins nested names with spaces."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         found |= (

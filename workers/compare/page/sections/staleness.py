@@ -1,4 +1,4 @@
-"""Staleness: how old the parameters were that gradients were made from."""
+"""Staleness: the age of the parameters from which gradients were computed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hubring.workers.compare.result.setting_text import words
 
 
 class Histogram(NamedTuple):
-    """How often each whole number came up: labels, and shares of all."""
+    """How often each whole number occurred: shares of all by label."""
 
     mark: Mark
     shares: Mapping[str, float]
 
 
 def staleness(material: Material) -> dict[str, Any] | None:
-    """One histogram for every row that let workers run apart."""
+    """Returns one histogram for every asynchronous row."""
     rows = material.findings.rows
     counted = [each for each in rows if not each.synchronous and any(each.staleness.values())]
     figures = [_figure(material, index, each) for index, each in enumerate(counted)]
@@ -37,8 +37,8 @@ def _figure(material: Material, index: int, entry: Entry) -> Figure:
     shares = {each.label: each.times / total for each in bins(counts)}
     mean = sum(age * count for age, count in counts.items()) / total
     where = words(material.findings.setting(entry.setting), entry.setting)
-    says = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
+    caption = f"{where}: {digits(mean, 2)} on average, {max(counts)} at most, of {total:,} pushes."
     heads = ("updates by others", "share of pushes")
     lines = [[label, percent(share)] for label, share in shares.items()]
-    told = Table(f"Staleness of {title} with {where}", heads, lines)
-    return Figure(f"staleness-{index}", title, says, Histogram(material.marks[entry.row], shares), told)
+    table = Table(f"Staleness of {title} with {where}", heads, lines)
+    return Figure(f"staleness-{index}", title, caption, Histogram(material.marks[entry.row], shares), table)

@@ -1,4 +1,4 @@
-"""Throughput, and beside it always what it was good for: time to target and final measure."""
+"""Throughput, always next to time to target and the final metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hubring.workers.compare.page.panel import Panel
 from hubring.workers.compare.result.findings import Entry, Number
 from hubring.workers.compare.result.statistics import interval_words
 
-TOLD = (
+COLUMNS = (
     "samples_per_second",
     "step_ms",
     "step_mean_ms",
@@ -24,7 +24,7 @@ TOLD = (
 
 
 class Bar(NamedTuple):
-    """One row: its length in words and as a number; None: there is no bar, and `value` says why."""
+    """One row: its value as text and its length; without a length no bar is drawn."""
 
     mark: Mark
     label: Label
@@ -34,10 +34,10 @@ class Bar(NamedTuple):
 
 
 def throughput(material: Material) -> dict[str, Any]:
-    """Bars with intervals, one list a setting."""
+    """Returns bars with intervals, one list per setting."""
     panels = material.panels
     return {
-        "title": "Throughput, and what it was good for",
+        "title": "Throughput and progress",
         "interval": interval_words(material.findings.seeds),
         "notes": uneven(material.findings),
         "figures": [_figure(material, panel, f"throughput-{at}") for at, panel in enumerate(panels)],
@@ -47,10 +47,10 @@ def throughput(material: Material) -> dict[str, Any]:
 def _figure(material: Material, panel: Panel, name: str) -> Figure:
     bars = [_bar(material, entry) for entry in panel.entries]
     reach = max((each.length.high for each in bars if each.length), default=1.0) or 1.0
-    heads = ["row", *(material.figures[each].head for each in TOLD), "seeds"]
+    heads = ["row", *(material.figures[each].head for each in COLUMNS), "seeds"]
     lines = [_line(material, each) for each in panel.entries]
-    told = Table(f"Throughput and progress with {panel.title}", heads, lines)
-    return Figure(name, panel.title, "", {"bars": bars, "reach": reach}, told)
+    table = Table(f"Throughput and progress with {panel.title}", heads, lines)
+    return Figure(name, panel.title, "", {"bars": bars, "reach": reach}, table)
 
 
 def _bar(material: Material, entry: Entry) -> Bar:
@@ -63,7 +63,7 @@ def _bar(material: Material, entry: Entry) -> Bar:
 
 
 def _note(material: Material, entry: Entry) -> str:
-    """Time to target and final measure, with what there is of them."""
+    """Returns time to target and final metric, as far as known."""
     figures, target, parts = material.figures, material.goal.target, []
     reached = entry.number("seconds_to_target")
     if target is not None and reached is not None:
@@ -79,5 +79,5 @@ def _note(material: Material, entry: Entry) -> str:
 
 
 def _line(material: Material, entry: Entry) -> list[str | Label]:
-    told: list[str | Label] = [material.figures[each].interval(entry.number(each)) for each in TOLD]
-    return [material.label(entry), *told, str(len(entry.seeds))]
+    cells: list[str | Label] = [material.figures[each].interval(entry.number(each)) for each in COLUMNS]
+    return [material.label(entry), *cells, str(len(entry.seeds))]

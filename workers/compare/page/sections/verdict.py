@@ -1,4 +1,4 @@
-"""The verdict: the first thing that is read, and all that many will read."""
+"""The line below the verdict."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hubring.workers.compare.result.setting_text import words
 
 
 def byline(material: Material) -> str:
-    """What was run, in one line."""
+    """Returns what was run, in one line."""
     findings = material.findings
     seeds = "one seed" if findings.seeds == 1 else f"{findings.seeds} seeds"
     rows, settings = len(findings.row_names), findings.setting_keys
