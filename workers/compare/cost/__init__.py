@@ -1,1 +1,1 @@
-"""The model of cost: what an exchange takes, told from a few measured constants."""
+"""The cost model: predicts the time of an exchange from a few measured constants."""

@@ -1,6 +1,6 @@
 """`ps-compare calibrate` and `ps-compare predict`.
 
-Only typer is imported here, so that `--help` answers at once.
+Only typer is imported here, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ ROWS = "local,ring,hub-bsp,hub-ssp,hub-asp"
 def calibrate(
     out: Annotated[Path, typer.Option(help="file to write")] = CALIBRATION,
     turns: Annotated[int, typer.Option(min=2, help="measurements of each figure")] = 7,
-    job: Annotated[str | None, typer.Option(help="measure this job's step too: digits or char-lm")] = None,
+    job: Annotated[str | None, typer.Option(help="also measure this job's step: digits or char-lm")] = None,
     serve: Annotated[
-        str | None, typer.Option(help="measure nothing: be the other host, listening on this address")
+        str | None, typer.Option(help="measure nothing; serve as the other host on this address")
     ] = None,
-    peer: Annotated[str | None, typer.Option(help="measure the link to the host that serves there")] = None,
+    peer: Annotated[str | None, typer.Option(help="measure the link to the host at this address")] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="with --serve: listen beyond loopback without credentials")
+        bool, typer.Option("--insecure", help="let --serve listen beyond loopback, without credentials")
     ] = False,
 ) -> None:
-    """Measure what wires and processors take here, for `predict`; each `run` measures anew for its report.
+    """Measure the costs of wires and processors for `predict`. Each `run` does its own calibration.
 
-    Takes some ten seconds. Shown are medians and their spread; measure on an idle machine.
+    Takes about ten seconds and shows medians with their spread. Measure on an idle machine.
     """
     if serve is not None:
         idle = [name for name, value in {"--peer": peer, "--job": job}.items() if value is not None]
@@ -43,36 +43,36 @@ def calibrate(
 
 
 def predict(
-    workers: Annotated[str, typer.Option(help="how many, by comma")] = "2,4,8,16,64",
-    servers: Annotated[str, typer.Option(help="hosts with one shard each, by comma")] = "1",
-    rows: Annotated[str, typer.Option(help="ways to train, by comma: see ps-compare list")] = ROWS,
-    model_bytes: Annotated[int | None, typer.Option(min=1, help="of all parameters")] = None,
+    workers: Annotated[str, typer.Option(help="numbers of workers, comma-separated")] = "2,4,8,16,64",
+    servers: Annotated[str, typer.Option(help="numbers of one-shard hosts, comma-separated")] = "1",
+    rows: Annotated[str, typer.Option(help="ways to train, comma-separated, see ps-compare list")] = ROWS,
+    model_bytes: Annotated[int | None, typer.Option(min=1, help="bytes of all parameters")] = None,
     job: Annotated[
         str | None, typer.Option(help="instead of --model-bytes: digits, mlp or resnet50 [digits]")
     ] = None,
     compute: Annotated[
-        str | None, typer.Option(help="of a worker's step, as 50ms [what the calibration measured, or none]")
+        str | None, typer.Option(help="time of a worker's step, such as 50ms [the calibration's, or 0]")
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(help="of each host's link, as 25gbit [calibration's, or one machine]")
+        str | None, typer.Option(help="of each host's link, such as 25gbit [calibration's, or one machine]")
     ] = None,
     latency: Annotated[
-        str | None, typer.Option(help="from host to host, as 20us [calibration's, or none]")
+        str | None, typer.Option(help="between hosts, such as 20us [calibration's, or 0]")
     ] = None,
     jitter: Annotated[
-        str | None, typer.Option(help="of the latency, up and down [calibration's, or none]")
+        str | None, typer.Option(help="of the latency, up and down [calibration's, or 0]")
     ] = None,
     straggler: Annotated[
-        str | None, typer.Option(help="slow workers: KIND:SECONDS, as pareto:20ms; constant, pareto or host")
+        str | None, typer.Option(help="slow workers, KIND:SECONDS (constant, pareto or host): pareto:20ms")
     ] = None,
     straggler_ranks: Annotated[
-        str | None, typer.Option(help="which of them are slow, by comma [all]")
+        str | None, typer.Option(help="ranks of the slow workers, comma-separated [all]")
     ] = None,
-    slice_bytes: Annotated[int | None, typer.Option(min=4096, help="what travels at once [tuned]")] = None,
+    slice_bytes: Annotated[int | None, typer.Option(min=4096, help="bytes of a slice [tuned]")] = None,
     optimizer: Annotated[str, typer.Option(help="sgd, adam or adamw")] = "sgd",
-    transport: Annotated[str, typer.Option(help="to the hub: auto, shm, zmq or grpc")] = "auto",
+    transport: Annotated[str, typer.Option(help="of the hub: auto, shm, zmq or grpc")] = "auto",
     overlap: Annotated[
-        float, typer.Option(min=0, max=1, help="part of computing that the exchange hides behind")
+        float, typer.Option(min=0, max=1, help="share of compute that the exchange can overlap with")
     ] = 0.0,
     batch: Annotated[
         float | None, typer.Option(min=1, help="samples of one worker's step, to predict samples/s")
@@ -80,16 +80,16 @@ def predict(
     together: Annotated[
         bool, typer.Option("--together", help="hosts are namespaces that share this machine's cores")
     ] = False,
-    steps: Annotated[int, typer.Option(min=10, help="simulated, where formulas do not hold")] = 100,
-    seed: Annotated[int, typer.Option(help="of the simulation")] = 0,
+    steps: Annotated[int, typer.Option(min=10, help="steps to simulate where no formula applies")] = 100,
+    seed: Annotated[int, typer.Option(help="seed of the simulation")] = 0,
     calibration: Annotated[
         Path | None,
-        typer.Option(help="what `calibrate` wrote [calibration.json here, else measured now and not kept]"),
+        typer.Option(help="file from `calibrate` [calibration.json here, else measured now and not saved]"),
     ] = None,
 ) -> None:
-    """Predict step time and efficiency, and from how many servers on the hub wins.
+    """Predict step time and efficiency, and the number of servers with which the hub wins.
 
-    Formulas where they hold, else a simulation; the table says which. Takes seconds for 10,000 workers.
+    Uses formulas where they apply, else a simulation; the table shows which. 10,000 workers take seconds.
     """
     options = dict(locals())
     raise SystemExit(terminal.conclude("ps-compare predict", lambda: _predict(**options)))
@@ -100,7 +100,7 @@ def _serve(host: str, insecure: bool, idle: list[str]) -> dict[str, Any]:
     from hubring.workers.compare.cost.calibrate import peer
 
     if idle:
-        raise UsageError(f"--serve measures nothing, so {' and '.join(idle)} cannot be met: leave one out")
+        raise UsageError(f"--serve measures nothing, so it excludes {' and '.join(idle)}; remove one of them")
     peer.serve(host, insecure=insecure)
     return {"served": host, "exit_code": 0}
 
@@ -113,9 +113,9 @@ def _calibrate(out: Path, turns: int, job: str | None, peer: str | None) -> dict
     from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
     from hubring.workers.compare.cost.calibrate.own_step import own_step
 
-    constants = measure(turns, _say, peer)
+    constants = measure(turns, _log, peer)
     if job is not None:
-        _say(f"the step of {job}")
+        _log(f"the step of {job}")
         middle, least, most = own_step(job)
         spread = {**constants.spread, "compute": (least, most)}
         constants = replace(constants, compute=middle, spread=spread)
@@ -142,12 +142,12 @@ def _predict(**options: Any) -> dict[str, Any]:
 
 
 def _measured() -> Constants:
-    """What this machine can do, as it is now; a question leaves no file."""
+    """Returns the constants of this machine as measured now, without writing a file."""
     from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
 
-    _say(f"there is no {CALIBRATION} here; measuring this machine, some ten seconds")
-    return measure(tell=_say)
+    _log(f"no {CALIBRATION} in this folder; measuring this machine, about ten seconds")
+    return measure(tell=_log)
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"calibrate: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What an experiment measured, as far as the model is compared with it."""
+"""Measurements of an experiment, as input of the cost model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Point(Struct, frozen=True):
     """One row in one setting.
 
     Attributes:
-        key: The setting's.
-        setting: Under which circumstances.
-        reading: What the model makes of the row.
+        key: Key of the setting.
+        setting: The setting.
+        reading: The row in the model's terms.
         step_seconds: Median.
         samples_per_second: Of all workers; None: not measured.
-        compute_seconds: Of a step, what it did not wait for the exchange, mean; None: not measured.
+        compute_seconds: Mean part of a step that does not wait for exchange; None: not measured.
     """
 
     key: str
@@ -37,7 +37,7 @@ class Point(Struct, frozen=True):
 
     @property
     def plain(self) -> bool:
-        """Nobody is made slow, nobody is lost."""
+        """Whether the setting has neither straggler nor fault."""
         return self.setting.straggler is None and self.setting.fault is None
 
     @property
@@ -46,16 +46,16 @@ class Point(Struct, frozen=True):
 
 
 def points(settings: Iterable[Setting], rows: Iterable[Entry]) -> list[Point]:
-    """What was measured, in the rows' order; rows that are withheld, or of which there is no model, not."""
+    """Returns the measurements in the rows' order, without rows that are withheld or have no model."""
     known = {each.key: each for each in settings}
     found = [_point(row, known[row.setting]) for row in rows if not row.withheld]
     return [point for point in found if point is not None]
 
 
 def model_bytes(settings: Iterable[Setting], rows: Iterable[Entry]) -> int | None:
-    """Of the model that was trained: what a worker sends to a hub in a step, or around a ring.
+    """Returns the bytes of the trained model, from what a worker sends to a hub or around a ring.
 
-    None where no row that is shown exchanged anything.
+    None if no row that is shown exchanged anything.
     """
     workers = {each.key: each.workers for each in settings}
     for row in rows:

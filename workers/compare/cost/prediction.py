@@ -1,8 +1,8 @@
-"""Predictions: a row's step in a setting, by the formula where it holds, else by simulation.
+"""Predicts a row's step in a setting, by formula if one applies, else by simulation.
 
-Formulas hold where all workers are alike and nobody is lost. Without lockstep they are the two bounds of
-a closed queue (Denning and Buzen, Computing Surveys 1978): a worker's own cycle, or the busiest that
-all share; with everyone alike the larger one is reached.
+Formulas apply if all workers are alike and none is lost. Without lockstep they are the two bounds of a closed
+queue (Denning and Buzen, Computing Surveys 1978): a worker's own cycle, or the busiest shared resource. With
+equal workers the larger bound is reached.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ By = Literal["formula", "simulation"]
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """What is trained, as far as its cost goes.
+    """What is trained, as far as it affects cost.
 
     Attributes:
-        model_bytes: Of all parameters.
+        model_bytes: Bytes of all parameters.
         compute: Seconds a step, forward and backward, of a worker with its share of the batch.
-        batch: Samples of that share; None: not known.
-        optimizer: Which steps.
-        overlap: Part of `compute` behind which the exchange can hide: 2/3 where gradients leave during
-            backward, 0 where computing and exchanging take the same cores.
-        wire: To the hub where the row does not say; empty: the fastest that reaches.
-        together: All hosts share one machine's cores; None: they do where no link joins them.
-        slice_bytes: What travels at once; None: what the workers find out to be best.
+        batch: Samples of that share; None: unknown.
+        optimizer: Optimizer of the parameters.
+        overlap: Share of `compute` that the exchange can overlap with: 2/3 if gradients are sent during
+            backward, 0 if compute and exchange need the same cores.
+        wire: Wire to the hub, unless the row sets one; empty: the fastest that is available.
+        together: All hosts share one machine's cores; None: they do if there is no link.
+        slice_bytes: Bytes of a slice; None: the best size that workers find.
     """
 
     model_bytes: int
@@ -51,18 +51,18 @@ class Job(Struct, frozen=True, kw_only=True):
 
 
 class Forecast(Struct, frozen=True, kw_only=True):
-    """What a row is expected to do.
+    """Prediction for a row.
 
     Attributes:
         step_seconds: Median step of a worker.
-        samples_per_second: Of all workers; None where the job does not tell its batch.
-        efficiency: Part of the step that is spent computing.
+        samples_per_second: Of all workers; None if the job has no batch size.
+        efficiency: Share of the step that is compute.
         by: How it was found.
-        parts: Seconds of a step by what takes them; they overlap, so they may sum to more. `waiting` is
-            for others: the slowest, or whoever is before in a queue.
-        bound: Which of them is the one that counts.
+        parts: Seconds of a step by cause; they overlap, so their sum can be larger. `waiting` is the wait
+            for others: for the slowest, or in a queue.
+        bound: The largest part.
         exchange: Seconds of one exchange, first byte to last.
-        finished: False: the loss of a worker ends it, as it ends a ring.
+        finished: False: losing a worker ends the job, as with a ring.
     """
 
     step_seconds: float
@@ -76,8 +76,8 @@ class Forecast(Struct, frozen=True, kw_only=True):
 
     @property
     def links(self) -> float:
-        """Part of the exchange during which bytes are on links or in I/O threads, 0 to 1."""
-        # Not by the sum of all parts, which overlap; and among others a link may be busy for longer.
+        """Share of the exchange during which bytes are on links or in I/O threads, 0 to 1."""
+        # Not a share of the sum of all parts, because parts overlap.
         return min(1.0, self.parts["link"] / self.exchange) if self.exchange else 0.0
 
 
@@ -94,14 +94,14 @@ def predict(
 
     Args:
         constants: Of the machine.
-        row: Which way to train.
-        setting: Under which circumstances.
+        row: The row.
+        setting: The setting.
         job: What is trained.
-        steps: Simulated, of each worker.
-        seed: Of the simulation's draws.
+        steps: Simulated steps of each worker.
+        seed: Seed of the simulation's draws.
 
     Raises:
-        UsageError: There is no model of the row, or the calibration lacks what it needs.
+        UsageError: There is no model of the row, or the calibration lacks a constant.
     """
     reading = row if isinstance(row, Reading) else read(row)
     if reading.alone:
@@ -126,7 +126,7 @@ def predict(
 
 
 def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -> Way:
-    """What one exchange of the row asks of whom."""
+    """Returns the load of one exchange of the row on links and processors."""
     together = setting.link is None if job.together is None else job.together
     task = Task(
         nbytes=job.model_bytes,
@@ -145,7 +145,7 @@ def way_of(constants: Constants, reading: Reading, setting: Setting, job: Job) -
 
 
 def _of_one(setting: Setting) -> Setting:
-    """What of a setting a process alone meets: its own host's slowness, all computing, no other's loss."""
+    """Returns the part of a setting that affects a single process: its own slowness, and all compute."""
     slow = setting.straggler
     here = slow is not None and (not slow.ranks or 0 in slow.ranks)
     return Setting(
@@ -169,7 +169,7 @@ class _Found(NamedTuple):
 
 
 def _found(reading: Reading, setting: Setting, way: Way, compute: float, steps: int, seed: int) -> _Found:
-    """The step, by formula where it holds."""
+    """Returns the step, by formula if one applies."""
     if not _alike(reading, setting):
         course = simulate(_scene(reading, setting, way, compute, steps, seed))
         return _Found(course.step_seconds, course.steps_per_second, "simulation", course.finished)
@@ -180,13 +180,13 @@ def _found(reading: Reading, setting: Setting, way: Way, compute: float, steps: 
 
 
 def _exchanging(reading: Reading, way: Way, workers: int) -> float:
-    """An exchange, beside all others in lockstep, else as if alone."""
+    """Returns the time of an exchange: of all workers at once in lockstep, else of one worker alone."""
     together = reading.on_hub and reading.rule in ("bsp", "backup")
     return way.lockstep(workers if together else 1)
 
 
 def _hidden(way: Way, workers: int, job: Job) -> float:
-    """Of the exchange, what passes while backward still runs: all slices but the last, at most."""
+    """Returns the part of the exchange that overlaps with backward: at most all slices but the last."""
     busiest = max(way.moving(workers), way.serving(workers), way.working(workers))
     return min(job.overlap * job.compute, busiest * (1 - 1 / way.slices))
 

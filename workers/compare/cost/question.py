@@ -1,4 +1,4 @@
-"""The question that `ps-compare predict` is asked, and its answer."""
+"""The question of `ps-compare predict`, and its answer."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hubring.workers.slowdown.straggler import Straggler
 
 KINDS = ("constant", "pareto", "host")
 MODELS = {"digits": 39720, "mlp": 100306848, "resnet50": 102228128}
-"""Bytes of the models that `ps-worker bench` knows by these names."""
+"""Bytes of the models with these names in `ps-worker bench`."""
 
 
 class Answered(Struct, frozen=True, kw_only=True):
-    """A prediction as the last line has it: `Forecast` in milliseconds, and of what."""
+    """A prediction for the last line: `Forecast` in milliseconds, with its row and setting."""
 
     row: str
     workers: int
@@ -39,7 +39,7 @@ class Answered(Struct, frozen=True, kw_only=True):
 
 
 class Crossing(Struct, frozen=True, kw_only=True):
-    """From how many servers on the hub is ahead of the ring; None: with none up to `most_servers`."""
+    """The number of servers from which the hub beats the ring; None: no number up to `most_servers`."""
 
     workers: int
     by_bytes: int | None
@@ -48,7 +48,7 @@ class Crossing(Struct, frozen=True, kw_only=True):
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """What the question came to."""
+    """The answer to the question."""
 
     model_bytes: int
     compute_ms: float
@@ -58,7 +58,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 
 class Question(Struct, frozen=True, kw_only=True):
-    """Which rows, in which settings, for which job."""
+    """The rows, the settings and the job."""
 
     rows: tuple[Reading, ...]
     workers: tuple[int, ...]
@@ -93,10 +93,10 @@ class Question(Struct, frozen=True, kw_only=True):
         steps: int,
         seed: int,
     ) -> Question:
-        """The question as the command line puts it.
+        """Returns the question from the options of the command line.
 
         Raises:
-            UsageError: A word of it means nothing, or contradicts another.
+            UsageError: An option is invalid or contradicts another.
         """
         known = constants.link or Link()
         link = Link(
@@ -127,7 +127,7 @@ class Question(Struct, frozen=True, kw_only=True):
         )
 
     def answer(self, constants: Constants) -> Answer:
-        """All predictions, and from how many servers on the hub is ahead of the ring.
+        """Returns all predictions, and the number of servers from which the hub beats the ring.
 
         Raises:
             UsageError: The calibration lacks a wire or an optimizer.
@@ -144,29 +144,29 @@ class Question(Struct, frozen=True, kw_only=True):
         for workers, row in product(self.workers, self.rows):
             for servers in self.servers if row.on_hub else self.servers[:1]:
                 setting = self._setting(workers, servers)
-                told = predict(constants, row, setting, self.job, steps=self.steps, seed=self.seed)
+                forecast = predict(constants, row, setting, self.job, steps=self.steps, seed=self.seed)
                 yield Answered(
                     row=row.name,
                     workers=setting.workers,
                     servers=servers if row.on_hub else None,
-                    step_ms=1e3 * told.step_seconds,
-                    samples_per_second=told.samples_per_second,
-                    efficiency=told.efficiency,
-                    by=told.by,
-                    bound=told.bound,
-                    finished=told.finished,
-                    parts_ms={name: 1e3 * seconds for name, seconds in told.parts.items()},
+                    step_ms=1e3 * forecast.step_seconds,
+                    samples_per_second=forecast.samples_per_second,
+                    efficiency=forecast.efficiency,
+                    by=forecast.by,
+                    bound=forecast.bound,
+                    finished=forecast.finished,
+                    parts_ms={name: 1e3 * seconds for name, seconds in forecast.parts.items()},
                 )
 
     def _setting(self, workers: int, servers: int) -> Setting:
         slow = self.straggler
-        if slow is not None:  # ranks that are not there are not slow
+        if slow is not None:  # ignore slow ranks beyond the number of workers
             ranks = tuple(rank for rank in slow.ranks if rank < workers)
             slow = None if slow.ranks and not ranks else replace(slow, ranks=ranks)
         return Setting(workers=workers, servers=servers, link=self.link, straggler=slow)
 
     def _crossover(self, constants: Constants, workers: int) -> Crossing:
-        """From how many servers on bsp is faster than the ring, all workers alike."""
+        """Returns the number of servers from which bsp is faster than the ring, with equal workers."""
         setting = Setting(workers=workers, link=self.link)
         ring = predict(constants, "ring", setting, self.job).step_seconds
         return Crossing(
@@ -183,28 +183,28 @@ class Question(Struct, frozen=True, kw_only=True):
 def _counts(flag: str, text: str) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise UsageError(f"{flag} {text}: expected numbers from 1, by comma, as in 1,2,4")
+        raise UsageError(f"{flag} {text}: expected comma-separated numbers from 1, such as 1,2,4")
     return tuple(int(word) for word in words)
 
 
 def _size(model_bytes: int | None, job: str | None) -> int:
     if model_bytes is not None and job is not None:
-        raise UsageError("--model-bytes and --job both tell the model's size: give one of them")
+        raise UsageError("--model-bytes and --job both set the model's size; use one of them")
     if model_bytes is not None:
         return model_bytes
     name = job or "digits"
     if name not in MODELS:
-        raise UsageError(f"--job {job}: known are {', '.join(MODELS)}; for others give --model-bytes")
+        raise UsageError(f"--job {job}: expected one of {', '.join(MODELS)}; else use --model-bytes")
     return MODELS[name]
 
 
 def _straggler(text: str | None, named: str | None, workers: int) -> Straggler | None:
-    """What is slow of at most so many workers, and which of them; None: nothing."""
+    """Returns the straggler, with its ranks below `workers`; None: no straggler."""
     if text is None and named is None:
         return None
     if text is None:
         raise UsageError(
-            f"--straggler-ranks {named}: slow by how much? Add --straggler KIND:SECONDS, as pareto:20ms"
+            f"--straggler-ranks {named}: the delay is missing; add --straggler KIND:SECONDS: pareto:20ms"
         )
     ranks = () if named is None else _ranks(named, workers)
     match text.rpartition(":"):
@@ -212,16 +212,16 @@ def _straggler(text: str | None, named: str | None, workers: int) -> Straggler |
             return Straggler(kind=kind, seconds=quantity.seconds(seconds), ranks=ranks)
         case ["", "", seconds]:
             return Straggler(kind="constant", seconds=quantity.seconds(seconds), ranks=ranks)
-    raise UsageError(f"--straggler {text}: expected KIND:SECONDS with KIND of {', '.join(KINDS)}")
+    raise UsageError(f"--straggler {text}: expected KIND:SECONDS with KIND one of {', '.join(KINDS)}")
 
 
 def _ranks(text: str, workers: int) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
-        raise UsageError(f"--straggler-ranks {text}: expected ranks from 0, by comma, as in 0,3")
+        raise UsageError(f"--straggler-ranks {text}: expected comma-separated ranks from 0, such as 0,3")
     ranks = tuple(map(int, words))
     if min(ranks) >= workers:
         raise UsageError(
-            f"--straggler-ranks {text}: nobody is slow; ranks of {workers} workers go from 0 to {workers - 1}"
+            f"--straggler-ranks {text}: no such ranks; {workers} workers have ranks 0 to {workers - 1}"
         )
     return ranks

@@ -1,4 +1,4 @@
-"""How a row of the comparison is read: which of the model's cases it is."""
+"""Maps a row of the comparison to a case of the cost model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from hubring.workers.compare.experiment.setting import Setting
 Rule = Literal["ring", "bsp", "backup", "ssp", "asp"]
 
 RINGS = ("ddp", "ddp-gloo", "mpi", "gloo+sgd", "horovod")
-"""Rows of others that are allreduces around a ring."""
+"""Rows of peers that are allreduces around a ring."""
 HUBS: dict[str, Rule] = {"rpc": "bsp", "ray": "bsp"}
-"""Rows of others that have one server over a wire."""
+"""Rows of peers that have one server over a wire."""
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What the model has to know of a row.
+    """What the model needs to know about a row.
 
     Attributes:
-        name: The row's.
+        name: Name of the row.
         alone: It has one process.
-        rule: Who waits for whom.
-        staleness: Of ssp.
-        backup: Workers that a round does not wait for.
-        steps: The hub steps; else the workers do.
-        wire: Which it insists on; empty: the fastest that reaches.
+        rule: Which workers wait for each other.
+        staleness: Bound of ssp.
+        backup: Number of workers that a round does not wait for.
+        steps: The hub steps; else the workers step.
+        wire: Wire that the row sets; empty: the fastest that is available.
         colocated: Every worker's host has a shard.
     """
 
@@ -47,17 +47,17 @@ class Reading(Struct, frozen=True, kw_only=True):
         return not self.alone and self.rule != "ring"
 
     def wire_in(self, setting: Setting) -> str:
-        """What its bytes travel by."""
+        """Returns the wire of its gradients."""
         if not self.on_hub:
             return "gloo"
         return self.wire or ("shm" if setting.link is None else "zmq")
 
 
 def read(row: str | Row) -> Reading:
-    """What the model makes of a row.
+    """Returns a row in the model's terms.
 
     Raises:
-        UsageError: It has no model for it.
+        UsageError: There is no model of the row.
     """
     name = row if isinstance(row, str) else row.name
     if name in RINGS:
@@ -81,21 +81,21 @@ def read(row: str | Row) -> Reading:
 
 
 def _found(name: str) -> Row:
-    """A row of the comparison that is no peer's."""
+    """Returns a row of Hubring by its name."""
     if name in OURS:
         return OURS[name]
     known = ", ".join((*OURS, *RINGS, *HUBS))
-    raise UsageError(f"there is no model of a row {name!r}; there is one of {known}")
+    raise UsageError(f"no model of row {name!r}; expected one of {known}")
 
 
 def _rule(word: str) -> Rule:
     rules: dict[str, Rule] = {"ring": "ring", "bsp": "bsp", "backup": "backup", "ssp": "ssp", "asp": "asp"}
     if word not in rules:
-        raise UsageError(f"there is no model of --mode {word}; there is one of {', '.join(rules)}")
+        raise UsageError(f"no model of --mode {word}; expected one of {', '.join(rules)}")
     return rules[word]
 
 
 def _flags(words: tuple[str, ...]) -> dict[str, str]:
-    """Flags with what follows them, empty where that is the next flag."""
+    """Returns flags with their values, empty for flags without a value."""
     pairs = pairwise((*words, ""))
     return {word: "" if value.startswith("--") else value for word, value in pairs if word.startswith("--")}

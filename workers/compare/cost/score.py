@@ -1,8 +1,8 @@
-"""The score: predictions beside what was measured, and how far they are apart where nothing was fitted.
+"""The score: predictions, measurements, and their error where nothing was fitted.
 
-Of each row the first plain setting in which it was measured calibrates what the job takes beside its
-exchange (`fitted_overhead.py`): it is marked so and does not count. All else of that row
-is predicted; a row that nothing calibrated is not, since the model lacks the job's own part of its step.
+For each row, its first plain setting calibrates what the job takes besides its exchange
+(`fitted_overhead.py`). That prediction is marked as calibrated and does not count. Everything else of the row
+is predicted. A row without calibration is not predicted, because the model lacks the job's part of its step.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from hubring.workers.compare.experiment.setting import Setting
 from hubring.workers.compare.result.findings import Accuracy, Entry, Prediction, Scaling
 
 BEYOND = 4
-"""How many times the workers that were measured the scaling is predicted for."""
+"""Factor by which predictions of scaling exceed the measured workers."""
 
 
 class Score:
-    """The model, calibrated by one experiment's first measurements and compared with the others.
+    """The model, calibrated by an experiment's first measurements and compared with the others.
 
     Args:
         settings: Of the experiment.
-        rows: What was measured in them.
-        constants: Of the machine or cluster that it ran on.
-        job: What was trained. Its `compute` is what the first measurements say.
+        rows: Measured in these settings.
+        constants: Of the machine or cluster of the runs.
+        job: What was trained. Its `compute` is replaced by what the first measurements show.
     """
 
     def __init__(
@@ -48,25 +48,25 @@ class Score:
 
     @property
     def calibrated(self) -> set[str]:
-        """The rows of which the model knows what the job takes beside its exchange."""
+        """Rows whose job time besides the exchange is known."""
         return set(self._overheads)
 
     def predictions(self) -> list[Prediction]:
-        """Each row that is calibrated, beside what was measured of it."""
+        """Returns each calibrated row's predictions with the measurements."""
         return [self._beside(point) for point in _distinct(self._points) if point.row in self._overheads]
 
     @staticmethod
     def accuracy(predictions: Iterable[Prediction]) -> Accuracy | None:
-        """How far these are off where nothing was calibrated; None where all was."""
+        """Returns the error of these where nothing was calibrated; None if all were calibrated."""
         errors = [abs(each.error) for each in predictions if each.error is not None and not each.calibrated]
         return Accuracy(fmean(errors), len(errors)) if errors else None
 
     def scaling(self) -> list[Scaling]:
-        """Samples a second over the number of workers, all else as in each row's first setting."""
+        """Returns samples a second by workers, otherwise in each row's first setting."""
         return [self._scaling(first) for first in self._calibrating]
 
     def predict(self, reading: Reading, setting: Setting) -> Forecast:
-        """A row's step in any setting, as calibrated."""
+        """Returns a row's predicted step in any setting, with calibration."""
         workers = 1 if reading.alone else setting.workers
         overhead = self._overheads.get(reading.name, Overhead(0.0))
         batch = None if self._batch is None else self._batch / workers
@@ -74,10 +74,10 @@ class Score:
         return predict(self._constants, reading, setting, job)
 
     def crossover(self, setting: Setting) -> int | None:
-        """From how many servers on hub-bsp's step is predicted to be shorter than the ring's.
+        """Returns from how many servers hub-bsp's step is predicted to be shorter than the ring's.
 
         Args:
-            setting: All else is as there.
+            setting: The setting, apart from its servers.
         """
         ring, hub = read("ring"), read("hub-bsp")
 
@@ -86,10 +86,10 @@ class Score:
 
         return overtaking(step, self.predict(ring, setting).step_seconds, setting.workers)
 
-    # Calibrating.
+    # Calibration.
 
     def _solve(self) -> dict[str, Overhead]:
-        """Each row's overhead; a process alone tells what of the others' shrinks with their share."""
+        """Returns each row's overhead; a single process shows what shrinks with a worker's share."""
         cores = self._constants.cores if self._job.together else 0
         rest = {point.row: self._rest(point) for point in self._calibrating}
         alone = next((rest[point.row] for point in self._calibrating if point.reading.alone), None)
@@ -99,7 +99,7 @@ class Score:
         }
 
     def _rest(self, point: Point) -> float:
-        """What its step takes beside the exchange and emulated computing."""
+        """Returns the time of a step besides exchange and emulated compute."""
         computing = point.compute_seconds
         if computing is not None:
             slept = point.setting.compute_of(1 if point.reading.alone else point.setting.workers)
@@ -137,7 +137,7 @@ class Score:
 
 
 def _distinct(found: Sequence[Point]) -> list[Point]:
-    """One point for each run: a ring's, which no number of servers changes, stands in many settings."""
+    """Returns one point per run: a ring's run counts in several settings that differ in servers."""
     runs: dict[tuple[str, Setting], Point] = {}
     for point in found:
         runs.setdefault((point.row, _met(point)), point)
@@ -149,7 +149,7 @@ def _met(point: Point) -> Setting:
 
 
 def _calibrating(found: Sequence[Point]) -> list[Point]:
-    """The first plain point of each row."""
+    """Returns the first plain point of each row."""
     firsts: dict[str, Point] = {}
     for point in found:
         if point.plain:
@@ -158,9 +158,9 @@ def _calibrating(found: Sequence[Point]) -> list[Point]:
 
 
 def _batch(found: Sequence[Point]) -> float | None:
-    """Samples that all workers take in one step together; in lockstep that is speed times step.
+    """Returns the samples of one step of all workers; in lockstep that is speed times step.
 
-    None where no row in lockstep was measured.
+    None if no row in lockstep was measured.
     """
     batches = [
         point.samples_per_second * point.step_seconds

@@ -1,4 +1,4 @@
-"""What a person sees of calibration and prediction; all of it on standard error."""
+"""Terminal output of calibration and prediction; all of it on standard error."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hubring.workers.compare.cost.question import Answer, Answered, Crossing
 
 NOTHING = "-"
 WORDS = ("row", "bound by", "found by")
-"""Columns that are no numbers."""
+"""Columns of text."""
 
 
 def show_constants(constants: Constants) -> None:
-    """One line a figure, with the least and the most that was measured."""
-    table = Table("figure", "median", "least", "most", "unit", box=None, pad_edge=False)
+    """Prints one line per figure, with median, minimum and maximum."""
+    table = Table("figure", "median", "min", "max", "unit", box=None, pad_edge=False)
     for column in table.columns[1:4]:
         column.justify = "right"
     for name, median in _figures(constants).items():
@@ -28,11 +28,11 @@ def show_constants(constants: Constants) -> None:
         table.add_row(name, *(f"{scale * value:.3g}" for value in (median, low, high)), unit)
     console = Console(stderr=True, highlight=False)
     console.print(table)
-    console.print("alpha: one message one way. beta: a byte each way at once. cpu: both ends.", style="dim")
+    console.print("alpha: one message one way. beta: a byte, both ways at once. cpu: both ends.", style="dim")
 
 
 def _figures(constants: Constants) -> dict[str, float]:
-    """Medians by the names that the spread has."""
+    """Returns medians by their names in the spread."""
     found = {"copy": constants.copy, "reduce": constants.reduce, "serve": constants.serve}
     found |= {f"apply.{name}": value for name, value in constants.apply.items()}
     for name, wire in constants.wires.items():
@@ -56,32 +56,32 @@ def _unit(name: str) -> tuple[float, str]:
 
 
 def show_answer(answer: Answer, constants: Constants, file: Path | None) -> None:
-    """What was asked, one line a prediction, then where the hub overtakes the ring."""
+    """Prints the question, one line per prediction, and where the hub overtakes the ring."""
     console = Console(stderr=True, highlight=False, markup=False)
     table, columns = Table(box=None, pad_edge=False), _columns(answer)
     for head in columns:
         table.add_column(head, justify="left" if head in WORDS else "right")
     for each in answer.predictions:
         table.add_row(*(cell(each) for cell in columns.values()))
-    console.print(_asked(answer, constants, file), soft_wrap=True)
+    console.print(_question(answer, constants, file), soft_wrap=True)
     console.print(table)
     for crossing in answer.crossover:
-        console.print(_told(crossing), soft_wrap=True)
+        console.print(_crossover(crossing), soft_wrap=True)
 
 
-def _asked(answer: Answer, constants: Constants, file: Path | None) -> str:
-    """Which job it is, and by which calibration."""
+def _question(answer: Answer, constants: Constants, file: Path | None) -> str:
+    """Describes the job and the calibration."""
     computing = f"{answer.compute_ms:g} ms" if answer.compute_ms else "no time"
     job = f"a model of {answer.model_bytes:,} bytes, computing {computing} a step"
     machine = f"{constants.machine.get('processor', 'an unknown processor')}, {constants.cores} cores"
     if file is None:
-        kept = "kept nowhere; `ps-compare calibrate` keeps one"
-        return f"{job}; calibration: measured now on {machine} ({kept})"
-    return f"{job}; calibration: {file}, measured {constants.date or 'at a time unknown'} on {machine}"
+        hint = "not saved; `ps-compare calibrate` saves one"
+        return f"{job}; calibration: measured now on {machine} ({hint})"
+    return f"{job}; calibration: {file}, measured {constants.date or 'at an unknown time'} on {machine}"
 
 
 def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
-    """What is told of each prediction; no speed and no efficiency where the job does not tell enough."""
+    """Returns the columns; speed needs the job's batch size, efficiency its compute time."""
     columns: dict[str, Callable[[Answered], str]] = {
         "workers": lambda each: str(each.workers),
         "row": lambda each: each.row,
@@ -98,14 +98,12 @@ def _columns(answer: Answer) -> dict[str, Callable[[Answered], str]]:
     }
 
 
-def _told(each: Crossing) -> str:
-    """The crossover in words."""
+def _crossover(each: Crossing) -> str:
+    """Describes the crossover."""
     needed, servers = each.by_bytes, each.predicted
-    by_bytes = "with no number of servers" if needed is None else f"from {needed} servers on"
+    by_bytes = "with no number of servers" if needed is None else f"with {needed} or more servers"
     here = (
-        f"with no number up to {each.most_servers}"
-        if servers is None
-        else f"from {servers} server{'s' * (servers > 1)} on"
+        f"with no number up to {each.most_servers}" if servers is None else f"with {servers} or more servers"
     )
     return (
         f"{each.workers} workers: by bytes alone hub-bsp is faster than the ring {by_bytes},"

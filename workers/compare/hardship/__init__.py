@@ -1,1 +1,1 @@
-"""What makes training hard, done to every row alike: slow links, slow workers, lost workers."""
+"""Hardships of training, the same for every row: slow links, slow workers, lost workers."""

@@ -1,4 +1,4 @@
-"""Where the programs of a run are: all on this machine, or each on a host of its own behind a link."""
+"""Hosts of a run's programs: all on this machine, or each on its own host behind a link."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ class Hosts:
     """The hosts of one run by role: "server" (the coordinator and the first shard), "shard 1", "worker 0".
 
     Attributes:
-        behind_links: Whose host has a link; empty: nobody's, all are on this machine.
+        behind_links: Hosts with links, by role; empty: all programs run on this machine.
     """
 
     behind_links: Mapping[str, Host] = field(default_factory=dict)
 
     @property
     def apart(self) -> bool:
-        """Whether the server, further shards and workers are on hosts of their own."""
+        """Whether the server, further shards and workers have their own hosts."""
         return bool(self.behind_links)
 
     def local_rank(self, rank: int) -> int:
-        """A worker's number among those of its host."""
+        """Returns a worker's number among those of its host."""
         return 0 if self.behind_links else rank
 
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
-        """What runs a program on a role's host. The process that is started becomes the program itself."""
+        """Returns the command that runs a program on a role's host, in the started process itself."""
         return self.behind_links[role].command(*argv) if self.behind_links else list(argv)
 
     def address(self, role: str) -> str:
-        """Where a role's programs listen, and where others reach them."""
+        """Returns the address at which a role's programs listen."""
         return self.behind_links[role].address if self.behind_links else HERE
 
     def traffic(self, role: str) -> tuple[int, int] | None:
-        """Bytes that a role's link has brought and taken, headers included; None: it has no link."""
+        """Returns bytes received and sent over a role's link, with headers; None without a link."""
         return self.behind_links[role].traffic() if self.behind_links else None
 
 
 def check(setting: Setting) -> None:
-    """Makes sure that a setting's hosts can be had, before anything is run for it.
+    """Checks that a setting's hosts are available, before anything runs.
 
     Raises:
         UsageError: As `hosts` does.
     """
     if setting.link is not None and (reason := why_not(setting.link)):
         raise UsageError(
-            f"the link {setting.link} was asked for, but {reason}: run as root on Linux with iproute2"
-            " (ip, tc), or leave out the link"
+            f"the link {setting.link} is not available here: {reason}. Run as root on Linux with iproute2"
+            " (ip, tc), or remove the link"
         )
 
 
 @contextlib.contextmanager
 def hosts(setting: Setting) -> Iterator[Hosts]:
-    """The hosts that a setting asks for, for as long as the block lasts.
+    """Provides the hosts of a setting while the block runs.
 
-    Programs are to end before it does. On a host that is not this machine `ps-server` needs `--host
-    ADDRESS --insecure`, and further shards are started with `--join`.
+    Programs must end before the block. On a host that is not this machine, `ps-server` needs `--host ADDRESS
+    --insecure`, and further shards start with `--join`.
 
     Raises:
-        UsageError: There is a link, and networks cannot be built here; says why, and the mend.
-        HubringError: A network could not be built, or failed on the way.
+        UsageError: There is a link, and networks cannot be built here.
+        HubringError: A network could not be built, or failed later.
     """
     check(setting)
     if setting.link is None:
@@ -79,6 +79,6 @@ def hosts(setting: Setting) -> Iterator[Hosts]:
 
 
 def roles_of(setting: Setting) -> list[str]:
-    """Who has a host: the server, further shards, workers."""
+    """Returns the roles with a host: the server, further shards, workers."""
     shards = [f"shard {number}" for number in range(1, setting.servers)]
     return ["server", *shards, *(f"worker {rank}" for rank in range(setting.workers))]

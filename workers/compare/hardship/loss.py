@@ -1,8 +1,8 @@
-"""The loss of a worker: it is killed from outside, without a word, as a host dies.
+"""Loss of a worker: it is killed from outside without warning, as when a host dies.
 
-The law: the worker's own record says how many steps it has completed, and once these are as many as the
-fault says, it gets SIGKILL. Between its report and the signal it may get some steps further; how far it had
-come is kept, so that nobody takes the fault's step for the one at which it died.
+Law: the worker's record shows how many steps it has completed. When it reaches the fault's step, the worker
+gets SIGKILL. It can complete more steps between its report and the signal, so `Loss.step` holds the last
+reported step rather than the fault's.
 """
 
 from __future__ import annotations
@@ -20,27 +20,26 @@ from typing import Any
 from hubring.workers.compare.experiment.setting import Fault
 
 LOOK_SECONDS = 0.002
-"""From one look at the record to the next: a step of the smallest job."""
+"""Interval of reading the record: a step of the smallest job."""
 
 
 class Loss:
-    """Watches a worker's record while the `with` block lasts, and kills the worker at its step.
+    """Watches a worker's record during the `with` block and kills the worker at its step.
 
     Args:
-        fault: When.
+        fault: When to kill it.
         record: The file that the worker writes.
-        pid: The worker's process, a child of this one that nobody has waited for yet.
+        pid: The worker's process, a child of this one that was not waited for yet.
 
     Attributes:
-        step: The step that it had completed when it was killed, or None: it never came so far, and
-            what the run shows is not the loss of a worker.
+        step: Last reported step when it was killed; None: it ended before its step, so no worker was lost.
     """
 
     def __init__(self, fault: Fault, record: Path, pid: int) -> None:
         self.step: int | None = None
         self._fault = fault
         self._record = record
-        self._process = os.pidfd_open(pid)  # stays its own, though the number may come to name another
+        self._process = os.pidfd_open(pid)  # still refers to it if the id is reused
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="loss", daemon=True)
 
@@ -68,26 +67,26 @@ class Loss:
                     return
 
     def _kill(self, step: int) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has come to its end, so nobody was lost
+        with contextlib.suppress(ProcessLookupError):  # it has ended, so no worker was lost
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
             self.step = step
 
 
 def outlived(codes: Sequence[int], results: Sequence[Mapping[str, Any] | None], lost: int) -> str | None:
-    """How a run went on without its lost worker.
+    """Returns what a run lost besides the killed worker.
 
     Args:
         codes: Every worker's exit code, by rank; negative for a signal.
         results: Every worker's last line, by rank; None where it printed none.
-        lost: The rank that was killed.
+        lost: Rank of the killed worker.
 
     Returns:
-        None where all others trained to the end; else what they lost, for a table.
+        None if all other workers finished; else what failed, for a table.
     """
     failed = [rank for rank, code in enumerate(codes) if code and rank != lost]
     if not failed:
         return None
     ended = [results[rank] or {} for rank in failed]
     if any(each.get("topology") == "ring" for each in ended):
-        return "lost its ring"
-    return f"lost with it: {', '.join(f'worker {rank}' for rank in failed)}"
+        return "the ring broke"
+    return f"also failed: {', '.join(f'worker {rank}' for rank in failed)}"

@@ -1,7 +1,7 @@
-"""Hosts on one machine, joined by links of a given kind: network namespaces, veth pairs, a switch, tbf.
+"""Hosts on one machine with links of a given kind: network namespaces, veth pairs, a switch, tbf.
 
-The switch is the kernel's bridge, or where the links take their time a relay. It lies in a namespace of
-its own, so this machine's network is not touched. Needs root.
+The switch is the kernel's bridge, or a relay if the links have latency. It has its own namespace, so this
+machine's network does not change. Needs root.
 """
 
 from __future__ import annotations
@@ -22,44 +22,44 @@ from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.relay import relay
 
 BURST_BYTES = 128 << 10
-"""What a link may let through at once; two packets at their largest before they are cut for the wire."""
+"""Burst of a link: two packets of the largest size before segmentation."""
 
 QUEUE_BYTES = 64 << 20
-"""What may stand in line: all that the senders' buffers let be under way, so that nothing is dropped.
+"""Queue of a link. It holds everything that the senders' buffers allow in flight, so no packet is dropped.
 
-A packet lost at a step's end costs TCP's timeout, 200 ms, which tells of TCP and not of hub or ring.
+A packet lost at the end of a step costs TCP's timeout of 200 ms, a property of TCP and not of hub or ring.
 """
 
 CONGESTION_CONTROL = "cubic"
-"""Linux's own choice, whatever this machine was told."""
+"""Linux's default, whatever this machine is set to."""
 
 LINE_BYTES, PAYLOAD_BYTES = 1514, 1448
-"""A full frame as tbf counts it, and what of it TCP carries for its user, with timestamps."""
+"""A full frame as tbf counts it, and its TCP payload with timestamps."""
 
 MOST_HOSTS = 250
-"""Addresses of one network, and some to spare."""
+"""Fewer than the addresses of one network."""
 
 _NAMES = re.compile(r"hubring-(\d+)-\d+-\w+")
 _count = itertools.count()
 
 
 class NetworkFailed(HubringError):
-    """A network cannot be built; the message shows what `ip` or `tc` said."""
+    """A network cannot be built; the message shows the error of `ip` or `tc`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One namespace, and the address under which the others reach it."""
+    """A namespace with its address for the others."""
 
     name: str
     address: str
 
     def command(self, *arguments: str) -> list[str]:
-        """What runs a program there, as the process that was started and no child of it."""
+        """Returns the command that runs a program there, in the started process itself."""
         return ["ip", "netns", "exec", self.name, *arguments]
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes that its link has brought and taken, with all that the protocols add."""
+        """Returns bytes received and sent over its link, with protocol headers."""
         shown = _call(*self.command("ip", "-json", "-stats", "link", "show", "eth0"))
         stats = json.loads(shown)[0]["stats64"]
         return stats["rx"]["bytes"], stats["tx"]["bytes"]
@@ -67,17 +67,17 @@ class Host:
 
 @contextlib.contextmanager
 def network(hosts: int, link: Link) -> Iterator[list[Host]]:
-    """So many hosts on one switch, each joined to it by such a link.
+    """Provides hosts on one switch, each with such a link.
 
-    A link's rate is the host's, each way; its latency and jitter are met once on the way from host to host.
+    The rate is that of a host's link, each way. Latency and jitter apply once between two hosts.
 
     Raises:
-        UsageError: More hosts than a network has addresses for.
-        NetworkFailed: Namespaces or links could not be made; `why_not` says so beforehand.
+        UsageError: There are more hosts than addresses.
+        NetworkFailed: Namespaces or links cannot be created; check with `why_not` first.
         HubringError: The relay failed.
     """
     if hosts > MOST_HOSTS:
-        raise UsageError(f"{hosts} hosts behind one switch; {MOST_HOSTS} are the most")
+        raise UsageError(f"{hosts} hosts on one switch; expected at most {MOST_HOSTS}")
     _sweep()
     prefix = f"hubring-{os.getpid()}-{next(_count)}"
     switch = Host(f"{prefix}-switch", "")
@@ -96,10 +96,10 @@ def network(hosts: int, link: Link) -> Iterator[list[Host]]:
 
 
 def why_not(link: Link | None = None) -> str:
-    """Why no network of such links can be built here; empty if one can.
+    """Returns why no network with such links can be built here; empty if it can.
 
     Args:
-        link: None: one with a rate, and at once.
+        link: None: a link with a rate and no latency.
     """
     if os.geteuid() != 0:
         return "network namespaces need root"
@@ -112,24 +112,24 @@ def _tried(link: Link) -> str:
         with network(1, link):
             return ""
     except HubringError as error:
-        return f"no network namespaces with such links here: {error}"
+        return f"this machine cannot build network namespaces with such links: {error}"
 
 
 def _add(host: Host, stack: contextlib.ExitStack) -> None:
     _call("ip", "netns", "add", host.name)
-    stack.callback(_call, "ip", "netns", "delete", host.name)  # with it go its ends of the links
+    stack.callback(_call, "ip", "netns", "delete", host.name)  # also deletes its ends of the links
     _call("ip", "-n", host.name, "link", "set", "lo", "up")
 
 
 def _plug(host: Host, switch: Host, port: str, link: Link) -> None:
-    """Joins a host to the switch; either end of the link lets no more than its rate out."""
+    """Connects a host to the switch; both ends of the link limit what they send."""
     veth = ["type", "veth", "peer", "name", "eth0", "netns", host.name]
     _call("ip", "-n", switch.name, "link", "add", port, *veth)
     _call("ip", "-n", switch.name, "link", "set", port, "up")
     _call("ip", "-n", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
     _call("ip", "-n", host.name, "link", "set", "eth0", "up")
-    way = ["10.77.0.0/24", "dev", "eth0", "congctl", CONGESTION_CONTROL]
-    _call("ip", "-n", host.name, "route", "replace", *way)
+    route = ["10.77.0.0/24", "dev", "eth0", "congctl", CONGESTION_CONTROL]
+    _call("ip", "-n", host.name, "route", "replace", *route)
     if link.rate is not None:
         bucket = ["rate", f"{link.rate:.0f}bit", "burst", str(BURST_BYTES), "limit", str(QUEUE_BYTES)]
         for name, device in ((host.name, "eth0"), (switch.name, port)):
@@ -144,7 +144,7 @@ def _bridge(switch: Host, ports: list[str]) -> None:
 
 
 def _sweep() -> None:
-    """Deletes the networks of programs that were killed and could not do so themselves."""
+    """Deletes the networks of killed programs, which could not clean up."""
     made = Path("/run/netns")
     for name in [entry.name for entry in made.iterdir()] if made.is_dir() else []:
         found = _NAMES.fullmatch(name)
@@ -152,7 +152,7 @@ def _sweep() -> None:
             try:
                 _call("ip", "netns", "delete", name)
             except NetworkFailed:
-                if (made / name).exists():  # else another program has swept here at the same time
+                if (made / name).exists():  # else another program deleted it at the same time
                     raise
 
 
@@ -160,6 +160,6 @@ def _call(*command: str) -> str:
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except FileNotFoundError as cause:
-        raise NetworkFailed(f"there is no program {command[0]!r} here; it comes with iproute2") from cause
+        raise NetworkFailed(f"no program {command[0]!r} on this host; install iproute2") from cause
     except subprocess.CalledProcessError as cause:
         raise NetworkFailed(f"`{' '.join(command)}` failed: {cause.stderr.strip()}") from cause

@@ -1,16 +1,15 @@
-"""A switch in user space, in which frames take their time: for kernels without netem.
+"""A switch in user space that delays frames, for kernels without netem.
 
-It stands where the bridge stands otherwise: every port is the switch's end of a host's link. What a
-host sends is read from its port, waits in its wire, and is written to the port of whom it is for. These
-are frames, so whatever the hosts say to each other, by whichever library, is delayed and not touched:
-handshakes and acknowledgements too, and TCP is as slow to find its pace as it is at that distance.
+It replaces the bridge: every port is the switch's end of a host's link. A frame is read from its host's port,
+waits in that host's wire, and is written to the port of its destination. The relay delays frames and does not
+change them, so all protocols and libraries work. Handshakes and acknowledgements are delayed too, so TCP
+adapts as slowly as at that distance.
 
-Frames are read as the host made them, up to 64 KiB before they are cut for the wire, with what the
-cutting takes in front (PACKET_VNET_HDR): that is what makes it fast enough in Python. Rates are tbf's
-affair, in the hosts and behind the ports; what finds no room is dropped, as by any switch, and TCP sends
-it anew.
+Frames are read before segmentation, up to 64 KiB, with the header that segmentation needs (PACKET_VNET_HDR).
+That makes Python fast enough. tbf limits the rates, in the hosts and behind the ports. Frames that find no
+room are dropped, as by any switch, and TCP resends them.
 
-It runs as a process of its own, in the switch's namespace, until its standard input ends:
+It runs as a separate process in the switch's namespace until its standard input ends:
 
     python -m hubring.workers.compare.hardship.relay LATENCY JITTER PORT...
 """
@@ -35,28 +34,28 @@ from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.hardship.slow_wire import Wire
 
 HELD_BYTES = 64 << 20
-"""What may be on its way from one host; beyond it no more is read, and the port's own buffer fills."""
+"""Most bytes in flight from one host. Beyond that nothing is read, and the port's buffer fills."""
 
 BUFFER_BYTES = 32 << 20
-"""Of a port, each way: what may arrive while the relay is busy, and more than tbf lets stand in line."""
+"""Buffer of a port, each way: for frames that arrive while the relay is busy; larger than tbf's queue."""
 
 _FRAME_BYTES = 10 + 14 + (1 << 16)
 _NO_ROOM = {errno.EAGAIN, errno.ENOBUFS}
-"""The socket's buffer is full, or tbf's queue is."""
+"""Errors if the socket's buffer or tbf's queue is full."""
 
 _BATCH = 16
-"""Frames read from one port before the others are looked at."""
+"""Frames to read from one port before the next port."""
 
-# From linux/if_packet.h, linux/if_ether.h and asm-generic/socket.h: Python has no names for them.
+# From linux/if_packet.h, linux/if_ether.h and asm-generic/socket.h, because Python does not define them.
 _SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
 _ETH_P_ALL = 3
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _TO, _FROM = slice(10, 16), slice(16, 22)
-"""The addresses in a frame, behind the ten bytes of its virtio_net_hdr."""
+"""The addresses in a frame, after the ten bytes of its virtio_net_hdr."""
 
 
 class Port:
-    """The switch's end of one host's link, and what that host has sent and nobody has got yet."""
+    """The switch's end of one host's link, with the host's frames in flight."""
 
     def __init__(self, name: str, link: Link) -> None:
         self.wire = Wire(link, name)
@@ -69,18 +68,18 @@ class Port:
         self._socket.bind((name, _ETH_P_ALL))
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Returns the file descriptor, for `select`."""
         return self._socket.fileno()
 
     def read(self) -> bytes | None:
-        """The host's next frame, if one is there."""
+        """Returns the host's next frame; None if there is none."""
         try:
             return self._socket.recv(_FRAME_BYTES)
         except BlockingIOError:
             return None
 
     def write(self, frame: bytes) -> None:
-        """Sends a frame to the host, or drops it where there is no room."""
+        """Sends a frame to the host; drops it if there is no room."""
         try:
             self._socket.send(frame)
         except OSError as error:
@@ -90,15 +89,15 @@ class Port:
 
 
 class Switch:
-    """Brings frames from port to port."""
+    """Forwards frames between ports."""
 
     def __init__(self, ports: Sequence[Port]) -> None:
         self._ports = ports
         self._behind: dict[bytes, Port] = {}
-        """Which address was seen behind which port."""
+        """Port by address, as learned from the frames of each port."""
 
     def run(self, end: int) -> None:
-        """Forwards until the file descriptor `end` has something to read."""
+        """Forwards until the file descriptor `end` is readable."""
         while True:
             reading = [port for port in self._ports if port.wire.nbytes < HELD_BYTES]
             ready, _, _ = select.select([end, *map(Port.fileno, reading)], [], [], self._until_due())
@@ -123,7 +122,7 @@ class Switch:
             port.wire.put(frame, time.monotonic())
 
     def _deliver(self, frame: bytes, source: Port) -> None:
-        """To whom it is for; to all others where that is everybody, or somebody unseen."""
+        """Sends to the destination's port; to all other ports for broadcasts and unknown destinations."""
         target = self._behind.get(frame[_TO])
         for port in self._ports if target is None else (target,):
             if port is not source:
@@ -132,19 +131,19 @@ class Switch:
 
 @contextlib.contextmanager
 def relay(within: Sequence[str], link: Link, ports: Sequence[str]) -> Iterator[None]:
-    """Runs a switch of these ports.
+    """Runs a switch with these ports during the block.
 
     Args:
-        within: What goes before a command to run it in the switch's namespace.
-        link: Whose latency and jitter every frame meets once.
+        within: Prefix of a command to run it in the switch's namespace.
+        link: Link with the latency and jitter of every frame.
         ports: Names of the devices.
 
     Raises:
-        HubringError: It failed, at the start or on the way; shows what it said.
+        HubringError: The relay failed, at the start or later; shows its error output.
     """
     words = [repr(link.latency), repr(link.jitter), *ports]
     command = [*within, *module_command(__name__, *words)]
-    # In a session of its own: Ctrl-C ends the programs on the hosts first.
+    # In its own session, because on Ctrl-C the programs on the hosts must end first.
     child = Child("the relay", command, stdin=PIPE, stdout=PIPE, stderr=PIPE, session=True)
     with child.stdout, child.stderr:
         try:
@@ -159,8 +158,8 @@ def relay(within: Sequence[str], link: Link, ports: Sequence[str]) -> Iterator[N
 
 
 def main(latency: str, jitter: str, *names: str) -> None:
-    """Forwards until standard input ends; says so when it begins, and at the end what it dropped."""
-    with contextlib.suppress(PermissionError):  # it is only less punctual then
+    """Forwards until standard input ends. Prints a line at the start, and dropped frames at the end."""
+    with contextlib.suppress(PermissionError):  # then its timing is less accurate
         os.setpriority(os.PRIO_PROCESS, 0, -20)
     ports = [Port(name, Link(latency=float(latency), jitter=float(jitter))) for name in names]
     print("forwarding", flush=True)

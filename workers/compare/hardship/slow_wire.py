@@ -1,8 +1,7 @@
-"""A wire that takes its time.
+"""A wire with latency.
 
-The law: a frame comes out `latency` seconds after it went in, give or take up to `jitter`, and never
-before one that went in earlier. So where frames follow each other closely, one that was drawn a long
-delay holds up those behind it, as a queue on the way would.
+Law: a frame leaves `latency` seconds after it entered, plus or minus up to `jitter`, and never before an
+earlier frame. So a frame with a long delay holds up those close behind it, like a queue in a network.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from hubring.workers.compare.experiment.setting import Link
 
 
 class Wire:
-    """Frames of one host that are on their way.
+    """Frames in flight from one host.
 
     Args:
-        link: What joins the host to the others; its rate is not looked at.
-        seed: Of the jitter.
+        link: Link of the host; its rate is ignored.
+        seed: Seed of the jitter.
 
     Attributes:
-        nbytes: What is on its way.
+        nbytes: Bytes in flight.
     """
 
     def __init__(self, link: Link, seed: str) -> None:
@@ -34,11 +33,11 @@ class Wire:
 
     @property
     def due(self) -> float:
-        """When the next frame comes out; infinity if none is on its way."""
+        """Time at which the next frame leaves; infinity if there is none."""
         return self._frames[0][0] if self._frames else float("inf")
 
     def put(self, frame: bytes, now: float) -> None:
-        """Lets a frame in."""
+        """Adds a frame."""
         delay = self._latency
         if self._jitter:
             delay += self._random.uniform(-self._jitter, self._jitter)
@@ -47,7 +46,7 @@ class Wire:
         self.nbytes += len(frame)
 
     def take(self, now: float) -> Iterator[bytes]:
-        """The frames that are out by now, in the order in which they went in."""
+        """Yields the frames that have left by `now`, in the order in which they entered."""
         while self._frames and self._frames[0][0] <= now:
             frame = self._frames.popleft()[1]
             self.nbytes -= len(frame)

@@ -1,9 +1,9 @@
-"""`hubring.workers.peers` as rows of the comparison: each trains the script that our rows train.
+"""`hubring.workers.peers` as rows of the comparison. Each trains the same script as Hubring's rows.
 
-A peer is a communicator that `hubring.init()` finds in the place of hub and ring, so it reads the
-same samples, writes the same record and the same last line, and stands before the same gate:
+A peer is a communicator that replaces hub and ring in `hubring.init()`. So it reads the same samples, writes
+the same record and last line, and is judged by the same gate:
 
-    ddp        DistributedDataParallel, applied to the script's own model
-    mpi        an allreduce after backward, and the script's own optimizer
-    rpc, ray   a parameter server, stepped by torch's own optimizer
+    ddp        DistributedDataParallel, applied to the script's model
+    mpi        an allreduce after backward, and the script's optimizer
+    rpc, ray   a parameter server that steps with torch's optimizer
 """

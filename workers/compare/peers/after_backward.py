@@ -1,4 +1,4 @@
-"""When a peer exchanges that does not come with an optimizer of its own."""
+"""The exchange of peers that have no optimizer of their own: after backward."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hubring.workers.optimizer.distributed import DistributedOptimizer
 
 
 class AfterBackward(DistributedOptimizer):
-    """Exchanges once backward has ended, as scripts do that exchange by hand: no computing hides any of it.
+    """Exchanges after backward, without overlap, as scripts do that exchange by hand.
 
-    What a script asks for to hide more is not heard; it changes no number.
+    Options for more overlap are ignored; they do not change the result.
     """
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **told: Any
+        self, optimizer: torch.optim.Optimizer, model: torch.nn.Module | None = None, **options: Any
     ) -> None:
-        super().__init__(optimizer, model, **{**told, "overlap": False, "cross_barrier": False})
+        super().__init__(optimizer, model, **{**options, "overlap": False, "cross_barrier": False})

@@ -1,14 +1,13 @@
-"""Peer `ddp`: torch's DistributedDataParallel on the script's own model, and torch's own optimizer.
+"""Peer `ddp`: torch's DistributedDataParallel on the script's model, and torch's optimizer.
 
-`replicate` applies DDP to a model without wrapping it, so the names of its
-parameters stay, and with them the script. Gradients live in DDP's buckets,
-DDP's own way to save a copy. What backward waits for is DDP's own affair and
-cannot be told from computing, so no exposed time is reported.
+`replicate` applies DDP to a model without wrapping it, so parameter names do not change and scripts keep
+working. Gradients are views of DDP's buckets, which saves a copy. DDP waits within backward, so the wait
+cannot be separated from compute and no exposed time is reported.
 
-Gloo's threads give up a finished exchange's tensors some time after its end, and need the
-interpreter for that: one that does so while the interpreter ends aborts the process. Only the
-end of the group joins them, so nothing may keep it: models are released, and what takes the group
-of its time for a default is imported before there is one.
+Gloo's threads release the tensors of an exchange some time after its end, and need the interpreter for that.
+Doing so during interpreter shutdown aborts the process. Only destroying the process group joins these
+threads, so nothing can hold a reference to the group: models are released, and modules that use a group as
+a default argument are imported before there is one.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from hubring.workers.runtime import context
 
 
 class DdpOptimizer(OptimizerWrapper):
-    """torch's optimizer, on a model that DDP replicates from here on.
+    """torch's optimizer on a model that DDP replicates from now on.
 
-    Takes what `hubring.DistributedOptimizer` takes, except for what DDP has no counterpart of;
-    what only makes ours faster is not heard.
+    Takes the arguments of `hubring.DistributedOptimizer` that DDP has a counterpart of, and ignores those
+    that only make Hubring faster.
 
     Attributes:
-        completed_steps: Steps taken.
-        ahead: By how many steps others may be ahead: none.
-        exchange_seconds: Nothing that could be measured.
+        completed_steps: Number of completed steps.
+        ahead: Steps by which other ranks can be ahead: 0.
+        exchange_seconds: 0, because it cannot be measured.
 
     Raises:
-        ConfigError: There is no model, or something is asked for that DDP does not do.
+        ConfigError: There is no model, or DDP does not support an option.
     """
 
     exchange_seconds = 0.0
@@ -64,7 +63,9 @@ class DdpOptimizer(OptimizerWrapper):
         if model is None:
             raise ConfigError("DDP needs the model: hubring.DistributedOptimizer(optimizer, model)")
         if uneven or backward_passes_per_step != 1:
-            raise ConfigError("row ddp has neither uneven=True nor several backward passes a step")
+            raise ConfigError(
+                "row ddp supports neither uneven=True nor backward_passes_per_step above 1; remove them"
+            )
         here = context.current()
         assert isinstance(here.communicator, Ddp)
         self.completed_steps, self.ahead = 0, 0
@@ -72,13 +73,13 @@ class DdpOptimizer(OptimizerWrapper):
         self._after_step = after_step or here.step_completed
         self.named_parameters = _trained(optimizer, model.named_parameters())
         self._nbytes = sum(parameter.nbytes for parameter in self.named_parameters.values())
-        self._begin_slow = here.watch(self.named_parameters.values())  # its hooks stand before DDP's
+        self._begin_slow = here.watch(self.named_parameters.values())  # its hooks must run before DDP's
         self._start_from_rank_0(model, here.device)
         here.adopt(self)
         self._begin_slow(0)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step with the mean gradients that backward has left."""
+        """Takes one step with the mean gradients from backward."""
         loss = self.wrapped.step(closure)
         self._peer.count_allreduce(self._nbytes)
         self.completed_steps += 1
@@ -87,25 +88,25 @@ class DdpOptimizer(OptimizerWrapper):
         return loss
 
     def synchronize(self) -> None:
-        """Does nothing: a step leaves nothing under way."""
+        """Does nothing: a step leaves no exchange in progress."""
 
     def refresh(self) -> None:
-        """Does nothing: the newest parameters are here."""
+        """Does nothing: parameters are up to date."""
 
     def _start_from_rank_0(self, model: Module, device: torch.device) -> None:
-        """DDP brings rank 0's parameters as it is made; buffers come here, once, as with our own rows."""
+        """Starts from rank 0's state. DDP broadcasts parameters; buffers are broadcast here, once."""
         buffers = [buffer.data for buffer in model.buffers()]
         broadcast_into(buffers, self._peer, "model.rest", self._peer.timeout)
         replicate(model, device_id=device, gradient_as_bucket_view=True)
-        replicate.state(model).lazy_init()  # now, on all ranks, and not in somebody's first forward
+        replicate.state(model).lazy_init()  # on all ranks now, rather than in the first forward
         self._peer.replicated.append(model)
 
 
 class Ddp(Peer):
-    """torch's default process group.
+    """The default process group of torch.
 
     Attributes:
-        replicated: Models that keep the group, until `close`.
+        replicated: Models that refer to the group until `close`.
     """
 
     topology = "ddp"
@@ -124,10 +125,10 @@ class Ddp(Peer):
         return values
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        raise UsageError("DDP exchanges by itself: use hubring.DistributedOptimizer")
+        raise UsageError("DDP exchanges gradients itself; use hubring.DistributedOptimizer")
 
     def close(self, *, finished: bool) -> None:
-        if not finished:  # it would wait for what may never come
+        if not finished:  # destroying the group could wait forever
             return
         try:
             for model in self.replicated:
@@ -138,12 +139,12 @@ class Ddp(Peer):
 
 
 def release(model: Module) -> None:
-    """Takes DDP off a model, which keeps its parameters and may go on alone; DDP lets go of its group."""
+    """Removes DDP from a model, which keeps its parameters, and its reference to the process group."""
     state: Any = replicate.state(model)
     for hooks in (model._forward_pre_hooks, model._forward_hooks):
         for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is state]:
             del hooks[key]
-    # Whoever still has the module has nothing of it: its reducer would keep the group.
+    # Other references to the module cannot use it any more; its reducer would hold the group.
     vars(state._ddp).clear()
 
 

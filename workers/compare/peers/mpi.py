@@ -1,4 +1,4 @@
-"""Peer `mpi`: Open MPI's allreduce by mpi4py, as scripts without a framework have it."""
+"""Peer `mpi`: Open MPI's allreduce through mpi4py, as in scripts without a framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hubring.workers.peers.seat import Seat
 
 
 class Mpi(Peer):
-    """Buckets are reduced in place, one after the other."""
+    """Reduces buckets in place, one after another."""
 
     topology = "mpi"
     bytes_are = "computed"

@@ -1,4 +1,4 @@
-"""What every peer has in common: a seat among the ranks, and collectives made of one gathering."""
+"""Common parts of all peers: rank, size, and collectives built on one `gather`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _NOT_OFFERED = {Collective.GROUP, Collective.JOIN, Collective.TRANSFER}
 
 
 class Peer(Communicator):
-    """A worker's tie to the others, which somebody else has made.
+    """A worker's connection to the others through another library.
 
-    All ranks call collectives in one order, and all of them take part in each:
-    groups, `join`, `send` and `recv` are not offered.
+    All ranks call collectives in the same order, and all take part in each. Groups, `join`, `send` and
+    `recv` are not supported.
 
     Attributes:
-        exposes: Whether its exchange can be told from computing, so that its time can be measured.
-        bytes_are: `counted`, or `computed` where the bytes are out of sight.
-        optimizer: What `hubring.DistributedOptimizer` becomes.
+        exposes: Whether its exchange time can be measured separately from compute.
+        bytes_are: `counted`, or `computed` if the bytes cannot be counted.
+        optimizer: Replacement for `hubring.DistributedOptimizer`.
     """
 
     exposes: ClassVar[bool] = True
@@ -45,35 +45,35 @@ class Peer(Communicator):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """What every rank has given, in rank order; each gives something that can be pickled."""
+        """Returns the value of every rank, in rank order. Values must support pickle."""
 
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(numel, dtype=dtype)
 
     def attach(self, buckets: list[Bucket]) -> Start:
-        """As the interface says.
+        """See the interface.
 
         Raises:
-            ConfigError: Ranks hold different models, or this one's cannot be exchanged from host memory.
+            ConfigError: Ranks have different models, or this model cannot be exchanged from host memory.
         """
         _check_memory(self.topology, buckets)
         first, *others = self.gather([bucket.spec for bucket in buckets])
         for rank, specs in enumerate(others, start=1):
             if specs != first:
                 raise ConfigError(
-                    f"rank {rank} trains another model than rank 0: start all ranks with the same script"
+                    f"rank {rank} trains another model than rank 0; start all ranks with the same script"
                 )
         broadcast_into([bucket.values for bucket in buckets], self, "the first parameters", self.timeout)
         return Start()
 
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
         if call.collective in _NOT_OFFERED or call.ranks:
-            work.fail(UsageError(f"{call.name!r}: a peer offers neither groups nor join, send and recv"))
+            work.fail(UsageError(f"{call.name!r}: a peer supports neither groups nor join, send and recv"))
             return
         parts = [Part(rank, *part) for rank, part in enumerate(self.gather((call, tensors)))]
         names = [part.call.name for part in parts]
         if len(set(names)) > 1:
-            work.fail(UsageError(f"ranks call {', '.join(names)}: with a peer all call in one order"))
+            work.fail(UsageError(f"ranks call {', '.join(names)}; with a peer all must call in one order"))
             return
         results = outcome(parts)
         if isinstance(results, Refusal):
@@ -82,7 +82,7 @@ class Peer(Communicator):
             work.deliver(results[self.rank])
 
     def count_allreduce(self, nbytes: int) -> None:
-        """Counts what an allreduce of so many bytes moves at best: 2(n-1)/n of them each way."""
+        """Counts the minimal bytes of an allreduce: 2(n-1)/n of `nbytes` each way."""
         travels = 2 * (self.size - 1) * nbytes // self.size
         self.traffic.bytes_sent += travels
         self.traffic.bytes_received += travels
@@ -93,11 +93,11 @@ def _check_memory(name: str, buckets: list[Bucket]) -> None:
         first = bucket.spec.tensors[0].name
         if bucket.gradients.device.type != "cpu":
             raise ConfigError(
-                f"{name} exchanges host memory and {first} is on {bucket.gradients.device}:"
-                " put the model where hubring.device() says"
+                f"{name} exchanges host memory, and {first} is on {bucket.gradients.device};"
+                " move the model to hubring.device()"
             )
         if bucket.gradients.dtype not in (torch.float32, torch.float64):
             raise ConfigError(
-                f"{name} exchanges float32 and float64, and {first} is {bucket.spec.dtype}:"
-                " leave the model in float32"
+                f"{name} exchanges float32 and float64, and {first} is {bucket.spec.dtype};"
+                " keep the model in float32"
             )

@@ -1,4 +1,4 @@
-"""The programs that a peer's row of the comparison consists of. No torch is imported here."""
+"""The programs of a peer's row. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from hubring.workers.peers.rows import PeerRow, mpirun, spelt
 
 
 class Hosts(Protocol):
-    """Where programs run: as `compare.hardship` or `compare.cluster` has it."""
+    """The hosts of programs; see `compare.hardship` and `compare.cluster`."""
 
     @property
     def apart(self) -> bool:
-        """Whether each is on a host of its own, which others reach by its address alone."""
+        """Whether each program has its own host, which others reach only by address."""
 
     def local_rank(self, rank: int) -> int:
-        """A worker's number among those of its host."""
+        """Returns a worker's number among those of its host."""
 
     def command(self, role: str, argv: Sequence[str]) -> list[str]:
-        """What runs a program on its role's host."""
+        """Returns the command that runs a program on its role's host."""
 
     def address(self, role: str) -> str:
-        """Under which address the others reach that host."""
+        """Returns the address of a role's host for the others."""
 
 
 class Program(NamedTuple):
-    """What is started: its name among the run's processes, and its command line."""
+    """A program to start: its name among the run's processes, and its command line."""
 
     name: str
     argv: list[str]
@@ -38,15 +38,15 @@ class Program(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerPrograms:
-    """What one run of a peer starts.
+    """The programs of one run of a peer.
 
     Attributes:
-        row: Which peer.
-        size: How many workers there are.
-        servers: How many servers, where it has any; Ray's actor is one.
-        folder: Where the run writes; an absolute path without a file `meet`.
-        hosts: Where the programs run.
-        backend: Of DDP.
+        row: The peer.
+        size: Number of workers.
+        servers: Number of servers, if the peer has any; Ray's actor is one.
+        folder: The run's folder; an absolute path without a file `meet`.
+        hosts: Hosts of the programs.
+        backend: Backend of DDP.
     """
 
     row: PeerRow
@@ -58,20 +58,20 @@ class PeerPrograms:
 
     @property
     def meet(self) -> Path:
-        """The file by which all find each other; of a `row.leads`, workers can start once it is there."""
+        """File through which all find each other. With `row.leads`, workers start once it exists."""
         return self.folder / "meet"
 
     def server_programs(self) -> list[Program]:
-        """The servers, to be started first; none for a peer without."""
+        """Returns the servers, which must start first; empty for a peer without servers."""
         count = (1 if self.row.leads else self.servers) if self.row.served else 0
         return [self._server(number, count) for number in range(count)]
 
     def worker_programs(self, words: Callable[[int], Sequence[str]]) -> list[Program]:
-        """The workers: a program each, or one for all under mpirun.
+        """Returns the workers: one program each, or one for all under mpirun.
 
         Args:
-            words: A rank's flags of `ps-worker` (record, save-parameters and so on) and the job, as
-                `--job NAME -- ARGS` or `SCRIPT ARGS`; without rank, size, server and backend.
+            words: Returns a rank's flags of `ps-worker` (record, save-parameters and so on) and the job, as
+                `--job NAME -- ARGS` or `SCRIPT ARGS`, without rank, size, server and backend.
         """
         argvs = [self._worker(rank, words(rank)) for rank in range(self.size)]
         if self.row.launched:
@@ -79,7 +79,7 @@ class PeerPrograms:
         return [Program(f"worker {rank}", argv) for rank, argv in enumerate(argvs)]
 
     def result(self, rank: int) -> Mapping[str, Any]:
-        """A worker's last line, once all have ended."""
+        """Returns a worker's last line once all have ended."""
         line: dict[str, Any] = json.loads(self._result(rank).read_text())
         return line
 
@@ -91,7 +91,7 @@ class PeerPrograms:
         role = f"worker {rank}"
         flags = {"peer": self.row.name, "rank": rank, "world-size": self.size}
         flags |= {"meet": self.meet, "result": self._result(rank), "servers": len(self.server_programs())}
-        if not self.row.launched:  # mpirun tells it
+        if not self.row.launched:  # mpirun sets it
             flags["local-rank"] = self.hosts.local_rank(rank)
         if self.row.name == "ddp":
             flags["backend"] = self.backend
@@ -100,10 +100,10 @@ class PeerPrograms:
     def _launched(self, argvs: Sequence[Sequence[str]]) -> list[str]:
         if not self.hosts.apart:
             return mpirun(argvs)
-        # Ranks report to mpirun, by default over the loopback, which hosts do not share.
+        # Ranks report to mpirun over loopback by default, which hosts do not share.
         reached = f"PMIX_MCA_ptl_base_if_include={self.hosts.address('server')}/31"  # PMIx 4 makes /32 of all
-        told = ["env", "PMIX_MCA_ptl_base_remote_connections=1", reached]
-        return self.hosts.command("server", [*told, *mpirun(argvs)])
+        variables = ["env", "PMIX_MCA_ptl_base_remote_connections=1", reached]
+        return self.hosts.command("server", [*variables, *mpirun(argvs)])
 
     def _command(self, role: str, module: Sequence[str], words: Sequence[str] = ()) -> list[str]:
         host = ["--host", self.hosts.address(role)] if self.hosts.apart else []

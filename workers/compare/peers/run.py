@@ -1,6 +1,6 @@
-"""A worker of a peer's row: `python -m hubring.workers.compare.peers.run`, as `ps-worker` is of ours.
+"""A worker of a peer's row, like `ps-worker`: `python -m hubring.workers.compare.peers.run`.
 
-Only typer is imported here, so that `--help` answers at once.
+Only typer is imported here, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ PROGRAM = "peer"
 
 _SEAT = ("rank", "meet", "servers", "host", "backend")
 _OWN = (*_SEAT, "command", "peer", "world_size", "result")
-"""What is told to the peer; the rest are a worker's settings."""
+"""Options of the peer; the others are a worker's settings."""
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     peer: Annotated[str, typer.Option(help="ddp, mpi, rpc or ray")],
-    rank: Annotated[int, typer.Option(help="this worker's")],
-    world_size: Annotated[int, typer.Option(help="how many workers there are")],
-    meet: Annotated[str, typer.Option(help="HOST:PORT, or a file that all see, where they find each other")],
+    rank: Annotated[int, typer.Option(help="rank of this worker")],
+    world_size: Annotated[int, typer.Option(help="number of workers")],
+    meet: Annotated[str, typer.Option(help="HOST:PORT or a shared file, where workers find each other")],
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SCRIPT] [ARGS]...", help="your script and its arguments; none: --job"),
+        typer.Argument(metavar="[SCRIPT] [ARGS]...", help="your script and its arguments; default: --job"),
     ] = None,
-    local_rank: Annotated[int | None, typer.Option(help="among the workers of this host [0]")] = None,
-    servers: Annotated[int, typer.Option(help="server processes of rpc")] = 0,
-    host: Annotated[str | None, typer.Option(help="own address: talk through its interface alone")] = None,
+    local_rank: Annotated[int | None, typer.Option(help="rank among this host's workers [0]")] = None,
+    servers: Annotated[int, typer.Option(help="number of rpc servers")] = 0,
+    host: Annotated[str | None, typer.Option(help="own address; use only its network interface")] = None,
     backend: Annotated[str, typer.Option(help="of ddp: gloo or nccl")] = "gloo",
-    result: Annotated[Path | None, typer.Option(help="write the last line here, too")] = None,
+    result: Annotated[Path | None, typer.Option(help="also write the last line to this file")] = None,
     job: Annotated[str | None, typer.Option(help="without a script: digits or char-lm [digits]")] = None,
-    record: Annotated[Path | None, typer.Option(help="write every report here, JSON lines")] = None,
-    trace: Annotated[Path | None, typer.Option(help="folder: what happens when, for Perfetto")] = None,
+    record: Annotated[Path | None, typer.Option(help="write every report to this file, JSON lines")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write a trace for Perfetto to this folder")] = None,
     save_parameters: Annotated[
-        Path | None, typer.Option(help="rank 0 writes the last parameters here")
+        Path | None, typer.Option(help="rank 0 writes the final parameters to this file")
     ] = None,
     save_parameters_at: Annotated[
-        int | None, typer.Option(help="and those after so many steps, into a file beside it")
+        int | None, typer.Option(help="also write those after this many steps, next to that file")
     ] = None,
-    hardship: Annotated[Path | None, typer.Option(help="JSON: how long to sleep in every step")] = None,
-    timeout: Annotated[float | None, typer.Option(help="seconds an exchange may take [300]")] = None,
+    hardship: Annotated[Path | None, typer.Option(help="JSON file: time to sleep in every step")] = None,
+    timeout: Annotated[float | None, typer.Option(help="limit of an exchange in seconds [300]")] = None,
     log_format: Annotated[str | None, typer.Option(help="text or json [text]")] = None,
 ) -> None:
-    """Train a script as one worker of somebody else's way to train."""
-    told = {name: value for name, value in locals().items() if value is not None}
-    settings = {name: value for name, value in told.items() if name not in _OWN}
-    code, line = _train(told, settings)
+    """Train a script as one worker of a peer."""
+    given = {name: value for name, value in locals().items() if value is not None}
+    settings = {name: value for name, value in given.items() if name not in _OWN}
+    code, line = _train(given, settings)
     if result is not None:
         result.write_text(json.dumps(line))
     terminal.last_line(line)
     if code:
-        # What waits for the others, in torch's threads or MPI's end, would wait for ever.
+        # A normal exit would wait for the other ranks, in torch's threads or MPI's finalizer, forever.
         sys.stderr.flush()
         os._exit(code)
 
 
-def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Trains, and returns the exit code and the last line."""
+def _train(given: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Trains; returns the exit code and the last line."""
     from hubring.ps.config.sources import load_worker
     from hubring.ps.core.errors import HubringError
     from hubring.ps.observe import logs
@@ -78,11 +78,11 @@ def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[st
     try:
         config = load_worker(settings)
         place = logs.configure(config.log_format)
-        seat = {name: told[name] for name in _SEAT if name in told}
-        stand_in = StandIn(told["peer"], Seat(size=told["world_size"], **seat))
+        seat = {name: given[name] for name in _SEAT if name in given}
+        stand_in = StandIn(given["peer"], Seat(size=given["world_size"], **seat))
         stand_in.install()
         module = f"hubring.workers.examples.{config.job.replace('-', '_')}"
-        outcome = train(config, place, module, config.job, told.get("command", []))
+        outcome = train(config, place, module, config.job, given.get("command", []))
     except HubringError as error:
         outcome = Outcome(error.exit_code, {}, error=str(error))
     if outcome.error:
@@ -94,7 +94,7 @@ def _train(told: dict[str, Any], settings: dict[str, Any]) -> tuple[int, dict[st
 
 
 def main() -> None:
-    """Entry of the program."""
+    """Run this program."""
     terminal.run(app, PROGRAM)
 
 

@@ -1,4 +1,4 @@
-"""Peers `rpc` and `ray`: a parameter server averages and steps."""
+"""Peers `rpc` and `ray`: a parameter server averages gradients and steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hubring.workers.peers import ray, rpc
 from hubring.workers.peers.seat import Seat
 
 Slice = tuple[int, Tensor, Tensor]
-"""Number, gradients, and where the answer belongs, both in the bucket's memory."""
+"""Number, gradients, and the buffer for the answer; both tensors are in the bucket's memory."""
 
 
 class Served(Peer):
-    """A worker; what it steps with is on the servers.
+    """A worker of a parameter server.
 
     Attributes:
-        client: Ties it to the servers.
-        slice_bytes: What travels at once; None: a whole bucket.
+        client: Connects it to the servers.
+        slice_bytes: Size of a slice; None: a whole bucket.
     """
 
     bytes_are = "counted"
@@ -48,7 +48,7 @@ class Served(Peer):
         start = super().attach(buckets)
         for bucket in buckets:
             self._slices[bucket.spec.index] = self._cut(bucket)
-        self.gather(None)  # the servers hold everything from here on
+        self.gather(None)  # waits until the servers hold all parameters
         return start
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
@@ -63,7 +63,7 @@ class Served(Peer):
         return Answer(f"the exchange of bucket {bucket.spec.index}", fetch)
 
     def close(self, *, finished: bool) -> None:
-        if finished:  # else it would wait for what may never come
+        if finished:  # else it could wait forever
             self._client.leave()
 
     def _cut(self, bucket: Bucket) -> list[Slice]:
@@ -94,11 +94,11 @@ class Ray(Served):
 
 
 class Answer(Work):
-    """An exchange whose answer is fetched by whoever waits for it.
+    """An exchange whose answer is fetched by the caller of `wait`.
 
     Args:
-        what: Of which exchange.
-        fetch: Waits for the answer and puts it where it belongs.
+        what: Name of the exchange.
+        fetch: Waits for the answer and stores it.
     """
 
     def __init__(self, what: str, fetch: Callable[[], None]) -> None:
@@ -106,11 +106,11 @@ class Answer(Work):
         self._fetch = fetch
 
     def wait(self, timeout: float | None = None) -> None:
-        """Fetches, for as long as the peer's own timeout says."""
+        """Fetches the answer, with the peer's own timeout."""
         if not self.done:
             try:
                 self._fetch()
-            except Exception as error:  # whatever the peer's library raises, the exchange has failed
+            except Exception as error:  # peers' libraries raise many types
                 self.fail(HubringError(f"{self.what} failed: {error}"))
             else:
                 self.complete_part()

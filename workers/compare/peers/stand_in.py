@@ -1,4 +1,4 @@
-"""Lets a script that uses Hubring train by a peer, in this process alone."""
+"""Lets a script that uses Hubring train with a peer, in this process only."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from hubring.workers.runtime.record import Record
 from hubring.workers.runtime.worker import Worker
 
 _MODULES = {"ddp": "ddp", "mpi": "mpi", "rpc": "served", "ray": "served"}
-"""Where each peer's class is."""
+"""Module of each peer's class."""
 
 
 class StandIn:
-    """Takes the place of hub and ring: `hubring.init()` then meets the others by a peer.
+    """Replaces hub and ring: `hubring.init()` then connects through a peer.
 
-    Whatever else a script uses stands on what `init` found, but for the optimizer: how and when a
-    peer exchanges is its own.
+    The optimizer is replaced too, because each peer exchanges in its own way.
 
     Args:
-        name: The peer's.
-        seat: What it is told, as far as the command line knows it.
+        name: Name of the peer.
+        seat: Rank, size and addresses, as far as the command line sets them.
 
     Raises:
-        UsageError: There is no such peer, or it cannot be had here.
+        UsageError: The peer does not exist or is not available here.
     """
 
     def __init__(self, name: str, seat: Seat) -> None:
@@ -46,12 +45,12 @@ class StandIn:
         self._seat = seat
 
     def install(self) -> None:
-        """Takes the place; before the script begins."""
+        """Replaces hub and ring; call it before the script begins."""
         context.meet_by(self._meet)
         api.DistributedOptimizer = self._kind.optimizer  # type: ignore[assignment, misc]
 
     def honest(self, result: dict[str, Any]) -> dict[str, Any]:
-        """A worker's result with what this peer does not know as null, and how it knows its bytes."""
+        """Returns a worker's result with null for what the peer cannot measure, and how bytes are known."""
         if "exchange" not in result:
             return result
         unknown = {} if self._kind.exposes else {"exposed_seconds": None, "hidden_seconds": None}

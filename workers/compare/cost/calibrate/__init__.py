@@ -1,1 +1,1 @@
-"""Measures the constants of the machine at hand."""
+"""Measures the constants of this machine."""

@@ -1,8 +1,8 @@
-"""Calibration: measures the constants of the machine at hand, in well under a minute.
+"""Calibration: measures the constants of this machine, in less than a minute.
 
-Everything is measured several times in turns, so that a noisy moment hits all figures and is seen in their
-spread. A figure is the median; processor time is what both processes used meanwhile, less what the
-server computed.
+All figures are measured several times in turns, so that a noisy moment affects all of them and shows in
+their spread. A figure is the median. Processor time is that of both processes, minus what the server
+computed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hubring.workers.compare.cost.model.constants import Constants, Wire
 from hubring.workers.compare.run import machine
 
 TURNS = 7
-"""Measurements of each figure; the first, which touches new memory, does not count."""
+"""Measurements of each figure. The first does not count, because it touches new memory."""
 SMALL_TIMES, LARGE_TIMES = 100, 2
 RING_SMALL, RING_LARGE = 1024, 8 << 20
 """Elements."""
@@ -38,16 +38,15 @@ def calibrate(
 
     Args:
         turns: Measurements of each figure, at least 2.
-        tell: Called with what is measured next.
-        address: Of another host that serves (`peer`), to measure the link to it;
-            None: there is none.
+        tell: Called with the name of the next measurement.
+        address: Address of another host that serves (`peer`), to measure the link to it; None: no link.
 
     Raises:
         PartnerLost: The process at the other end of a wire ended.
         ServerUnreachable: It cannot be reached by one of the transports.
     """
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # a shard's, and a worker's where there are as many as cores
+    torch.set_num_threads(1)  # as in a shard, and in a worker if there are as many workers as cores
     try:
         measured = _measured(turns, tell, address)
     finally:
@@ -70,7 +69,7 @@ def _measured(turns: int, tell: Callable[[str], None], address: str | None) -> M
 
 
 def constants_of(measured: Mapping[str, list[float]]) -> Constants:
-    """Medians of all measurements, by the names that `Constants.spread` has."""
+    """Returns the medians of all measurements; figures have the names of `Constants.spread`."""
     value = {name: median(values) for name, values in measured.items()}
     optimizers = [name.lower() for name in rates.OPTIMIZERS]
     wires = {name: _wire(value, name) for name in (*TRANSPORTS, "gloo")}
@@ -108,7 +107,7 @@ def _transports(measured: Measured, turns: int) -> None:
             for name, line in lines.items():
                 seconds = _timed(line.exchange_small, SMALL_TIMES)
                 measured[f"{name}.alpha"].append(seconds / 2)
-                if name != "shm":  # which moves no byte
+                if name != "shm":  # shm moves no bytes
                     _stream(measured, name, shard, line)
 
 
@@ -117,7 +116,7 @@ def _stream(measured: Measured, name: str, shard: pair.Partner, line: pair.Line)
     seconds = _streaming(line)
     used = (shard.cpu() - before) / LARGE_TIMES / pair.LARGE_BYTES
     measured[f"{name}.beta"].append(seconds)
-    # The mean of one gradient is a copy.
+    # Averaging one gradient is a copy.
     measured[f"{name}.cpu"].append(max(0.0, used - median(measured["copy"])) / 2)
 
 
@@ -144,18 +143,18 @@ def _ring(measured: Measured, turns: int) -> None:
             measured["gloo.alpha"].append(take(small, SMALL_TIMES) / 2)  # 2(n-1) hops
             before = other.cpu()
             measured["gloo.beta"].append(take(large, LARGE_TIMES) / large.nbytes)
-            # Each of two ranks sends 2(n-1)/n of the tensor: both together twice its bytes.
+            # Each of two ranks sends 2(n-1)/n of the tensor, so both together send twice its bytes.
             measured["gloo.cpu"].append((other.cpu() - before) / LARGE_TIMES / large.nbytes / 2)
 
 
 def _streaming(line: pair.Line) -> float:
-    """Seconds a byte each way; n slices, there and back, take the time of n + 1."""
+    """Returns seconds a byte each way: n slices there and back take the time of n + 1."""
     seconds = _timed(line.exchange_large, LARGE_TIMES) / pair.LARGE_BYTES
     return seconds * partner.KEYS / (partner.KEYS + 1)
 
 
 def _timed(act: Callable[[], None], times: int) -> float:
-    """Seconds that it takes, on average over some times."""
+    """Returns the mean seconds of a call."""
     began = time.perf_counter()
     for _ in range(times):
         act()

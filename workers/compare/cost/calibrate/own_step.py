@@ -1,4 +1,4 @@
-"""A job's own step, measured: one process, no exchange."""
+"""Measures a job's step in one process, without exchange."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TIMEOUT = 120.0
 
 
 def own_step(job: str) -> tuple[float, float, float]:
-    """Seconds of a step: the median, and the quartiles about it.
+    """Returns the seconds of a step: median, lower and upper quartile.
 
     Args:
-        job: One that ships.
+        job: A shipped job.
 
     Raises:
-        UsageError: There is none of that name.
-        ProcessFailed: It did not train.
-        DeadlineExceeded: It took too long.
-        HubringError: It took too few steps.
+        UsageError: There is no such job.
+        ProcessFailed: The job failed.
+        DeadlineExceeded: The job took too long.
+        HubringError: The job took too few steps.
     """
     find(job)
     with tempfile.TemporaryDirectory(prefix="calibrate-") as directory:
@@ -43,24 +43,24 @@ def own_step(job: str) -> tuple[float, float, float]:
         try:
             if not process.wait(TIMEOUT):
                 raise DeadlineExceeded(
-                    f"{job} took longer than {TIMEOUT:g} s for {EPOCHS} epochs here: calibrate without --job,"
-                    " and tell predict --compute"
+                    f"{job} took longer than {TIMEOUT:g} s for {EPOCHS} epochs; calibrate without --job, and"
+                    " set --compute in predict"
                 )
         finally:
             process.end(0.0)
         if process.code:
-            raise ProcessFailed(f"{job} {process.ended}; it said:\n{process.err.read_text()}")
+            raise ProcessFailed(f"{job} {process.ended}; its error output:\n{process.err.read_text()}")
         return _middle([json.loads(line) for line in record.read_text().splitlines()])
 
 
 def _middle(record: list[dict[str, float]]) -> tuple[float, float, float]:
-    """Of the steps that follow a step; one after a measurement of the model would count that too."""
+    """Uses only steps that follow a step; after a measurement of the model, its time would be included."""
     steps = [
         after["seconds"] - before["seconds"]
         for before, after in pairwise(record)
         if "samples" in before and "samples" in after
     ]
     if len(steps) < 4:
-        raise HubringError(f"the job took {len(steps)} steps in {EPOCHS} epochs: too few to tell their time")
+        raise HubringError(f"the job took {len(steps)} steps in {EPOCHS} epochs; expected at least 4")
     low, _, high = quantiles(steps)
     return median(steps), low, high

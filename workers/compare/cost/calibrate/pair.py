@@ -1,4 +1,4 @@
-"""Pairs of processes between which a wire is measured: this one, and a partner."""
+"""Pairs of processes to measure a wire: this process and a partner."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MODULE = "hubring.workers.compare.cost.calibrate.partner"
 
 
 class PartnerLost(HubringError):
-    """The other process ended; its last words are above."""
+    """The other process ended; its error output is above."""
 
 
 class Partner(Child):
@@ -37,7 +37,7 @@ class Partner(Child):
 
     Args:
         role: `shard` or `ring`.
-        argument: What it is told.
+        argument: Argument of the role.
     """
 
     def __init__(self, role: str, argument: str) -> None:
@@ -52,28 +52,28 @@ class Partner(Child):
         self.stdout.close()
 
     def hear(self) -> str:
-        """Its next line.
+        """Returns its next line.
 
         Raises:
-            PartnerLost: It ended instead.
+            PartnerLost: The process ended.
         """
         if not (line := self.stdout.readline()):
             self.wait()
-            raise PartnerLost(f"{self} {self.ended}; see what it said above")
+            raise PartnerLost(f"{self} {self.ended}; see its error output above")
         return line.decode().strip()
 
     def cpu(self) -> float:
-        """Seconds of processor time that it and this process have used."""
+        """Returns the processor seconds of it and this process."""
         self.tell("cpu")
         return float(self.hear()) + time.process_time()
 
 
 class Line:
-    """A worker's line to a shard by one transport.
+    """A worker's connection to a shard over one transport.
 
     Args:
-        name: The transport's.
-        address: The shard's.
+        name: Name of the transport.
+        address: Address of the shard.
     """
 
     def __init__(self, name: str, address: str) -> None:
@@ -93,11 +93,11 @@ class Line:
         return torch.frombuffer(allocate(4 * numel), dtype=torch.float32)[:numel]
 
     def exchange_small(self) -> None:
-        """One message there and its answer back."""
+        """Exchanges one small message and its answer."""
         self._exchange([(0, self._small, self._small)])
 
     def exchange_large(self) -> None:
-        """LARGE_BYTES there and as many back, in slices that follow on each other's heels."""
+        """Sends LARGE_BYTES and receives as many, in slices that follow each other directly."""
         self._exchange(list(zip(range(1, 1 + KEYS), self._large, self._into, strict=True)))
 
     def _exchange(self, parts: list[tuple[int, Tensor, Tensor]]) -> None:
@@ -108,13 +108,13 @@ class Line:
         work.wait(PATIENCE)
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._client.close()
 
 
 @contextmanager
 def lines(names: tuple[str, ...], host: str = "127.0.0.1") -> Iterator[tuple[Partner, Mapping[str, Line]]]:
-    """A shard in a process of its own, and a line to it by each of these transports."""
+    """Provides a shard in another process, and a connection to it over each of these transports."""
     with ExitStack() as stack:
         shard = stack.enter_context(Partner("shard", host))
         addresses = json.loads(shard.hear())
@@ -127,7 +127,7 @@ def lines(names: tuple[str, ...], host: str = "127.0.0.1") -> Iterator[tuple[Par
 
 @contextmanager
 def ring_of_two() -> Iterator[tuple[Partner, Ring]]:
-    """A ring's other rank in a process of its own, and this process's."""
+    """Provides the other rank of a ring in another process, and this process's rank."""
     with ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-"))
         other = stack.enter_context(Partner("ring", directory))

@@ -1,11 +1,11 @@
-"""The other end of what `calibrate` measures, a process of its own.
+"""The other end of what `calibrate` measures, in its own process.
 
-    python -m MODULE shard HOST      one shard that serves by every transport
+    python -m MODULE shard HOST      one shard that serves all transports
     python -m MODULE ring DIRECTORY  rank 1 of a ring of two
 
-It says one line when it is ready, then answers each line that it is told with one: to `cpu`, the seconds
-of processor time that it has used; to `TIMES NUMEL`, `done` once it has reduced so often. It ends by an
-empty line, or with its input.
+It prints one line when it is ready, then answers each input line with one line: `cpu` with its processor
+seconds, and `TIMES NUMEL` with `done` after that many reductions. An empty line or the end of its input ends
+it.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from hubring.workers.communicators.ring_process_group import Ring
 
 SENDER = Sender(0, 1)
 SMALL = 1024
-"""Elements of key 0: 4 KB, whose journey is all wake-ups."""
+"""Elements of key 0: 4 KB, whose transfer time is only wake-ups."""
 LARGE = 1 << 20
 """Elements of each other key: 4 MiB, a slice."""
 KEYS = 8
 PATIENCE = 30.0
-"""Seconds that one operation may take."""
+"""Limit of one operation in seconds."""
 
 
 def slices() -> list[Slice]:
-    """One small key, then the large ones."""
+    """Returns one small key, then the large ones."""
     large = [Slice(key, 0, SMALL + (key - 1) * LARGE, LARGE, 0) for key in range(1, 1 + KEYS)]
     return [Slice(0, 0, 0, SMALL, 0), *large]
 
 
 def bucket() -> BucketSpec:
-    """Averaged alone: an optimizer's step is measured without a wire."""
+    """Returns a bucket that is only averaged; an optimizer's step is measured without a wire."""
     return BucketSpec(0, "float32", 0, "", (TensorSpec("zeros", (SMALL + KEYS * LARGE,)),))
 
 
 def open_ring(rank: int, directory: str) -> Ring:
-    """One of two ranks that meet in a file of that directory."""
+    """Opens one of two ranks that find each other through a file in that directory."""
     store = FileStore(f"{directory}/ring", 2)
     device = torch.device("cpu")
     return Ring(rank, 2, store, backend="gloo", device=device, host="127.0.0.1", timeout=PATIENCE)
 
 
 def reduce(ring: Ring, tensor: torch.Tensor, times: int) -> None:
-    """Sums a tensor around the ring so often."""
+    """Sums a tensor on the ring `times` times."""
     for _ in range(times):
         ring.run("a measurement", lambda group: group.allreduce([tensor]))
 
 
 def open_shard(host: str) -> tuple[ShardLoop, dict[str, str]]:
-    """A shard that listens on `host`, and its address by each transport; `run` it."""
+    """Returns a shard that listens on `host`, and its address by transport; the caller must `run` it."""
     doors = open_doors(host)
     loop = ShardLoop(BSP(), list(doors.listeners.values()), HostMemory(doors.allocate))
     loop.store.on_view(View(1, (Member(*SENDER),)))
@@ -97,12 +97,12 @@ def _obey(ready: str, act: Callable[[str], None], end: Callable[[], None]) -> No
 
 
 def _nothing(order: str) -> None:
-    raise ValueError(f"a shard takes no order {order!r}")
+    raise ValueError(f"a shard does not support {order!r}; expected cpu")
 
 
 def main() -> None:
     """Serves until the input ends."""
-    torch.set_num_threads(1)  # as a shard does
+    torch.set_num_threads(1)  # as in a shard
     role, argument = sys.argv[1:]
     {"shard": _serve, "ring": _reduce}[role](argument)
 

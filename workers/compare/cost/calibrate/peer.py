@@ -1,4 +1,4 @@
-"""The link to another host: measured between this one and one that serves."""
+"""Measures the link to another host, which serves."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from hubring.workers.compare.cost.model.exchange_terms import LINE_BYTES, PAYLOA
 from hubring.workers.compare.experiment.setting import Link
 
 OUTRUN = 1.2
-"""A link that brings a byte in less than so many times what the processors need has shown no limit."""
+"""A link is limited by processors, not by its rate, below this ratio of its time per byte to theirs."""
 
 
 def serve(host: str, *, insecure: bool) -> None:
-    """Serves whoever calibrates, until it is interrupted.
+    """Serves hosts that calibrate, until it is interrupted.
 
     Args:
         host: Address to listen on.
-        insecure: Listen beyond loopback, where anybody may speak to it.
+        insecure: Allow to listen beyond loopback, where any machine can connect.
 
     Raises:
-        UsageError: The address is reachable from elsewhere and `insecure` was not said.
-        KeyboardInterrupt: It was interrupted, and all is closed.
+        UsageError: The address is not loopback and `insecure` is not set.
+        KeyboardInterrupt: It was interrupted; everything is closed.
     """
     if not (is_loopback(host) or insecure):
-        raise UsageError(f"--serve {host} is reachable from other machines without credentials: --insecure")
+        raise UsageError(f"--serve {host} is open to other machines without credentials; add --insecure")
     loop, addresses = partner.open_shard(host)
-    # Not by an exception, which may come where it is dropped, or amid what must be closed.
+    # Not an exception, which could be lost or could interrupt closing.
     signal.signal(signal.SIGINT, lambda *_: loop.stop())
-    print(f"on another host: ps-compare calibrate --peer {addresses['zmq']}", file=sys.stderr)
+    print(f"on the other host, run: ps-compare calibrate --peer {addresses['zmq']}", file=sys.stderr)
     loop.run()
     raise KeyboardInterrupt
 
 
 @contextmanager
 def line_to(address: str) -> Iterator[Line]:
-    """A line to a host that serves.
+    """Provides a connection to a host that serves.
 
     Raises:
-        ServerUnreachable: Nothing answers there.
+        ServerUnreachable: No server answers at the address.
     """
     line = Line("zmq", address)
     try:
@@ -56,10 +56,10 @@ def line_to(address: str) -> Iterator[Line]:
 
 
 def link_of(wire: Wire, alphas: list[float], betas: list[float]) -> Link:
-    """What lies between, given what the same wire takes without a link.
+    """Returns the link between two hosts, given the same wire without a link.
 
     Args:
-        wire: Within this host.
+        wire: The wire within this host.
         alphas: Seconds of a small message to the other host.
         betas: Seconds a byte each way.
     """

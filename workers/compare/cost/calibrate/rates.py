@@ -1,7 +1,7 @@
-"""What one process computes without a wire: copies, sums, optimizers' steps, and a message's handling.
+"""Compute costs of one process without a wire: copies, sums, optimizer steps, and message handling.
 
-A store is fed as a shard's loop feeds it, so that these are the hub's own kernels. All is one thread's
-processor time: what others take of the core meanwhile is no part of it.
+A store is called as a shard's loop calls it, so these are the hub's own kernels. All times are the processor
+time of one thread, so other programs do not count.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hubring.ps.store.store import KVStore
 from hubring.ps.transport import wire
 
 NUMEL = 1 << 20
-"""Of a key: 4 MiB, a slice."""
+"""Elements of a key: 4 MiB, a slice."""
 KEYS = 8
-"""Together larger than a cache, as a model is."""
+"""Together larger than a cache, like a model."""
 NBYTES = 4 * NUMEL * KEYS
 MANY = 3
 """Ranks whose gradients are summed."""
@@ -37,13 +37,13 @@ OPTIMIZERS: Mapping[str, Hyper] = {
 
 
 class Rounds:
-    """Rounds of one store, every key by every rank.
+    """Rounds of one store: every rank pushes every key.
 
     Args:
-        ranks: How many push.
-        optimizer: What the hub steps with, a name from OPTIMIZERS.
-        numel: Of each key.
-        keys: How many.
+        ranks: Number of ranks.
+        optimizer: Name from OPTIMIZERS.
+        numel: Elements of each key.
+        keys: Number of keys.
     """
 
     def __init__(self, ranks: int, optimizer: str, numel: int = NUMEL, keys: int = KEYS) -> None:
@@ -59,7 +59,7 @@ class Rounds:
             self._store.handle(Init(self._senders[0], key, torch.zeros(numel)), "init")
 
     def take(self) -> float:
-        """One round of every key; its seconds."""
+        """Runs one round of every key; returns its seconds."""
         began = time.thread_time()
         for key in range(len(self._gradients[0])):
             for sender, gradients in zip(self._senders, self._gradients, strict=True):
@@ -75,7 +75,7 @@ class Rounds:
 
 
 def copying() -> Callable[[], float]:
-    """Seconds a byte of a copy in memory, measured anew at each call."""
+    """Returns a function that measures the seconds a byte of a copy in memory."""
     source, target = torch.ones(KEYS * NUMEL), torch.zeros(KEYS * NUMEL)
 
     def measure() -> float:
@@ -87,18 +87,18 @@ def copying() -> Callable[[], float]:
 
 
 def stepping(optimizer: str) -> Callable[[], float]:
-    """Seconds a byte of an optimizer's step on the hub."""
+    """Returns a function that measures the seconds a byte of an optimizer's step on the hub."""
     rounds = Rounds(1, optimizer)
     return lambda: rounds.take() / NBYTES
 
 
 def reducing() -> Callable[[], float]:
-    """Seconds a byte of one more gradient in a sum."""
+    """Returns a function that measures the seconds a byte of one more gradient in a sum."""
     alone, many = Rounds(1, "SGD"), Rounds(MANY, "SGD")
     return lambda: max(0.0, many.take() - alone.take()) / (MANY - 1) / NBYTES
 
 
 def serving() -> Callable[[], float]:
-    """Seconds of one small message: decoded, judged, answered."""
+    """Returns a function that measures the seconds of one small message: decoding, handling, reply."""
     rounds = Rounds(1, "SGD", numel=1024, keys=MESSAGES)
     return lambda: rounds.take() / MESSAGES

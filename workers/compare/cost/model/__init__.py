@@ -1,1 +1,1 @@
-"""What an exchange takes, by formula, from a few measured constants."""
+"""Formulas for the time of an exchange, from a few measured constants."""

@@ -1,4 +1,4 @@
-"""Constants: what a machine, its wires and its processors take, as `ps-compare calibrate` measured them."""
+"""Constants: costs of a machine's wires and processors, as measured by `ps-compare calibrate`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hubring.workers.compare.experiment.setting import Link
 from hubring.workers.compare.run.outcome import write_whole
 
 WIRES = ("shm", "zmq", "grpc", "gloo")
-"""What gradients travel by; the ring's is Gloo."""
+"""Wires of gradients; the ring uses Gloo."""
 
 
 class Wire(Struct, frozen=True, kw_only=True):
-    """One way for bytes from process to process, with no link between to slow it down.
+    """A wire between two processes, without a link that slows it down.
 
     Attributes:
-        alpha: Seconds from a small message's sending to its being acted upon, all wake-ups included.
-        beta: Seconds a byte each way, while as many bytes come back: the pace of the slowest thread in it.
-        cpu: Seconds of processor time a byte that is moved once, sender and receiver together.
-        window: Bytes that one line lets be under way; None: as many as it takes.
+        alpha: Seconds from sending a small message to handling it, with all wake-ups.
+        beta: Seconds a byte each way, with as many bytes in both directions: the speed of its slowest thread.
+        cpu: Processor seconds a byte that is moved once, sender and receiver together.
+        window: Most bytes in flight on one connection; None: no limit.
     """
 
     alpha: float
@@ -33,20 +33,20 @@ class Wire(Struct, frozen=True, kw_only=True):
 
 
 class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured. All in seconds; rates are seconds a byte, so less is faster.
+    """Measured constants. All are seconds; rates are seconds a byte, so less is faster.
 
     Attributes:
         wires: By the names in WIRES.
-        copy: Memory to memory.
-        reduce: Adding one more gradient to a sum, a byte of it.
-        apply: A step of a byte of parameters, by the optimizer's name in lower case.
-        serve: What a server computes for one message whatever its size.
-        cores: Of the machine that was measured.
-        link: Between this host and another, where one served; None: it was not measured.
+        copy: Copying a byte in memory.
+        reduce: Adding a byte of one more gradient to a sum.
+        apply: Stepping a byte of parameters, by the optimizer's name in lower case.
+        serve: Compute of a server for one message of any size.
+        cores: Number of cores of the machine.
+        link: Link to another host that served; None: not measured.
         compute: A step of the job on one worker with its share of the batch; None: not measured.
-        spread: Least and most of what was measured, by the figure's name, as `zmq.alpha`.
-        machine: What it was measured on, with versions.
-        date: When, ISO 8601.
+        spread: Minimum and maximum of the measurements, by the figure's name, such as `zmq.alpha`.
+        machine: Description of the machine, with versions.
+        date: Date of the measurement, ISO 8601.
     """
 
     wires: Mapping[str, Wire]
@@ -62,42 +62,42 @@ class Constants(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     date: str = ""
 
     def wire(self, name: str) -> Wire:
-        """The wire of that name.
+        """Returns the wire with that name.
 
         Raises:
             UsageError: It was not measured.
         """
         if name not in self.wires:
             known = ", ".join(self.wires) or "none"
-            raise UsageError(f"the calibration knows no wire {name!r}; it has {known}: calibrate again")
+            raise UsageError(f"the calibration has no wire {name!r}, only {known}; calibrate again")
         return self.wires[name]
 
     def step(self, optimizer: str) -> float:
-        """Seconds a byte of that optimizer's step.
+        """Returns seconds a byte of that optimizer's step.
 
         Raises:
             UsageError: It was not measured.
         """
         if optimizer.lower() not in self.apply:
             known = ", ".join(self.apply)
-            raise UsageError(f"the calibration knows no optimizer {optimizer!r}; it has {known}")
+            raise UsageError(f"the calibration has no optimizer {optimizer!r}; expected one of {known}")
         return self.apply[optimizer.lower()]
 
     def write(self, path: Path) -> None:
-        """Writes them as a JSON file, whole or not at all."""
+        """Writes the constants atomically as a JSON file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
 
 
 def read(path: Path) -> Constants:
-    """The constants that `Constants.write` left.
+    """Reads constants that `Constants.write` wrote.
 
     Raises:
-        UsageError: There is no such file, or something else is in it.
+        UsageError: The file does not exist or has other content.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=Constants)
     except (OSError, msgspec.DecodeError, UsageError) as cause:
         raise UsageError(
-            f"{path} holds no calibration ({cause}); make one: ps-compare calibrate --out {path}"
+            f"{path} is not a calibration ({cause}); to make one, run: ps-compare calibrate --out {path}"
         ) from cause

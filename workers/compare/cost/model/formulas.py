@@ -1,4 +1,4 @@
-"""Formulas of the step's exchange: exact where all workers are alike and begin together.
+"""Formulas of a step's exchange; exact if all workers are alike and begin together.
 
 M: bytes of the model, B: bytes a second of a host's link each way, n: workers, k: servers.
 
@@ -6,15 +6,15 @@ M: bytes of the model, B: bytes a second of a host's link each way, n: workers, 
 | --- | --- | --- |
 | ring | 2(n-1)/n M/B + 2(n-1) alpha | 2(n-1) rounds of M/n (Patarasuk and Yuan, JPDC 2009) |
 | hub, k hosts of its own | max(1, n/k) M/B + 2 alpha | a server's link carries n M/k each way at once |
-| hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries its worker's and its shard's (n-1)/n M |
+| hub, colocated | 2(n-1)/n M/B + 2 alpha | a host carries (n-1)/n M for its worker and for its shard |
 | one machine | copies / cores | loopback is no wire: the processors move the bytes |
 
-So with equal links a hub of separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
-OSDI 2020). A formula with max() holds where links and processors work at the same time, which
-slices see to; how many there are says how well (`hubring.workers.compare.cost.model.exchange_terms`).
+So with equal links a hub with separate servers wins when k > n^2/(2(n-1)), about n/2 (Jiang et al., "BytePS",
+OSDI 2020). A formula with max() holds if links and processors work at the same time. Slices ensure that; how
+well depends on their number (`hubring.workers.compare.cost.model.exchange_terms`).
 
-On one machine the hosts share cores, whatever links are put between them: no exchange is faster than the
-processor time of all of it by the number of cores.
+On one machine the hosts share cores, whatever links connect them. No exchange is faster than its total
+processor time divided by the number of cores.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from hubring.workers.compare.cost.model.exchange_terms import Way, seconds_a_byt
 from hubring.workers.compare.experiment.setting import Link
 
 SLICE_BYTES = (4 << 20, 1 << 20, 2 << 20, 8 << 20)
-"""Of which a hub's workers take the best on a wire (`hubring.workers.communicators.slice_tuning`). In shared
-memory a slice is a bucket, as large as the first. That a single larger tensor has larger ones there is left
-out."""
+"""Sizes from which a hub's workers take the best for a wire (`hubring.workers.communicators.slice_tuning`).
+In shared memory a slice is a bucket, as large as the first size; a single larger tensor, whose slices are
+larger there, is not modelled."""
 SERVER_LINES = {"zmq": 2}
-"""Lines whose bytes a server moves at once, each in a thread of its own; by any other wire one."""
+"""Connections whose bytes a server moves at once, each in its own thread; 1 for any other wire."""
 TRIAL_BYTES, TRIAL_EXCHANGES, TRIAL_SECONDS = 32 << 20, 4, 2.0
-"""What they try each with, how often, and how long that may take; else they keep the first."""
+"""Bytes and number of trials of each size, and their time limit. Beyond the limit the first size is used."""
 GAIN = 0.05
-"""By which another must be faster than the first."""
+"""Relative gain that another size needs over the first."""
 
 
 class Task(Struct, frozen=True, kw_only=True):
     """What is exchanged, and where.
 
     Attributes:
-        nbytes: Of the parameters.
-        optimizer: Which steps them.
-        link: Of each host; None: no limit but the machine's.
+        nbytes: Bytes of the parameters.
+        optimizer: Optimizer of the parameters.
+        link: Link of each host; None: limited only by the machine.
         together: All hosts share one machine's cores.
-        slice_bytes: What travels at once; None: what the workers find out to be best.
+        slice_bytes: Bytes of a slice; None: the best size that workers find.
     """
 
     nbytes: int
@@ -65,20 +65,20 @@ class Task(Struct, frozen=True, kw_only=True):
         return 0.0 if self.link is None else self.link.jitter
 
     def crowd(self, processes: int, constants: Constants) -> float:
-        """By how much each is slower where so many compute at once."""
+        """Returns the slowdown of each process if `processes` compute at once."""
         return max(1.0, processes / constants.cores) if self.together else 1.0
 
 
 def own_step(constants: Constants, task: Task, workers: int) -> float:
-    """What the optimizer's step takes where every worker takes it."""
+    """Returns the time of the optimizer's step if every worker steps."""
     return task.nbytes * constants.step(task.optimizer) * task.crowd(workers, constants)
 
 
 def ring(constants: Constants, task: Task, workers: int) -> Way:
-    """An allreduce around the ring, and each worker's step; `Way.lockstep(1)` is its time.
+    """Returns an allreduce around the ring with each worker's step; `Way.lockstep(1)` is its time.
 
-    Holds for the bandwidth-optimal ring, which Gloo's is: pieces of M/n go round twice but for one
-    hop, and while one is added the next one comes in. All n links are as busy as each other.
+    Holds for the bandwidth-optimal ring, which Gloo uses: pieces of M/n go around twice minus one hop each,
+    and the next piece arrives while one is added. All n links are equally busy.
     """
     hops, wire = 2 * (workers - 1), constants.wire("gloo")
     moved = hops / workers * task.nbytes
@@ -88,7 +88,7 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
         serve=0.0,
         close=0.0,
         slices=inf,
-        # A hop waits for the later of two neighbours, whose jitter is a third apart on average.
+        # A hop waits for the later of two neighbours; the mean of that is a third of the jitter.
         latency=hops * (wire.alpha + task.latency + task.jitter / 3),
         after=_mean_and_step(constants, task, workers),
         cores=workers * moved * wire.cpu / constants.cores if task.together else 0.0,
@@ -96,7 +96,7 @@ def ring(constants: Constants, task: Task, workers: int) -> Way:
 
 
 def _mean_and_step(constants: Constants, task: Task, workers: int) -> float:
-    """Gloo sums; the division is a pass over the gradients more."""
+    """Returns the time to average and step. Gloo sums, so the division is another pass over the gradients."""
     dividing = task.nbytes * constants.copy * task.crowd(workers, constants) if workers > 1 else 0.0
     return dividing + own_step(constants, task, workers)
 
@@ -104,17 +104,16 @@ def _mean_and_step(constants: Constants, task: Task, workers: int) -> float:
 def hub(
     constants: Constants, task: Task, workers: int, servers: int, wire: str, *, steps: bool, shows: bool
 ) -> Way:
-    """A push and a pull through k servers on hosts of their own, in slices of the best size.
+    """Returns a push and a pull through k servers on hosts of their own, in slices of the best size.
 
     Args:
         constants: Of the machine.
         task: What is exchanged.
-        workers: For whom the best slices are sought, and who share the machine's cores.
-        servers: Shards.
-        wire: To them.
-        steps: The servers step; else the workers do, after the exchange.
-        shows: Parameters are read where the server keeps them, in shared memory: bsp's way. Else an
-            answer there is a copy.
+        workers: Number of workers, which decides the best slices and the share of cores.
+        servers: Number of shards.
+        wire: Wire to them.
+        steps: The servers step; else the workers step after the exchange.
+        shows: Workers read parameters in the server's shared memory, as in bsp. Else an answer is a copy.
     """
     if wire == "shm":
         return _in_memory(constants, task, workers, servers, steps=steps, shows=shows and steps)
@@ -127,7 +126,7 @@ def hub(
 
 
 def _sizes(constants: Constants, task: Task, workers: int, servers: int, wire: str) -> tuple[int, ...]:
-    """Slices that are tried: one size, where it was given or trying takes too long."""
+    """Returns the slice sizes to try: a single one if it is set or if trying takes too long."""
     if task.slice_bytes is not None:
         return (task.slice_bytes,)
     a_byte = max(1.0, workers / servers) * seconds_a_byte(constants.wire(wire), task.link)
@@ -182,7 +181,7 @@ def _core_seconds(constants: Constants, task: Task, a_byte: float) -> float:
 def _serving(
     constants: Constants, task: Task, servers: int, most: int, part: float, step: float
 ) -> dict[str, float]:
-    """The busiest server's computing. Of n gradients n-1 are added, and the step reads the sum."""
+    """Returns the busiest server's compute. Of n gradients n-1 are added, and the step reads the sum."""
     load = task.nbytes * part * task.crowd(servers, constants)
     return {
         "serve": load * constants.reduce + most * constants.serve,
@@ -191,10 +190,10 @@ def _serving(
 
 
 def colocated(constants: Constants, task: Task, workers: int, wire: str, *, steps: bool) -> Way:
-    """A hub whose shards are on the workers' own hosts: the ring's bytes in the hub's two hops.
+    """Returns a hub with its shards on the workers' hosts: the ring's bytes in the hub's two hops.
 
-    A host's link carries, each way, its worker's pushes to the others' shards and its shard's answers
-    to the others' workers: (n-1)/n of the model each. Two ways at once are two of these, one after another.
+    Each way, a host's link carries its worker's pushes to other shards and its shard's answers to other
+    workers: (n-1)/n of the model each. Both share the link, so their times add up.
     """
     line = constants.wire(wire)
     moved = 2 * (workers - 1) / workers * task.nbytes

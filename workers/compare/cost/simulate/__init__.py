@@ -1,1 +1,1 @@
-"""What formulas do not tell: stragglers, bounded staleness and queues, simulated."""
+"""Simulation of what formulas do not cover: stragglers, bounded staleness and queues."""

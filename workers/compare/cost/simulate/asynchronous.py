@@ -1,13 +1,13 @@
-"""Workers that do not step together, simulated: asp and ssp.
+"""Simulation of workers that do not step together: asp and ssp.
 
-Discrete events, a window of them at a time: whoever begins to push within the least time that an exchange and
-the next step take cannot be followed by itself within it, so all of these are handled at once, in
-order, as arrays (conservative lookahead; Chandy and Misra, IEEE TSE 1979). The result is that of one
-event after another; 10,000 workers take a hundred steps in well under a second.
+Discrete events, one window of them at a time. The window is the least time that an exchange and the next step
+take. No worker begins to push twice within it, so all pushes of a window are handled at once, in order, as
+arrays (conservative lookahead; Chandy and Misra, IEEE TSE 1979). The result equals that of one event after
+another. 10,000 workers take a hundred steps in well under a second.
 
-What is approximated: an exchange passes a server's link as a whole, in the order of arrival, where in truth
-slices of several share it; that moves single exchanges, not how many pass. Servers' parts are equal, so all k
-are one, k times as fast. The first slice is through after its part of the whole's time.
+Approximations: an exchange passes a server's link as a whole, in order of arrival, although slices of several
+exchanges share it; that moves single exchanges but not their number. Servers' parts are equal, so all k
+servers are one that is k times as fast. The first slice passes after its share of the whole time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hubring.workers.compare.cost.simulate.waiting import Pushes, Staleness
 
 
 class Crowd:
-    """All workers of one scene, and what they share.
+    """All workers of one scene, and the resources that they share.
 
     Args:
         scene: Its rule is asp or ssp.
@@ -32,7 +32,7 @@ class Crowd:
         self._scene, self._way = scene, way
         self._own = max(way.own, way.shared, way.cores + way.closing)
         self._first = way.shared / way.slices / self._own if self._own else 0.0
-        """Part of the time in a link that the first slice takes."""
+        """Share of the time in a link that the first slice takes."""
         self._entry = Station(max(way.shared, way.cores + way.closing))
         self._server = Station(way.serve + way.close)
         self._exit = Station(max(way.shared, way.cores + way.closing))
@@ -49,11 +49,11 @@ class Crowd:
         self._lost_at: float | None = None
         self._stale = 0
         self._now = 0.0
-        """When the last gradient was applied."""
+        """Time of the last applied gradient."""
         self._times: list[Array] = []
 
     def run(self) -> Course:
-        """Until the workers have taken their steps, on average."""
+        """Runs until the workers have taken their steps, on average."""
         wanted = self._scene.workers * self._scene.steps
         while self._applied < wanted:
             self._lose()
@@ -71,7 +71,7 @@ class Crowd:
         return self._scene.fault.rank
 
     def _lose(self) -> None:
-        """A worker is lost when it would begin the step; the others know a lease later."""
+        """Loses a worker at the start of its step; the others notice a lease later."""
         fault = self._scene.fault
         if fault is not None and self._taken[fault.rank] == fault.step and self._ready[fault.rank] < np.inf:
             self._lost_at = float(self._begun[fault.rank])
@@ -91,7 +91,7 @@ class Crowd:
         self._answer(answered)
 
     def _push(self, ranks: Ranks, arrivals: Array) -> Pushes:
-        """Through the servers' links and processors."""
+        """Sends through the servers' links and processors."""
         way = self._way
         tails = np.maximum(arrivals + self._own, self._entry.take(arrivals))
         heads = arrivals + (tails - arrivals) * self._first
@@ -100,7 +100,7 @@ class Crowd:
         return Pushes(ranks, np.minimum(heads + each / way.slices, served), served)
 
     def _answer(self, pushes: Pushes) -> None:
-        """Back through the servers' links; then the next step."""
+        """Sends back through the servers' links and starts the next step."""
         way, ranks = self._way, pushes.ranks
         by_head = np.argsort(pushes.heads, kind="stable")
         left = np.empty(len(ranks))
@@ -113,7 +113,7 @@ class Crowd:
         self._ready[ranks] = ends + self._scene.compute + self._draws.take(ranks, self._taken[ranks])
 
     def _note_lead(self, ranks: Ranks) -> None:
-        """Of those that may go on: a step is completed by its read."""
+        """Updates the lead of workers that can go on: a step is completed by its read."""
         if len(ranks):
             counts = self._rule.counts
             self._lead = max(self._lead, int(counts[ranks].max() - counts.min()))
@@ -121,7 +121,7 @@ class Crowd:
     def _course(self) -> Course:
         times = np.concatenate(self._times)
         return Course(
-            step_seconds=float(np.median(times[len(times) // 10 :])),  # after the others' queues are there
+            step_seconds=float(np.median(times[len(times) // 10 :])),  # once queues have formed
             steps_per_second=self._applied / self._now,
             seconds=self._now,
             exchanges=self._applied,

@@ -1,4 +1,4 @@
-"""Draws: how much longer each step of each worker takes under a straggler; seeded."""
+"""Draws: extra seconds of each worker's steps under a straggler; seeded."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ Array = NDArray[np.float64]
 Ranks = NDArray[np.intp]
 
 SLOW_SHARE = 0.1
-"""How many of its steps a slow host is slow in, as in `hubring.workers.slowdown.delays`."""
+"""Share of its steps in which a slow host is slow, as in `hubring.workers.slowdown.delays`."""
 
 _HOST_STEPS = 4000
-"""A slow host's draws repeat after so many steps."""
+"""Steps after which a slow host's draws repeat."""
 
 
 class Draws:
-    """Extra seconds, distributed as the experiment's own delays are, but not the same numbers.
+    """Extra seconds with the same distribution as the experiment's delays, but other numbers.
 
     Args:
-        straggler: Who is slow, and how; None: nobody.
-        workers: How many there are.
+        straggler: The slow workers; None: none.
+        workers: Number of workers.
         seed: The same seed gives the same draws in the same order.
     """
 
@@ -35,11 +35,11 @@ class Draws:
         self._host_is_slow = self._random.random(_HOST_STEPS) < SLOW_SHARE
 
     def take(self, ranks: Ranks, steps: Ranks) -> Array:
-        """Extra seconds of each of these ranks in its own step.
+        """Returns the extra seconds of each of these ranks in its own step.
 
         Args:
-            ranks: Which, [n].
-            steps: How many each has taken before, [n].
+            ranks: Ranks, [n].
+            steps: Completed steps of each, [n].
         """
         straggler, slow = self._straggler, self._slow[ranks]
         extra = np.zeros(len(ranks))
@@ -49,7 +49,7 @@ class Draws:
             extra[slow] = straggler.seconds
         elif straggler.kind == "host":
             extra[slow] = self._host_is_slow[steps[slow] % _HOST_STEPS] * straggler.seconds / SLOW_SHARE
-        else:  # Lomax: a Pareto distribution that begins at 0, whose mean is scale / (shape - 1)
+        else:  # Lomax: a Pareto distribution that starts at 0, with mean scale / (shape - 1)
             drawn = self._random.pareto(straggler.shape, int(slow.sum()))
             extra[slow] = straggler.seconds * (straggler.shape - 1) * drawn
         return extra

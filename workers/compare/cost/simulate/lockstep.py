@@ -1,11 +1,11 @@
-"""Lockstep, simulated: bsp, backup workers, the ring. All begin a step when the last one ended.
+"""Simulation of lockstep: bsp, backup workers, the ring. All begin a step when the last one ended.
 
-Steps do not depend on each other but through who is late, so a step is a few operations on arrays of all
-workers: 10,000 of them take milliseconds.
+Steps depend on each other only through late workers, so a step is a few operations on arrays of all workers:
+10,000 workers take milliseconds.
 
-What is approximated: bytes are fluid. Workers that push at once share a server's link evenly, and the
-servers' parts are equal, so all k servers are one, k times as fast. What a round needs beyond its last
-worker's arrival is found from when the others came: their bytes are through already, or in its way.
+Approximations: bytes are fluid. Workers that push at once share a server's link evenly, and servers' parts
+are equal, so all k servers are one that is k times as fast. A round's time after its last arrival depends
+on when the others arrived: their bytes have passed already, or still occupy the link.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hubring.workers.compare.cost.simulate.scene import Course, Scene
 
 
 def around_the_ring(scene: Scene) -> Course:
-    """A ring: the last worker to arrive has all 2(n-1) hops before it still.
+    """Simulates a ring: after the last worker arrives, all 2(n-1) hops follow.
 
-    A lost worker ends the job, as it does with ours.
+    A lost worker ends the job, as it does with Hubring's ring.
     """
     draws, ranks = Draws(scene.straggler, scene.workers, scene.seed), np.arange(scene.workers)
     steps = scene.steps if scene.fault is None else min(scene.steps, scene.fault.step)
@@ -30,7 +30,7 @@ def around_the_ring(scene: Scene) -> Course:
 
 
 def all_for_all(scene: Scene) -> Course:
-    """bsp: every step ends when the slowest worker's gradient is in and has been answered."""
+    """Simulates bsp: every step ends when the slowest worker's gradient has arrived and is answered."""
     draws, ranks = Draws(scene.straggler, scene.workers, scene.seed), np.arange(scene.workers)
     seconds, exchanges = np.zeros(scene.steps), 0
     for step in range(scene.steps):
@@ -44,10 +44,10 @@ def all_for_all(scene: Scene) -> Course:
 
 
 def all_but_some(scene: Scene) -> Course:
-    """Backup workers (Chen et al. 2016): a round takes the first n - b gradients made of its parameters.
+    """Simulates backup workers (Chen et al. 2016): a round takes the first n - b gradients of its parameters.
 
-    A later one is dropped as it comes; its worker goes on with the round that is open then. A read lies in
-    the round that was last closed before it.
+    A later gradient is dropped on arrival; its worker continues with the open round. A read belongs to the
+    last round that closed before it.
     """
     draws, ranks = Draws(scene.straggler, scene.workers, scene.seed), np.arange(scene.workers)
     needed, seconds, dropped, exchanges = scene.workers - scene.backup, [], 0, 0
@@ -59,7 +59,7 @@ def all_but_some(scene: Scene) -> Course:
         if scene.fault is not None and step == scene.fault.step:
             ready[scene.fault.rank] = read[scene.fault.rank] = np.inf
         fresh = np.sort(ready)[:needed]
-        if not np.isfinite(fresh[-1]):  # no spare worker is left for the lost one
+        if not np.isfinite(fresh[-1]):  # no backup worker is left for the lost one
             needed -= 1
             fresh = fresh[:-1]
             fresh[-1] = max(fresh[-1], closed + scene.lease)
@@ -79,14 +79,14 @@ def all_but_some(scene: Scene) -> Course:
 
 
 def after_last(way: Way, arrivals: Array) -> float:
-    """Seconds from the last arrival until all have their answers; `Way.lockstep` if all come at once.
+    """Returns seconds from the last arrival until all have answers; `Way.lockstep` if all arrive at once.
 
     Args:
-        way: What each asks of whom.
+        way: Load of each exchange.
         arrivals: When each begins to push, ascending.
     """
     workers, last = len(arrivals), arrivals[-1]
-    behind = np.arange(workers, 0, -1)  # itself and those after it: what the busy time must still hold
+    behind = np.arange(workers, 0, -1)  # exchanges that the busy time still has to cover
     entering = max(way.own, float((arrivals + behind * way.shared).max() - last))
     serving = float((arrivals + behind * way.serve).max() - last) + way.close
     working = float((arrivals + behind * way.cores).max() - last) + way.closing
@@ -103,7 +103,7 @@ def _course(
     dropped: int = 0,
     finished: bool = True,
 ) -> Course:
-    """What steps of these lengths come to."""
+    """Returns the course of steps with these lengths."""
     total = float(seconds.sum())
     exchanges = len(seconds) * scene.workers if exchanges is None else exchanges
     counted = exchanges - dropped

@@ -1,4 +1,4 @@
-"""What is simulated, and what came of it."""
+"""Input and result of a simulation."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hubring.workers.compare.experiment.setting import Fault
 from hubring.workers.slowdown.straggler import Straggler
 
 LEASE_SECONDS = 5.0
-"""Of silence, until a hub counts a worker as lost (`ps-server --lease`)."""
+"""Seconds of silence after which a hub counts a worker as lost (`ps-server --lease`)."""
 
 
 class Scene(Struct, frozen=True, kw_only=True):
     """Workers that compute, exchange, and wait by a rule.
 
     Attributes:
-        workers: How many.
-        way: What one exchange asks of whom.
+        workers: Number of workers.
+        way: Load of one exchange.
         compute: Seconds a step, the same for all.
-        rule: Who waits for whom. `ring` and `bsp`: all for all; `backup`: for all but some; `ssp`:
-            nobody leads by more than the staleness; `asp`: nobody waits.
-        staleness: Of ssp.
-        backup: Workers that a round does not wait for.
-        straggler: Who is slow; None: nobody.
-        fault: Who is lost; None: nobody.
-        lease: Seconds that pass until the others know.
-        steps: Of each worker on average.
-        seed: Of all draws.
+        rule: Which workers wait for each other. `ring` and `bsp`: all for all; `backup`: all for all but
+            some; `ssp`: no worker leads by more than the staleness; `asp`: no worker waits.
+        staleness: Bound of ssp.
+        backup: Number of workers that a round does not wait for.
+        straggler: The slow workers; None: none.
+        fault: The worker that is lost; None: none.
+        lease: Seconds until the others notice a loss.
+        steps: Mean steps of a worker.
+        seed: Seed of all draws.
     """
 
     workers: int
@@ -47,21 +47,21 @@ class Scene(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.fault is not None and self.workers == 1 and self.rule != "ring":
-            raise UsageError(f"{self.fault}: with one worker nobody is left; take 2 at least")
+            raise UsageError(f"{self.fault} with one worker leaves no worker; expected at least 2 workers")
 
 
 class Course(Struct, frozen=True, kw_only=True):
-    """How it went.
+    """Result of a simulation.
 
     Attributes:
         step_seconds: Median time between two steps of a worker.
         steps_per_second: Of all workers together.
-        seconds: Simulated.
-        exchanges: That went over the wire, dropped ones too.
-        dropped: Gradients that came too late for their round.
+        seconds: Simulated time.
+        exchanges: Number of exchanges, with dropped ones.
+        dropped: Number of gradients that arrived too late for their round.
         busy: Seconds that the servers' links moved bytes, each way.
-        lead: Most completed steps by which one worker was ever ahead of another.
-        staleness: Updates by others between a worker's read and its own update, on average.
+        lead: Most completed steps by which one worker was ahead of another.
+        staleness: Updates by other workers between a worker's read and its own update, on average.
         finished: Whether all steps were taken; a ring ends with its first loss.
     """
 

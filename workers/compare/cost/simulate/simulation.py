@@ -1,4 +1,4 @@
-"""The simulation: what formulas do not tell, as stragglers, bounded staleness, queues, incast, and losses."""
+"""Simulation of what formulas do not cover: stragglers, bounded staleness, queues, incast and losses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hubring.workers.compare.cost.simulate.scene import Course, Scene
 
 
 def simulate(scene: Scene) -> Course:
-    """Plays a scene; the same scene gives the same course.
+    """Simulates a scene; the same scene has the same result.
 
-    With everyone alike it agrees with the formulas, exactly in lockstep, and in the long run without.
+    With equal workers it agrees with the formulas: exactly in lockstep, else in the long run.
     """
     if scene.rule == "ring":
         return around_the_ring(scene)

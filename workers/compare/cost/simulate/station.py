@@ -1,4 +1,4 @@
-"""A station: something that serves one exchange after another, a link or a processor."""
+"""A station: a link or a processor that serves one exchange after another."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from hubring.workers.compare.cost.simulate.draws import Array
 
 
 class Station:
-    """First come, first served (Lindley's recursion, 1952), many at once.
+    """First come, first served (Lindley's recursion, 1952), for many arrivals at once.
 
     Args:
-        each: Seconds that one exchange takes.
+        each: Seconds of one exchange.
     """
 
     def __init__(self, each: float) -> None:
         self.busy = 0.0
-        """Seconds that it has worked."""
+        """Seconds of work."""
         self._each = each
         self._free = 0.0
 
     def take(self, arrivals: Array) -> Array:
-        """When each is through.
+        """Returns when each exchange is done.
 
         Args:
-            arrivals: Ascending, and none before those of an earlier call.
+            arrivals: Ascending, and not before those of an earlier call.
         """
         done_before = np.arange(len(arrivals)) * self._each
-        # The station works without a pause since the arrival for which this is the most.
+        # The station works without a pause since the arrival that maximises this.
         began = np.maximum.accumulate(np.maximum(arrivals, self._free) - done_before)
         ends: Array = began + done_before + self._each
         if len(ends):

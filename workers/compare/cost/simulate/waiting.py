@@ -1,4 +1,4 @@
-"""Who waits for whom under bounded staleness, as times instead of events."""
+"""Waiting under bounded staleness, as times instead of events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from numpy.typing import NDArray
 from hubring.workers.compare.cost.simulate.draws import Array, Ranks
 
 GONE = np.iinfo(np.intp).max // 2
-"""Steps of a worker for which nobody waits any more."""
+"""Step count of a lost worker, for which no worker waits."""
 
 
 class Pushes(NamedTuple):
-    """Gradients that were applied.
+    """Applied gradients.
 
     Attributes:
-        ranks: Whose, [n].
-        heads: When each one's first slice was applied, s.
-        tails: When each one's last slice was, s.
+        ranks: Ranks, [n].
+        heads: When each gradient's first slice was applied, s.
+        tails: When each gradient's last slice was applied, s.
     """
 
     ranks: Ranks
@@ -30,7 +30,7 @@ class Pushes(NamedTuple):
         return Pushes(self.ranks[chosen], self.heads[chosen], self.tails[chosen])
 
     def not_before(self, head: float, tail: float) -> Pushes:
-        """The same, answered at that moment if they were applied before it."""
+        """Returns the pushes with answers no earlier than this moment."""
         late = self.tails < tail
         return Pushes(
             self.ranks,
@@ -40,25 +40,25 @@ class Pushes(NamedTuple):
 
 
 class Staleness:
-    """SSP's rule (Ho et al., NIPS 2013): who has pushed c gradients reads once all have pushed c - s.
+    """SSP's rule (Ho et al., NIPS 2013): a worker that pushed c gradients reads once all have pushed c - s.
 
-    s = 0 is bsp's bound; None is asp, where nobody waits.
+    s = 0 is bsp's bound; None is asp, where no worker waits.
 
     Args:
-        workers: How many.
+        workers: Number of workers.
         bound: The s.
     """
 
     def __init__(self, workers: int, bound: int | None) -> None:
         self.counts = np.zeros(workers, np.intp)
-        """Gradients that were applied, by worker."""
+        """Applied gradients by worker."""
         self._bound = bound
         self._slowest = 0
         self._held = np.zeros(workers, bool)
         self._heads, self._tails = np.zeros(workers), np.zeros(workers)
 
     def apply(self, pushes: Pushes) -> Pushes:
-        """Counts these, at most one of each worker; returns what may be answered, earlier ones too."""
+        """Counts pushes, at most one per worker; returns those that can be answered, with earlier ones."""
         self.counts[pushes.ranks] += 1
         if self._bound is None:
             return pushes
@@ -69,12 +69,12 @@ class Staleness:
         return self._joined(free, self._advance(pushes))
 
     def forget(self, rank: int, now: float) -> Pushes:
-        """Waits for that worker no more; returns what may be answered for that."""
+        """Stops waiting for a worker; returns the pushes that can now be answered."""
         self.counts[rank], self._held[rank] = GONE, False
         return self._released(now, now)
 
     def _advance(self, pushes: Pushes) -> Pushes:
-        """What may be answered since the slowest have pushed."""
+        """Returns the pushes that can be answered because the slowest worker has pushed."""
         were_slowest = self.counts[pushes.ranks] == self._slowest + 1
         if self.counts.min() == self._slowest or not were_slowest.any():
             return pushes.where(np.zeros(len(pushes.ranks), bool))
