@@ -87,7 +87,7 @@ def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
     tasks[killed].process.send_signal(signal.SIGKILL)
     error = tasks[1 - killed].done(1, PATIENT)["error"]
     assert says in error
-    assert "is gone" in error
+    assert "is lost" in error
     later = [task(cluster, rank, out, "later") for rank in range(2)]
     assert [program.done(0, PATIENT)["exit_code"] for program in later] == [0, 0]
     assert "n2 k1 ring seed1: kept" in later[0].said()

@@ -97,7 +97,7 @@ def test_a_comparison_that_is_stopped_ends_its_children_and_says_how_to_go_on(
     program.until(lambda: record.exists() and record.stat().st_size > 0, "its first run")
     program.process.send_signal(number)
     assert program.done(code)["exit_code"] == code
-    assert f"to go on: ps-compare {shlex.join(words)}" in program.said()
+    assert f"to resume, run: ps-compare {shlex.join(words)}" in program.said()
     assert finished(tmp_path / "out") == {}
     # that no child is left is seen to by the fixture no_process_outlives_its_test
 

@@ -81,10 +81,10 @@ def test_who_says_alone_is_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             {"workers": (2, 8)},
-            "has 8 workers, and slurm started 4 tasks.*: start 8 tasks, or ask for at most 4",
+            "has 8 workers, but slurm started 4 tasks.*; start 8 tasks, or set at most 4",
         ),
         ({"link": {"rate": (1e9,)}}, r"\[link\] emulates links on one machine"),
-        ({"fault": {"rank": 1, "step": 3}}, r"\[fault\] kills a worker of this machine"),
+        ({"fault": {"rank": 1, "step": 3}}, r"\[fault\] can kill only a worker on the conductor's machine"),
     ],
 )
 def test_what_a_cluster_cannot_run_is_refused(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_what_a_cluster_cannot_run_is_refused(changes: dict[str, Any], words: st
 
 
 def test_a_cluster_wants_to_be_told_its_folder() -> None:
-    with pytest.raises(UsageError, match="started 4 tasks, which write to one folder: with --out, name one"):
+    with pytest.raises(UsageError, match="started 4 tasks, which write to one folder; with --out, name a"):
         check(experiment(), Task(0, 4, 0, "slurm"), None)
 
 
@@ -165,7 +165,7 @@ def test_a_machine_is_busy_if_one_of_its_tasks_says_so() -> None:
 
 def test_machines_with_different_versions_are_named() -> None:
     other = hello(0, "a").machine | {"torch": "3"}
-    with pytest.raises(UsageError, match="torch is 2 on a and 3 on b: install the same version everywhere"):
+    with pytest.raises(UsageError, match="torch is 2 on a and 3 on b; install the same version on all"):
         Spread([hello(0, "a"), hello(1, "b", machine=other)], "slurm")
 
 
@@ -209,7 +209,7 @@ def test_a_follower_that_is_gone_is_named_with_its_rank_and_machine(wires: tuple
     here, there = wires
     member = Member(hello(2, "b"), here)
     there.close()
-    with pytest.raises(Gone, match=r"rank 2 on b is gone \(.*\), and the comparison ends.*it goes on"):
+    with pytest.raises(Gone, match=r"rank 2 on b is lost \(.*\) and the comparison ends\..*the same --out"):
         member.code("worker 2", 10)
 
 
@@ -337,14 +337,14 @@ def test_a_meeting_that_others_could_have_called_is_not_joined(tmp_path: Path, m
     place = meeting.Place("127.0.0.1", 1, "a key")
     (tmp_path / meeting.FILE).write_bytes(msgspec.json.encode(place))
     (tmp_path / meeting.FILE).chmod(mode)
-    with pytest.raises(UsageError, match=rf"conductor.json is of user \d+ with mode {mode:o}, and has to be"):
+    with pytest.raises(UsageError, match=rf"conductor.json belongs to user \d+ with mode {mode:o}; expected"):
         meeting.join(SECOND, tmp_path, timeout=60)
 
 
 def test_a_meeting_of_another_user_is_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / meeting.FILE).touch(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: -1)
-    with pytest.raises(UsageError, match=r"and has to be of user -1.*: run all tasks as one user"):
+    with pytest.raises(UsageError, match=r"expected user -1.*\. Run all tasks as one user"):
         meeting.join(SECOND, tmp_path, timeout=60)
 
 
@@ -353,13 +353,13 @@ def test_another_conductor_s_file_is_left_to_it(tmp_path: Path, monkeypatch: pyt
         (tmp_path / meeting.FILE).write_text("another's")
 
     monkeypatch.setattr(meeting, "_welcome", overtaken)
-    with pytest.raises(HubringError, match="did not come"):
+    with pytest.raises(HubringError, match="did not join"):
         meeting.invite(LEAD, tmp_path, "127.0.0.1", timeout=60)
     assert (tmp_path / meeting.FILE).read_text() == "another's"
 
 
 def test_ranks_that_do_not_come_are_named(tmp_path: Path) -> None:
-    with pytest.raises(HubringError, match=r"of the 4 tasks that slurm started, rank 1, 2, 3 did not come"):
+    with pytest.raises(HubringError, match=r"of the 4 tasks that slurm started, rank 1, 2, 3 did not join"):
         meeting.invite(Task(0, 4, 0, "slurm"), tmp_path, "127.0.0.1", timeout=0.01)
     assert list(tmp_path.iterdir()) == []
 

@@ -122,6 +122,6 @@ def test_a_process_that_ends_by_diverging_leaves_an_outcome(tmp_path: Path) -> N
 
 
 def test_a_process_that_fails_otherwise_ends_the_comparison(tmp_path: Path) -> None:
-    with pytest.raises(ProcessFailed, match=r"(?s)worker 0 ended with exit code 1.*the cause"):
+    with pytest.raises(ProcessFailed, match=r"(?s)worker 0 exited with 1.*the cause"):
         scripted(tmp_path, {**LAST, "error": "no such file"})
     assert not (tmp_path / "run" / "outcome.json").exists()

@@ -182,7 +182,7 @@ def test_rows_that_slept_say_so_at_their_name_wherever_they_stand() -> None:
 
 def test_a_page_of_little_says_what_is_missing() -> None:
     tree = html_tree(page(read(minimal())))
-    assert [each.text for each in tree.all("h1")] == ["This experiment came to no verdict."]
+    assert [each.text for each in tree.all("h1")] == ["No verdict for this experiment."]
     assert [each.attributes["id"] for each in tree.all("section")] == [
         "gate",
         "throughput",
@@ -191,9 +191,9 @@ def test_a_page_of_little_says_what_is_missing() -> None:
         "repeat",
     ]
     text = tree.text
-    assert "Not measured in this experiment: progress by time, progress by samples, step time," in text
+    assert "Not part of this experiment: progress by time, progress by samples, step time," in text
     assert "one seed" in text
-    assert "No two synchronous rows ran" in text
+    assert "no two synchronous rows ran" in text
 
 
 def test_a_number_without_value_is_a_dash_and_never_a_zero() -> None:
@@ -240,31 +240,32 @@ def test_the_crossing_is_marked_where_measurement_and_prediction_have_it(tree: N
     marked = [each.text for each in section.all("text") if each.text.startswith("crossover")]
     assert marked == ["crossover measured", "crossover predicted"] * 2
     assert (
-        "measured from 3.2 servers on, predicted from 2.8 servers on; by bytes alone (k > n^2/(2(n-1)))"
-        " from 3 servers on." in section.text
+        "with 3.2 or more servers (measured), with 2.8 or more servers (predicted),"
+        " with 3 or more servers (by bytes alone, k > n^2/(2(n-1)))." in section.text
     )
 
 
 def test_the_noise_of_others_is_told_beside_the_load(tree: Node) -> None:
     (section,) = [each for each in tree.all("section") if each.attributes["id"] == "noise"]
     text = section.text.replace("\u00a0", " ")
-    assert "other programs took 2.1 % in the median run, 34 % at most. 1-minute load: median 1.6" in text
+    assert "used 2.1 % of its time in the median run, 34 % at most. 1-minute load: median 1.6" in text
 
 
 def test_a_crossing_that_no_drawing_shows_is_told_in_words() -> None:
     known = {"setting": "n2 1mbit", "measured": None, "by_bytes": None, "formula": "f"}
     calibrated = minimal() | {"crossover": [known | {"predicted": 1, "calibrated": True}]}
     assert (
-        "n2 1mbit: The hub overtakes the ring: measured nowhere, predicted from 1 server on;"
-        " by bytes alone (f) nowhere."
+        "n2 1mbit: The hub is faster than the ring with no number of servers (measured),"
+        " with 1 or more servers (predicted), with no number of servers (by bytes alone, f)."
     ) in html_tree(page(read(calibrated))).text
     uncalibrated = minimal() | {"crossover": [known | {"predicted": None, "calibrated": False}]}
-    assert "measured nowhere; by bytes alone (f) nowhere." in html_tree(page(read(uncalibrated))).text
+    text = html_tree(page(read(uncalibrated))).text
+    assert "with no number of servers (measured), with no number of servers (by bytes alone, f)." in text
 
 
 def test_results_of_another_version_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match="version 1 and version 3 is read here; take the program that wrote it"
+        ConfigError, match=r"version 1; expected version 3\. Read it with the release that wrote it"
     ):
         read(minimal() | {"version": 1})
 
@@ -281,7 +282,7 @@ def test_results_that_are_not_what_they_should_be_are_refused_with_the_place() -
 def test_a_row_under_a_setting_that_the_results_do_not_have_is_named() -> None:
     results = minimal()
     results["rows"][0]["setting"] = "n9 k1"
-    with pytest.raises(ConfigError, match=r"the results have no setting 'n9 k1'; they have 'n2 k1'"):
+    with pytest.raises(ConfigError, match=r"the results have no setting 'n9 k1'; expected one of 'n2 k1'"):
         page(read(results))
 
 

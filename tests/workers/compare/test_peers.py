@@ -105,7 +105,7 @@ def test_a_result_is_what_the_worker_wrote(tmp_path: Path) -> None:
 
 
 def test_ray_is_refused_behind_links() -> None:
-    with pytest.raises(UsageError, match="row ray runs on one machine"):
+    with pytest.raises(UsageError, match="row ray needs one machine"):
         Experiment(job="digits", rows=("local", "ray"), link=LinkTable(rate=(1e9,)))
 
 

@@ -88,14 +88,14 @@ def run_to_the_end(processes: Processes, *, expendable: bool = False) -> None:
 
 def test_a_failed_child_is_shown_by_the_end_of_its_log_and_the_others_end(tmp_path: Path) -> None:
     processes = Processes(tmp_path, dict(os.environ), timeout=60)
-    with pytest.raises(ProcessFailed, match=r"(?s)loud ended with exit code 3.*the cause"):
+    with pytest.raises(ProcessFailed, match=r"(?s)loud exited with 3.*the cause"):
         run_to_the_end(processes)
     assert [process.code for process in processes.started] == [-signal.SIGTERM, 3]
 
 
 def test_children_that_take_too_long_are_named_and_end(tmp_path: Path) -> None:
     processes = Processes(tmp_path, dict(os.environ), timeout=0)
-    with pytest.raises(DeadlineExceeded, match=r"(?s)the end did not come within 0 s.*patient still runs"):
+    with pytest.raises(DeadlineExceeded, match=r"(?s)waited 0 s .* for the end.*patient is still running"):
         run_to_the_end(processes, expendable=True)
     assert None not in [process.code for process in processes.started]
 
@@ -131,7 +131,7 @@ def test_the_program_imports_torch_only_once_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["run", "--rows", "local,rng"], "there is no row 'rng'; there are local, ring"),
+        (["run", "--rows", "local,rng"], "no row 'rng'; expected one of local, ring"),
         (["run", "digts"], "did you mean digits?"),
         (["report", "nowhere"], "nowhere holds no experiment"),
     ],

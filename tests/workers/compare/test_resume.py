@@ -96,7 +96,7 @@ def test_who_goes_on_with_a_script_that_was_changed_is_warned(tmp_path: Path) ->
     os.utime(script, times=(finished, finished + 1))
     _, heard = carried_out(tmp_path / "out", Replayed(), rows=("ring",), **own)
     [warning] = heard.warnings
-    assert "train.py was changed after n2 k1 ring seed0, one of 2 finished runs" in warning
+    assert "train.py changed after n2 k1 ring seed0, one of 2 finished runs" in warning
 
 
 def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
@@ -105,7 +105,7 @@ def test_a_link_that_cannot_be_had_is_refused_before_anything_is_measured(
     linked = experiment(rows=("ring",), link=LinkTable(rate=(2e8,)))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(calibration, "calibrate", lambda tell: pytest.fail("it was calibrated"))
-    with pytest.raises(UsageError, match=r"the link 200mbit was asked for, but .*need root"):
+    with pytest.raises(UsageError, match=r"the link 200mbit is not available here: .*need root"):
         command._here(linked, tmp_path)
 
 
@@ -134,8 +134,12 @@ def cluster(host: str) -> dict[str, Any]:
     [
         (MACHINE, cluster("b"), "on one machine without a launcher, and this is slurm's b .ranks 0, 1;"),
         (cluster("a"), MACHINE, "on slurm's a .*, and this is one machine without a launcher"),
-        (cluster("a"), cluster("b"), "on slurm's a .*, and this is slurm's b .*: go on there, or .* --out"),
-        (MACHINE, MACHINE | {"cores": 3}, "elsewhere, .*cores was 2 and is now 3; go on there, or .* --out"),
+        (cluster("a"), cluster("b"), r"on slurm's a .* this is slurm's b .*\. Resume there, or .* --out"),
+        (
+            MACHINE,
+            MACHINE | {"cores": 3},
+            r"machine or .*cores was 2 and is now 3\. Resume there, or .* --out",
+        ),
         (MACHINE, MACHINE | {"torch": "3.0"}, "with other packages: torch was None and is now 3.0"),
     ],
 )
@@ -198,7 +202,7 @@ def test_a_tolerance_that_allows_nothing_is_refused(tmp_path: Path) -> None:
 def test_a_report_of_half_an_experiment_says_how_to_finish_it(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         carried_out(tmp_path, Interrupted())
-    with pytest.raises(UsageError, match=f"is not finished; to go on: ps-compare run --out {tmp_path}"):
+    with pytest.raises(UsageError, match=f"is not finished; to resume, run: ps-compare run --out {tmp_path}"):
         Comparison.open(tmp_path).report()
 
 
@@ -221,7 +225,8 @@ def test_the_list_tells_how_what_is_not_finished_goes_on(
     Comparison.begin(experiment(), tmp_path / "mine", "ps-compare run mine.toml --out results/mine")
     with pytest.raises(SystemExit):
         show_list(tmp_path)
-    said = f"not finished, 0 runs so far; to go on: ps-compare run mine.toml --out {tmp_path / 'mine'}\n"
+    command = f"ps-compare run mine.toml --out {tmp_path / 'mine'}"
+    said = f"not finished, 0 runs so far; to resume, run: {command}\n"
     assert said in capsys.readouterr().err
 
 
@@ -237,7 +242,7 @@ def test_the_list_names_an_experiment_that_is_damaged(
 
 def test_a_run_that_reports_too_little_is_run_again_once_its_script_is_mended(tmp_path: Path) -> None:
     mute = Replayed(records=lambda run: [line for line in record(0.01) if "test_accuracy" not in line])
-    with pytest.raises(HubringError, match="rank 0 reported no 'test_accuracy'"):
+    with pytest.raises(HubringError, match="rank 0 did not report 'test_accuracy'"):
         carried_out(tmp_path, mute, rows=("ring",), seeds=(0,))
     mended = Replayed()
     carried_out(tmp_path, mended, rows=("ring",), seeds=(0,))
@@ -290,7 +295,7 @@ def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_
 
 
 def test_a_folder_without_an_experiment_is_no_comparison(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"holds no experiment: it has no experiment.json"):
+    with pytest.raises(UsageError, match=r"has no experiment.json, so it holds no experiment"):
         Comparison.open(tmp_path)
 
 
@@ -298,14 +303,14 @@ def test_a_folder_without_an_experiment_is_no_comparison(tmp_path: Path) -> None
 def test_a_damaged_outcome_is_named(tmp_path: Path) -> None:
     carried_out(tmp_path, Replayed())
     (tmp_path / "runs" / LABELS[0] / "outcome.json").write_text("{")
-    with pytest.raises(HubringError, match=r"outcome.json is damaged .*: delete it, and the run is repeated"):
+    with pytest.raises(HubringError, match=r"outcome.json is damaged .*; delete it to repeat the run"):
         Comparison.open(tmp_path).report()
 
 
 def test_every_machine_that_is_not_at_rest_is_named(tmp_path: Path) -> None:
     _, heard = carried_out(tmp_path, Replayed(disturbed=["a", "b"]), rows=("ring",), seeds=(0,))
     assert heard.warnings[:2] == [
-        f"{name} is not idle: other programs disturb what is measured" for name in ("a", "b")
+        f"{name} is not idle; other programs disturb the measurements" for name in ("a", "b")
     ]
 
 
@@ -329,14 +334,14 @@ def test_two_comparisons_do_not_share_a_folder(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         # Rewrites the experiment's file, on which a lock would be lost.
         comparison = Comparison.begin(experiment(timeout=99.0), tmp_path, "ps-compare run")
-        with pytest.raises(UsageError, match="another ps-compare is at work in"):
+        with pytest.raises(UsageError, match="another ps-compare is running in"):
             comparison.run(Replayed(), Heard())
 
 
 @pytest.mark.slow
 def test_a_disturbed_run_is_named_at_once_and_in_the_verdict(tmp_path: Path) -> None:
     results, heard = carried_out(tmp_path, Replayed(noise=Noise((0.0, 0.0), 0.4)))
-    assert f"{LABELS[0]}: other programs took 40% of the machine" in heard.warnings
+    assert f"{LABELS[0]}: other programs used 40% of the machine" in heard.warnings
     assert not results["noise"]["quiet"]
     assert any(sentence.startswith("The machine was not idle.") for sentence in results["verdict"])
 

@@ -86,15 +86,15 @@ def test_a_mean_step_that_is_not_the_median_one_is_told_below_the_table(
         "compute_ms": summary([mean - 1.0]),
         "exposed_ms": summary([1.0]),
     }
-    told = [note for note in notes(read(results)) if "on average" in note]
+    told = [note for note in notes(read(results)) if "mean step takes" in note]
     page = render(read(results)).replace("\N{NO-BREAK SPACE}", " ")
     if said is None:
         assert told == []
-        assert "on average" not in page
+        assert "mean step takes" not in page
         return
     (note,) = told
-    assert note.startswith(f"Steps take {mean:.2f} ms (ring) on average: ")
-    assert f"some are much {said} than the median" in note
+    assert note.startswith(f"The mean step takes {mean:.2f} ms (ring): ")
+    assert f"some steps are much {said} than the median" in note
     assert note in page
 
 
@@ -102,7 +102,7 @@ def test_a_row_whose_speed_is_withheld_has_no_mean_step_either() -> None:
     results = minimal()
     results["rows"][0] |= {"withheld": "it differs"}
     results["rows"][0]["numbers"] |= {"step_ms": summary([2.0]), "step_mean_ms": summary([4.0])}
-    assert not any("on average" in note for note in notes(read(results)))
+    assert not any("mean step takes" in note for note in notes(read(results)))
 
 
 def test_the_greatest_staleness_is_that_of_all_seeds() -> None:
@@ -128,4 +128,4 @@ def test_the_screen_shows_settings_rows_and_verdict_on_standard_error(
     assert "busbw (GB/s)" in said.err
     assert any(all(head in line for head in columns(read(results))) for line in said.err.splitlines())
     assert "* the hub [wins] by [/] far" in said.err
-    assert said.err.endswith("The report, for a browser: results/mine/report.html\n")
+    assert said.err.endswith("Report, to open in a browser: results/mine/report.html\n")

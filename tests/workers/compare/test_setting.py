@@ -38,10 +38,10 @@ def test_time_that_was_slept_is_called_emulated() -> None:
     ("make", "words"),
     [
         (lambda: Link(rate=0.0), "moves nothing"),
-        (lambda: Link(latency=0.001, jitter=0.002), "jitter goes from 0 to the latency"),
+        (lambda: Link(latency=0.001, jitter=0.002), "expected a jitter from 0 to the latency"),
         (lambda: Straggler(kind="pareto", seconds=1.0, shape=1.0), "a shape above 1"),
         (lambda: Straggler(kind="often", seconds=1.0), "expected one of constant, pareto, host"),  # type: ignore[arg-type]
-        (lambda: Setting(workers=0), "one of each"),
+        (lambda: Setting(workers=0), "expected at least 1 of each"),
         (lambda: Setting(workers=2, fault=Fault(rank=2, step=0)), "from 0 to 1"),
         (lambda: Setting(workers=2, straggler=Straggler(kind="host", seconds=1.0, ranks=(4,))), "rank 4"),
     ],

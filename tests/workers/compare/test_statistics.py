@@ -41,7 +41,7 @@ def test_from_six_values_on_the_interval_holds_the_median_as_often_as_is_said(co
 def test_up_to_five_values_give_their_range_which_holds_less_than_that(count: int) -> None:
     found = median_interval([float(place) for place in range(count)])
     assert (found.low, found.high) == (0, count - 1)
-    assert f"holds the median in {held(0, count):.0%} of cases" in interval_words(count)
+    assert f"contains the median in {held(0, count):.0%} of cases" in interval_words(count)
     assert held(0, count) < 0.95
 
 
@@ -61,7 +61,7 @@ def test_order_changes_nothing_and_the_median_lies_within(values: list[float]) -
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
 def test_no_median_is_made_of_nothing_or_of_what_is_not_finite(values: list[float]) -> None:
-    with pytest.raises(ValueError, match="at least one value, and only finite ones"):
+    with pytest.raises(ValueError, match="at least one value, all of them finite"):
         median_interval(values)
 
 
@@ -103,9 +103,9 @@ def test_rows_with_other_seeds_cannot_be_paired() -> None:
 
 
 def test_it_is_said_how_little_few_seeds_tell() -> None:
-    assert interval_words(3) == "is the range of the 3 seeds, which holds the median in 75% of cases"
-    assert interval_words(6) == "is the interval that holds the median in at least 95% of cases"
-    assert by_chance(3).endswith("in the same order every time in 25% of cases.")
+    assert interval_words(3) == "is the range of the 3 seeds, which contains the median in 75% of cases"
+    assert interval_words(6) == "is the interval that contains the median in at least 95% of cases"
+    assert by_chance(3).endswith("the same order with every seed in 25% of cases.")
     assert by_chance(6) == ""
 
 

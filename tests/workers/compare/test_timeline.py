@@ -110,7 +110,7 @@ def test_the_command_says_what_it_wrote_or_what_is_missing(
     with pytest.raises(SystemExit) as empty:
         timeline(tmp_path)
     assert empty.value.code == 2
-    assert "name the folder of --trace" in capsys.readouterr().err
+    assert "use the folder given with --trace" in capsys.readouterr().err
     traced(tmp_path, "worker 0", 1_000_000, Offset(0, 100), "here")
     with pytest.raises(SystemExit) as made:
         timeline(tmp_path)

@@ -250,7 +250,7 @@ def test_further_shards_and_all_workers_have_hosts_of_their_own() -> None:
 def test_a_link_that_cannot_be_built_is_refused_with_the_mend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with (
-        pytest.raises(UsageError, match=r"the link 200mbit 5ms.*need root.*leave out the link"),
+        pytest.raises(UsageError, match=r"the link 200mbit 5ms.*need root.*remove the link"),
         hosts(Setting(workers=2, link=Link(rate=2e8, latency=5e-3))),
     ):
         pass
@@ -305,9 +305,9 @@ RING = {"topology": "ring", "error": "rank 1 is gone: a ring cannot go on withou
     ("codes", "results", "words"),
     [
         ([0, -9, 0], [{"topology": "hub"}, None, {"topology": "hub"}], None),
-        ([69, -9, 69], [RING, None, RING], "lost its ring"),
-        ([69, -9, 0], [{"topology": "hub"}, None, {"topology": "hub"}], "lost with it: worker 0"),
-        ([1, -9, -6], [None, None, None], "lost with it: worker 0, worker 2"),
+        ([69, -9, 69], [RING, None, RING], "the ring broke"),
+        ([69, -9, 0], [{"topology": "hub"}, None, {"topology": "hub"}], "also failed: worker 0"),
+        ([1, -9, -6], [None, None, None], "also failed: worker 0, worker 2"),
     ],
 )
 def test_a_row_says_what_was_lost_with_a_worker(

@@ -48,9 +48,7 @@ def test_predict_tells_steps_and_where_the_hub_wins(
     assert rows[:4] == [(4, "local", None), (4, "ring", None), (4, "hub-bsp", 1), (4, "hub-bsp", 8)]
     assert len(rows) == 2 * (2 + 3 * 2)
     assert [each["workers"] for each in last["crossover"]] == [4, 8]
-    crossover = (
-        "4 workers: by bytes alone hub-bsp is faster than the ring from 3 servers on, by this calibration"
-    )
+    crossover = "4 workers: by bytes alone hub-bsp is faster than the ring with 3 or more servers, by this"
     assert crossover in " ".join(shown.split())
 
 
@@ -132,20 +130,20 @@ def test_predict_reads_a_straggler(capsys: pytest.CaptureFixture[str], calibrate
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--workers", "4,none"), "--workers 4,none: expected numbers from 1"),
-        (("--workers", "0"), "--workers 0: expected numbers from 1"),
+        (("--workers", "4,none"), "--workers 4,none: expected comma-separated numbers from 1"),
+        (("--workers", "0"), "--workers 0: expected comma-separated numbers from 1"),
         (("--straggler", "sometimes:1"), "--straggler sometimes:1: expected KIND:SECONDS"),
         (("--straggler", "pareto:1:4"), "--straggler pareto:1:4: expected KIND:SECONDS"),
-        (("--straggler", "1", "--straggler-ranks", "first"), "--straggler-ranks first: expected ranks"),
-        (("--straggler-ranks", "1"), "--straggler-ranks 1: slow by how much? Add --straggler"),
-        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "4 workers go from 0 to 3"),
+        (("--straggler", "1", "--straggler-ranks", "first"), "--straggler-ranks first: expected comma-sep"),
+        (("--straggler-ranks", "1"), "--straggler-ranks 1: the delay is missing; add --straggler"),
+        (("--workers", "4", "--straggler", "1", "--straggler-ranks", "4"), "4 workers have ranks 0 to 3"),
         (("--batch", "0"), "Invalid value for '--batch'"),
-        (("--job", "gpt"), "--job gpt: known are digits"),
-        (("--job", "digits", "--model-bytes", "5"), "give one of them"),
+        (("--job", "gpt"), "--job gpt: expected one of digits"),
+        (("--job", "digits", "--model-bytes", "5"), "use one of them"),
         (("--rate", "fast"), "fast"),
-        (("--rows", "gossip"), "no model of a row 'gossip'"),
+        (("--rows", "gossip"), "no model of row 'gossip'"),
         (("--optimizer", "lion"), "no optimizer 'lion'"),
-        (("--calibration", "nowhere.json"), "nowhere.json holds no calibration"),
+        (("--calibration", "nowhere.json"), "nowhere.json is not a calibration"),
     ],
 )
 def test_a_question_that_means_nothing_is_answered_by_what_was_allowed(
@@ -165,13 +163,13 @@ def test_models_are_as_large_as_the_bench_s(name: str) -> None:
 def test_a_shard_for_everybody_must_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     code, last, _ = told(capsys, "calibrate", "--serve", "0.0.0.0")
     assert code == 2
-    assert "--serve 0.0.0.0 is reachable from other machines without credentials" in last["error"]
+    assert "--serve 0.0.0.0 is open to other machines without credentials; add --insecure" in last["error"]
 
 
 def test_who_serves_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     code, last, _ = told(capsys, "calibrate", "--serve", "127.0.0.1", "--job", "digits")
     assert code == 2
-    assert "--serve measures nothing, so --job cannot be met" in last["error"]
+    assert "--serve measures nothing, so it excludes --job" in last["error"]
 
 
 @pytest.fixture

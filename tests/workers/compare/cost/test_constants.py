@@ -31,12 +31,12 @@ def test_constants_are_the_same_after_a_file(tmp_path: Path) -> None:
 def test_a_file_that_is_no_calibration_is_refused_by_name(tmp_path: Path, text: str) -> None:
     file = tmp_path / "calibration.json"
     file.write_text(text)
-    with pytest.raises(UsageError, match=r"calibration\.json holds no calibration .*ps-compare calibrate"):
+    with pytest.raises(UsageError, match=r"calibration\.json is not a calibration .*ps-compare calibrate"):
         read(file)
 
 
 def test_what_was_not_measured_is_named_with_what_was() -> None:
-    with pytest.raises(UsageError, match="no wire 'rdma'; it has shm, zmq"):
+    with pytest.raises(UsageError, match="no wire 'rdma', only shm, zmq"):
         CONSTANTS.wire("rdma")
-    with pytest.raises(UsageError, match="no optimizer 'Lion'; it has sgd, adam"):
+    with pytest.raises(UsageError, match="no optimizer 'Lion'; expected one of sgd, adam"):
         CONSTANTS.step("Lion")

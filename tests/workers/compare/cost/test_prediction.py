@@ -24,7 +24,7 @@ def test_every_row_has_a_model(row: str) -> None:
 
 
 def test_a_row_without_a_model_is_refused_with_those_that_have_one() -> None:
-    with pytest.raises(UsageError, match="no model of a row 'gossip'; there is one of local, ring"):
+    with pytest.raises(UsageError, match="no model of row 'gossip'; expected one of local, ring"):
         predict(CONSTANTS, "gossip", LINKED, JOB)
 
 
@@ -70,7 +70,7 @@ def test_a_ring_does_not_outlive_a_loss_and_a_lone_process_knows_of_none() -> No
     assert not predict(CONSTANTS, "ring", lossy, JOB).finished
     assert predict(CONSTANTS, "hub-bsp", lossy, JOB).finished
     assert predict(CONSTANTS, "local", lossy, JOB) == predict(CONSTANTS, "local", LINKED, JOB)
-    with pytest.raises(UsageError, match="nobody is left"):
+    with pytest.raises(UsageError, match="with one worker leaves no worker"):
         predict(CONSTANTS, "hub-bsp", Setting(workers=1, fault=Fault(rank=0, step=1)), JOB)
 
 

@@ -31,10 +31,10 @@ def test_it_says_whom_a_straggler_slowed(tmp_path: Path) -> None:
     trainer = Replayed(records=by_straggler(slow))
     said = verdict(tmp_path, trainer, rows=tuple(slow), straggler=table)
     assert (
-        "Rank 1 slower by 20 ms a step makes steps longer, ring 3.00 and hub-bsp"
-        " 2.00 times as long, not hub-asp."
+        "A delay of 20 ms a step on rank 1 makes steps of ring 3.00 and hub-bsp"
+        " 2.00 times as long, but not of hub-asp."
     ) in said
-    assert "times of an emulated machine" in said
+    assert "times are those of an emulated machine" in said
 
 
 def test_a_straggler_whose_effect_varies_is_not_said_to_have_none(tmp_path: Path) -> None:
@@ -45,16 +45,16 @@ def test_a_straggler_whose_effect_varies_is_not_said_to_have_none(tmp_path: Path
     table = StragglerTable(seconds=(0.02,), ranks=(1,), baseline=True)
     trainer = Replayed(records=records)
     said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), straggler=table)
-    assert "Rank 1 slower by 20 ms a step does not slow hub-bsp." in said
+    assert "A delay of 20 ms a step on rank 1 does not slow hub-bsp." in said
     assert (
-        "With rank 1 slower by 20 ms a step and without, steps are not told apart: ring 1.50 (0.90 to 1.60)"
-        " times as long."
+        "With and without a delay of 20 ms a step on rank 1, steps show no clear difference:"
+        " ring 1.50 (0.90 to 1.60) times as long."
     ) in said
 
 
 def test_it_says_who_did_not_survive_a_loss_and_who_did(tmp_path: Path) -> None:
-    trainer = Replayed(failed={"ring": "lost its ring"})
+    trainer = Replayed(failed={"ring": "the ring broke"})
     said = verdict(tmp_path, trainer, rows=("ring", "hub-bsp"), fault=FaultTable(rank=1, step=9))
-    assert "ring failed where worker 1 was lost at step 9, in 3 of 3 runs: lost its ring." in said
-    assert "hub-bsp went on to the end without worker 1." in said
+    assert "ring failed after worker 1 was lost at step 9, in 3 of 3 runs: the ring broke." in said
+    assert "hub-bsp finished without worker 1." in said
     assert "images/s" not in said

@@ -137,7 +137,7 @@ def test_what_was_finite_before_does_not_pass_for_the_end(tmp_path: Path) -> Non
     results = compared(tmp_path, odd)
     ring = row(results, "ring")
     assert ring["numbers"]["final_metric"]["values"] == [1.0, None]
-    assert ring["failed"] == "1 of 2 runs: its last test_accuracy is no finite number"
+    assert ring["failed"] == "1 of 2 runs: its last test_accuracy is not finite"
     assert f"ring failed in {ring['failed']}." in results["verdict"]
 
 
@@ -147,7 +147,7 @@ def test_a_measure_that_was_never_finite_is_a_result(tmp_path: Path) -> None:
         return [{**line, **(odd if "test_accuracy" in line else {})} for line in record(0.01)]
 
     results = compared(tmp_path, Replayed(records=never))
-    assert row(results, "ring")["failed"] == "2 of 2 runs: its last test_accuracy is no finite number"
+    assert row(results, "ring")["failed"] == "2 of 2 runs: its last test_accuracy is not finite"
     assert row(results, "hub-bsp")["failed"] is None
 
 
@@ -163,7 +163,7 @@ def test_a_training_loss_does_not_pass_for_that_of_the_test(tmp_path: Path) -> N
 def test_what_is_no_number_is_refused_by_rank_key_and_value(rank: int, name: str, value: Any) -> None:
     records = [record(0.1), record(0.1)]
     records[rank] = [{**line, name: value} if line["step"] == 50 else line for line in records[rank]]
-    words = rf"rank {rank} reported {name} = {value!r} after step 50, expected a number: mend .*\({name}="
+    words = rf"rank {rank} reported {name} = {value!r} after step 50; expected a number. Fix .*\({name}="
     with pytest.raises(UsageError, match=words):
         measured(*records)
 
@@ -229,7 +229,7 @@ def test_final_loss_and_measure_are_the_last_ones() -> None:
 
 
 def test_a_run_that_failed_half_way_has_no_end() -> None:
-    found = measured(failed="lost its ring")
+    found = measured(failed="the ring broke")
     assert (found["seconds"], found["final_loss"], found["final_metric"]) == (None, None, None)
     assert found["step_ms"] is not None
 
@@ -327,7 +327,7 @@ def test_the_second_run_of_the_hub_counts_for_no_speed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "words"), [(["hub"], "no row 'hub'"), (["ring", "ring"], "twice"), ([], "names no row")]
+    ("names", "words"), [(["hub"], "no row 'hub'"), (["ring", "ring"], "twice"), ([], "--rows is empty")]
 )
 def test_rows_that_cannot_be_meant_are_refused(names: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words):

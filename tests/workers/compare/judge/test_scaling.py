@@ -41,8 +41,8 @@ def test_it_says_from_how_many_servers_on_the_hub_wins(tmp_path: Path) -> None:
         }
     ]
     assert (
-        "n4 200mbit, 1, 2, 4 servers tried: the hub steps faster than the ring from 4 servers on;"
-        " nothing was predicted; by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+        "n4 200mbit, 1, 2, 4 servers tried: the hub steps faster than the ring with 4 or more"
+        " servers; no prediction; by bytes alone (k > n^2/(2(n-1))): with 3 or more servers."
     ) in results["verdict"]
 
 
@@ -72,7 +72,7 @@ def test_a_prediction_stands_beside_the_measured_crossover(tmp_path: Path) -> No
     found = read(results)
     assert (
         "n4 200mbit, 1, 4 servers tried: the hub steps faster than the ring with no number of servers;"
-        " predicted was from 5 servers on, and by bytes alone (k > n^2/(2(n-1))) from 3 servers on."
+        " predicted: with 5 or more servers; by bytes alone (k > n^2/(2(n-1))): with 3 or more servers."
     ) in in_words(found)
 
 

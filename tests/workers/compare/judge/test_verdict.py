@@ -15,34 +15,38 @@ from tests.support.compare.replayed import Replayed, record
 
 def test_who_is_first_to_the_target_is_said_with_by_how_much(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"ring": 0.02, "hub-bsp": 0.04, "local": 0.05, "hub-asp": 0.06}))
-    assert "First to test accuracy 0.93 is ring, in 1.98 s; hub-bsp needs 2.00 times" in said
+    assert "First to reach test accuracy 0.93 is ring, in 1.98 s; hub-bsp takes 2.00 times" in said
 
 
 def test_rows_whose_whole_interval_is_nearly_1_are_even(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"hub-asp": 0.5, "ring": 0.0101}), rows=("ring", "hub-bsp", "hub-asp"))
-    assert "First to test accuracy 0.93 are hub-bsp and ring, even in 0.99 to 1.00 s; hub-asp needs" in said
-    assert "The hub (hub-bsp) is even with the ring" in said
+    assert (
+        "First to reach test accuracy 0.93 are hub-bsp and ring, equally fast, in 0.99 to 1.00 s; hub-asp"
+        in said
+    )
+    assert "The hub (hub-bsp) is as fast as the ring" in said
 
 
 def test_rows_that_may_differ_by_half_are_not_told_apart_rather_than_even(tmp_path: Path) -> None:
     noisy = {"hub-bsp": (1 / 1.50, 1 / 1.60, 1 / 0.95), "ring": (1.0, 1 / 1.01, 1 / 1.02)}
     noisy["hub-asp"] = noisy["hub-bsp"]
     said = verdict(tmp_path, paced({}, noisy), rows=("ring", "hub-bsp", "hub-asp"))
-    apart = "seed by seed a factor of 1.50 (0.93 to 1.58)."
-    assert f"The hub (hub-bsp) is not told apart from the ring: 9,600 images/s against 6,464, {apart}" in said
-    assert "are hub-bsp, hub-asp and ring, not told apart in 0.66 to 0.98 s: ring 1.50 (0.93 to 1.58)" in said
-    assert "even with the ring" not in said
+    speeds = "9,600 images/s against 6,464, a factor of 1.50 (0.93 to 1.58) when paired by seed."
+    assert f"No clear difference between the hub (hub-bsp) and the ring: {speeds}" in said
+    assert "are hub-bsp, hub-asp and ring, with no clear difference, in 0.66 to 0.98 s:" in said
+    assert "ring takes 1.50 (0.93 to 1.58) times as long" in said
+    assert "as fast as the ring" not in said
 
 
 def test_with_one_seed_nothing_is_even_and_nobody_beats_anybody(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"ring": 0.0102}), seeds=(0,))
-    assert "The hub (hub-bsp) was 1.02 times as fast as the ring in this one run" in said
+    assert "The hub (hub-bsp) was 1.02 times as fast as the ring in a single run" in said
     assert "beats" not in verdict(tmp_path, paced({"ring": 0.05}), seeds=(0,))
 
 
 def test_a_hundredth_is_no_win_even_if_every_seed_shows_it(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"ring": 0.0101}))
-    assert "The hub (hub-bsp) is even with the ring" in said
+    assert "The hub (hub-bsp) is as fast as the ring" in said
 
 
 def test_a_target_reached_with_some_seeds_only_wins_no_race(tmp_path: Path) -> None:
@@ -51,19 +55,19 @@ def test_a_target_reached_with_some_seeds_only_wins_no_race(tmp_path: Path) -> N
         return lines[:60] if (run.row.name, run.seed) == ("hub-asp", 1) else lines
 
     said = verdict(tmp_path, Replayed(records=records))
-    assert "hub-asp reached with 2 of 3 seeds only test accuracy 0.93." in said
-    assert "First to test accuracy 0.93 are local, ring and hub-bsp" in said
+    assert "hub-asp reached test accuracy 0.93 with only 2 of 3 seeds." in said
+    assert "First to reach test accuracy 0.93 are local, ring and hub-bsp" in said
 
 
 def test_one_process_alone_that_is_faster_is_named(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"local": 0.001}))
-    assert "loses to one process alone, with as many threads as each worker:" in said
-    assert "this job is too small, or this machine has too few cores, for dividing it to pay." in said
+    assert "loses to a single process with as many threads as each worker:" in said
+    assert "the job is too small, or this machine has too few cores, to gain from several workers." in said
 
 
 def test_the_row_held_against_one_process_is_not_picked_by_its_speed(tmp_path: Path) -> None:
     said = verdict(tmp_path, paced({"local": 0.004, "ring": 0.005}))
-    assert "hub-bsp loses to one process alone" in said
+    assert "hub-bsp loses to a single process" in said
     assert "a factor of 1.25; faster than that process: ring." in said
     assert "too small" not in said
 
@@ -71,19 +75,19 @@ def test_the_row_held_against_one_process_is_not_picked_by_its_speed(tmp_path: P
 def test_a_difference_that_may_be_rounding_comes_with_what_allows_more(tmp_path: Path) -> None:
     apart = {f"n2 k1 hub-bsp seed0{turn}": 1.01 for turn in ("", " turn1")}
     said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
-    assert "If it is rounding, ps-compare report FOLDER --tolerance 0.001 allows more." in said
+    assert "If it is rounding, allow more with ps-compare report FOLDER --tolerance 0.001." in said
 
 
 def test_a_hub_that_does_not_repeat_itself_is_no_matter_of_rounding(tmp_path: Path) -> None:
     apart = {"n2 k1 hub-bsp seed0 turn1": 1.01}
     said = verdict(tmp_path, Replayed(parameters=apart), rows=("ring", "hub-bsp"), seeds=(0,))
-    assert "no difference at all is allowed" in said
+    assert "no difference is allowed" in said
     assert "tolerance" not in said
 
 
 def test_what_weakens_the_verdict_is_said(tmp_path: Path) -> None:
     compute = ComputeTable(step=(0.05,))
     said = verdict(tmp_path, paced({}), seeds=(0,), lr="per-worker", compute=compute)
-    assert "Asynchronous rows were given the job's learning rate divided by their workers" in said
-    assert "Workers slept for a part of every step" in said
-    assert "one seed, so nothing here tells chance from difference" in said
+    assert "Asynchronous rows used the job's learning rate divided by their number of workers" in said
+    assert "Workers slept for part of every step" in said
+    assert "one seed, so any difference can be chance" in said
