@@ -90,7 +90,7 @@ def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
     assert "is lost" in error
     later = [task(cluster, rank, out, "later") for rank in range(2)]
     assert [program.done(0, PATIENT)["exit_code"] for program in later] == [0, 0]
-    assert "n2 k1 ring seed1: kept" in later[0].said()
+    assert "n2 k1 ring seed1: already finished" in later[0].said()
     compared(out, "hub-aggregate")
     # that no worker of the killed one is left is seen to by the fixture no_process_outlives_its_test
 
@@ -98,4 +98,4 @@ def test_a_task_that_is_killed_ends_the_others_and_the_rest_is_run_later(
 def test_too_few_tasks_are_told_with_both_numbers(cluster: Cluster, tmp_path: Path) -> None:
     words = [*WORDS, "--workers", "3", "--out", str(tmp_path / "out")]
     program = cluster.run("compare", COMPARE, *words, variables={"RANK": "0", "WORLD_SIZE": "2"})
-    assert "has 3 workers, and environment started 2 tasks" in program.done(2, PATIENT)["error"]
+    assert "has 3 workers, but environment started 2 tasks" in program.done(2, PATIENT)["error"]

@@ -81,7 +81,7 @@ def test_what_was_killed_half_way_is_finished_without_repeating(cluster: Cluster
     after = finished(out)
     assert set(after) == set(LABELS)
     assert after[LABELS[0]] == before[LABELS[0]]
-    assert f"{LABELS[0]}: kept" in again.said()
+    assert f"{LABELS[0]}: already finished" in again.said()
     assert results(out)["gate"]["passed"]
 
 

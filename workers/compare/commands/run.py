@@ -149,7 +149,7 @@ def _here(experiment: Experiment, folder: Path) -> Findings:
         hosts.check(missing.setting)  # before the calibration, which takes a minute
     labels = [run.label for run in runs(experiment)]
     with Lifeline() as lifeline, Screen(labels) as screen:
-        measure = partial(calibrate, tell=screen.calibrating)
+        measure = partial(calibrate, report=screen.calibrating)
         return comparison.run(Runner(experiment, lifeline), screen, measure)
 
 

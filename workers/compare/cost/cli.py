@@ -146,7 +146,7 @@ def _measured() -> Constants:
     from hubring.workers.compare.cost.calibrate.calibration import calibrate as measure
 
     _log(f"no {CALIBRATION} in this folder; measuring this machine, about ten seconds")
-    return measure(tell=_log)
+    return measure(report=_log)
 
 
 def _log(text: str) -> None:

@@ -157,8 +157,8 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             )
         if self.fault is not None and (self.fault.rank == 0 or self.fault.step < 2):
             raise UsageError(
-                f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: expected a rank from 1, because"
-                " rank 0 measures the model, and a step from 2"
+                f"[fault] rank = {self.fault.rank}, step = {self.fault.step}: expected a rank from 1 (rank 0"
+                " measures the model) and a step from 2 (the worker must complete two steps to be measured)"
             )
         _ = self.settings  # each `Setting` checks itself
 

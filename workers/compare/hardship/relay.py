@@ -151,10 +151,10 @@ def relay(within: Sequence[str], link: Link, ports: Sequence[str]) -> Iterator[N
                 yield
         finally:
             child.ask_to_stop()
-            said = child.stderr.read().decode(errors="replace")
+            errors = child.stderr.read().decode(errors="replace")
             child.wait()
     if child.code:
-        raise HubringError(f"the relay between the hosts {child.ended}:\n{said}")
+        raise HubringError(f"the relay between the hosts {child.ended}:\n{errors}")
 
 
 def main(latency: str, jitter: str, *names: str) -> None:

@@ -47,7 +47,7 @@ class Figure:
     Attributes:
         name: Id of the element, unique in the page.
         title: Shown above it.
-        says: Caption; also describes the drawing to screen readers.
+        caption: Shown below the title; also describes the drawing to screen readers.
         drawing: Input of its section's template.
         table: The numbers of the drawing.
         key: Meaning of the marks.
@@ -56,7 +56,7 @@ class Figure:
 
     name: str
     title: str
-    says: str
+    caption: str
     drawing: Any
     table: Table
     key: Sequence[tuple[Mark, str]] = ()

@@ -76,8 +76,8 @@ class RunProcess(ABC):
 
     def tail(self, lines: int = 15) -> str:
         """Returns the end of its standard error and the path of the file."""
-        said = self.err.read_text(errors="replace").splitlines()[-lines:]
-        return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in said)
+        output = self.err.read_text(errors="replace").splitlines()[-lines:]
+        return f"the end of {self.err}:\n" + "\n".join(f"  {line}" for line in output)
 
 
 class Process(Child, RunProcess):
@@ -169,6 +169,6 @@ class Processes(Children[RunProcess]):
         """
         late = self.running()
         if time.monotonic() > self._deadline:
-            said = "\n".join(f"{process.name} is still running; {process.tail(5)}" for process in late)
-            raise DeadlineExceeded(f"waited {self._timeout:g} s (--timeout) for {awaited}\n{said}")
+            tails = "\n".join(f"{process.name} is still running; {process.tail(5)}" for process in late)
+            raise DeadlineExceeded(f"waited {self._timeout:g} s (--timeout) for {awaited}\n{tails}")
         time.sleep(POLL_SECONDS)

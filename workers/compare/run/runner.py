@@ -190,11 +190,11 @@ def _await_shards(programs: Programs, processes: Processes, address: str) -> Non
 
 
 def _status(programs: Programs, address: str) -> dict[str, list[object]]:
-    asked = subprocess.run(programs.status(address), capture_output=True, text=True, check=False)
+    answer = subprocess.run(programs.status(address), capture_output=True, text=True, check=False)
     try:
-        status: dict[str, list[object]] = json.loads(asked.stdout.splitlines()[-1])
+        status: dict[str, list[object]] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError) as cause:
-        raise HubringError(f"the server at {address} does not report its status: {asked.stderr}") from cause
+        raise HubringError(f"the server at {address} does not report its status: {answer.stderr}") from cause
     return status
 
 

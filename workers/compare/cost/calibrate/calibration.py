@@ -32,13 +32,13 @@ Measured = dict[str, list[float]]
 
 
 def calibrate(
-    turns: int = TURNS, tell: Callable[[str], None] = lambda _: None, address: str | None = None
+    turns: int = TURNS, report: Callable[[str], None] = lambda _: None, address: str | None = None
 ) -> Constants:
     """Measures this machine.
 
     Args:
         turns: Measurements of each figure, at least 2.
-        tell: Called with the name of the next measurement.
+        report: Called with the name of the next measurement.
         address: Address of another host that serves (`peer`), to measure the link to it; None: no link.
 
     Raises:
@@ -48,22 +48,22 @@ def calibrate(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a shard, and in a worker if there are as many workers as cores
     try:
-        measured = _measured(turns, tell, address)
+        measured = _measured(turns, report, address)
     finally:
         torch.set_num_threads(threads)
     return constants_of({name: values[1:] for name, values in measured.items()})
 
 
-def _measured(turns: int, tell: Callable[[str], None], address: str | None) -> Measured:
+def _measured(turns: int, report: Callable[[str], None], address: str | None) -> Measured:
     measured: Measured = defaultdict(list)
-    tell("copies, sums and steps")
+    report("copies, sums and steps")
     _rates(measured, turns)
-    tell(", ".join(TRANSPORTS))
+    report(", ".join(TRANSPORTS))
     _transports(measured, turns)
-    tell("gloo")
+    report("gloo")
     _ring(measured, turns)
     if address is not None:
-        tell(f"the link to {address}")
+        report(f"the link to {address}")
         _link(measured, turns, address)
     return measured
 
