@@ -157,7 +157,7 @@ def _cores(scope: Scope) -> list[str]:
         return []
     return [
         f"on one machine, cores and copies are the limit, not links: its {n + k} busy processes share {cores}"
-        f" cores, the ring's {n} do too"
+        f" cores, and the ring has {n}"
     ]
 
 

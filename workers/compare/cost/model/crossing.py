@@ -26,7 +26,7 @@ def most_servers(workers: int) -> int:
 
 
 def overtaking(hub: Callable[[int], float], ring: float, workers: int) -> int | None:
-    """Returns from how many servers up to `most_servers` the hub's step is always shorter; None: never.
+    """Returns from how many servers up to `most_servers` the hub's step is always shorter; None: from none.
 
     Args:
         hub: Returns the seconds of its step for a number of servers.
