@@ -230,7 +230,7 @@ def test_a_program_that_cannot_be_started_has_ended(wires: tuple[Wire, Wire], tm
     with Lifeline() as lifeline:
         assert Follower(there, lifeline).follow() == 1
     member = Member(hello(2, "b"), here)
-    with pytest.raises(HubringError, match=r"worker 2 cannot be started .*: --out must be a folder that all"):
+    with pytest.raises(HubringError, match=r"worker 2 cannot be started .*; --out must be a folder that all"):
         member.code("worker 2", 10)
     assert member.code("worker 2", 10) == 127
 
@@ -260,7 +260,7 @@ def test_followers_end_with_the_conductor_s_exit_code(
 def test_another_version_s_words_end_the_connection(wires: tuple[Wire, Wire], said: bytes) -> None:
     here, there = wires
     there._connection.send_bytes(said)
-    with pytest.raises(Lost, match="another version"):
+    with pytest.raises(Lost, match="install the same version on all machines"):
         here.receive(10)
 
 

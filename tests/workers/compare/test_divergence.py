@@ -23,7 +23,7 @@ from tests.support.compare.replayed import Replayed, carried_out, experiment, re
 
 ERROR = f"rank 1's gradient holds nan; {NonFinite.mend} (train.py line 9)"
 LAST = {"steps": 41, "exit_code": 1, "error": ERROR}
-SAID = "diverged after 41 steps, worker 1 said: rank 1's gradient holds nan"
+SAID = "diverged after 41 steps; worker 1 reported: rank 1's gradient holds nan"
 
 
 @dataclass

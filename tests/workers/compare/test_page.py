@@ -292,5 +292,5 @@ def test_a_number_that_is_not_finite_is_refused_with_its_place(value: float) -> 
     encode(findings)
     (entry,) = findings.rows
     odd = replace(entry, numbers=entry.numbers | {"step_ms": Number([value], value, value, value)})
-    with pytest.raises(HubringError, match=rf"{value} at rows\[0\]\.numbers\.step_ms\.values\[0\]"):
+    with pytest.raises(HubringError, match=rf"rows\[0\]\.numbers\.step_ms\.values\[0\] is {value}"):
         encode(replace(findings, rows=[odd]))

@@ -214,7 +214,7 @@ def test_ranks_that_disagree_are_told_in_the_hubs_words() -> None:
 
 def test_other_orders_and_single_partners_are_refused() -> None:
     def action(peer: Communicator) -> None:
-        with pytest.raises(UsageError, match="all call in one order"):
+        with pytest.raises(UsageError, match="all must call in one order"):
             collectives.barrier(f"of {peer.rank}", communicator=peer)
         if peer.rank == 0:
             with pytest.raises(UsageError, match="neither groups nor join, send and recv"):

@@ -133,7 +133,7 @@ def test_the_program_imports_torch_only_once_it_is_needed() -> None:
     [
         (["run", "--rows", "local,rng"], "no row 'rng'; expected one of local, ring"),
         (["run", "digts"], "did you mean digits?"),
-        (["report", "nowhere"], "nowhere holds no experiment"),
+        (["report", "nowhere"], "nowhere has no experiment.json"),
     ],
 )
 def test_what_does_not_exist_is_a_usage_error(words: list[str], said: str, tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_what_is_missing_is_what_was_not_finished(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_another_experiment_in_the_same_folder_is_refused_by_what_differs(tmp_path: Path) -> None:
     carried_out(tmp_path, Replayed())
-    with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\];.*another --out"):
+    with pytest.raises(UsageError, match=r"seeds was \[0, 1\] and is now \[0, 2\]\..*another --out"):
         carried_out(tmp_path, Replayed(), seeds=(0, 2))
 
 
@@ -257,7 +257,7 @@ def test_results_that_are_not_finite_do_not_replace_those_of_before(
 
     odd = replace(decode(good), machine={"ghz": math.inf})
     monkeypatch.setattr(comparison, "results", lambda *asked: odd)
-    with pytest.raises(HubringError, match=r"inf at machine\.ghz"):
+    with pytest.raises(HubringError, match=r"machine\.ghz is inf"):
         Comparison.open(tmp_path).report()
     assert (tmp_path / "results.json").read_bytes() == good
 
@@ -289,7 +289,7 @@ def test_what_an_earlier_version_left_is_refused_before_anything_is_trained(tmp_
     record = tmp_path / "runs" / LABELS[2] / "record 0.jsonl"
     record.write_text(record.read_text().replace("hidden_seconds", "before"))
     later = Replayed()
-    with pytest.raises(HubringError, match=f"{LABELS[2]} was recorded by an earlier version: delete"):
+    with pytest.raises(HubringError, match=f"{LABELS[2]} was recorded by an earlier version; delete"):
         carried_out(tmp_path, later)
     assert later.ran == []
 
@@ -323,7 +323,7 @@ def test_a_run_s_folder_that_others_still_write_to_is_named(
     monkeypatch.setattr(shutil, "rmtree", written_to)
     run = runs(experiment())[0]
     with pytest.raises(
-        HubringError, match=r"cannot be emptied \(.*not empty\): .* wait until they have ended"
+        HubringError, match=r"cannot be emptied \(.*not empty\)\. .* wait until they have ended"
     ):
         Runner(experiment()).run(run, tmp_path, lambda line: None)
 

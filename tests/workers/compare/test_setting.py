@@ -37,7 +37,7 @@ def test_time_that_was_slept_is_called_emulated() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Link(rate=0.0), "moves nothing"),
+        (lambda: Link(rate=0.0), "rate 0 bit/s; expected a rate above 0"),
         (lambda: Link(latency=0.001, jitter=0.002), "expected a jitter from 0 to the latency"),
         (lambda: Straggler(kind="pareto", seconds=1.0, shape=1.0), "a shape above 1"),
         (lambda: Straggler(kind="often", seconds=1.0), "expected one of constant, pareto, host"),  # type: ignore[arg-type]

@@ -76,7 +76,7 @@ def test_predict_without_a_calibration_says_that_it_measured_and_leaves_no_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(calibration, "calibrate", lambda tell: CONSTANTS)
+    monkeypatch.setattr(calibration, "calibrate", lambda report: CONSTANTS)
     _, last, shown = told(capsys, "predict", "--workers", "2")
     assert last["calibration"]["file"] is None
     assert "calibration: measured now on" in shown

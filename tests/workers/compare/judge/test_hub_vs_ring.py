@@ -176,5 +176,5 @@ def test_faster_by_step_yet_never_at_the_target_is_said(tmp_path: Path) -> None:
 
     said = verdict(tmp_path, Replayed(records=records))
     assert "hub-asp did not reach test accuracy 0.93." in said
-    assert "times as fast as hub-bsp, yet does not reach test accuracy 0.93 with every seed" in said
+    assert "times as fast as hub-bsp, but does not reach test accuracy 0.93 with every seed" in said
     assert "(it ends at 0.100, hub-bsp at 1.000)" in said

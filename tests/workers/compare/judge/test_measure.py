@@ -279,7 +279,7 @@ def test_parts_of_a_step_are_read_where_workers_and_shards_tell_them() -> None:
 
 def test_a_record_of_an_earlier_version_is_an_error() -> None:
     old = [{name: value for name, value in line.items() if name != "hidden_seconds"} for line in record(0.1)]
-    with pytest.raises(HubringError, match="hub-bsp seed0 was recorded by an earlier version: delete"):
+    with pytest.raises(HubringError, match="hub-bsp seed0 was recorded by an earlier version; delete"):
         measured(old)
 
 
@@ -290,7 +290,9 @@ def test_a_record_without_steps_is_an_error(lines: list[Line]) -> None:
 
 
 def test_a_script_that_never_reports_its_measure_is_told_how() -> None:
-    with pytest.raises(HubringError, match=r"no 'bits_per_char'.*call hubring.report\(bits_per_char=...\)"):
+    with pytest.raises(
+        HubringError, match=r"rank 0 did not report 'bits_per_char'.*call hubring.report\(bits_per_char=...\)"
+    ):
         measured(job=JOBS["char-lm"])
 
 
