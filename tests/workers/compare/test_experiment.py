@@ -199,7 +199,7 @@ def test_what_makes_no_sense_is_refused_with_its_mend(tmp_path: Path, text: str,
 
 
 def test_a_name_that_is_neither_file_nor_experiment_gets_a_guess() -> None:
-    with pytest.raises(UsageError, match=r"no file and no shipped experiment digts; did you mean digits"):
+    with pytest.raises(UsageError, match=r"no file and no built-in experiment digts; did you mean digits"):
         load("digts", {})
 
 

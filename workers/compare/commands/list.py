@@ -1,4 +1,4 @@
-"""`ps-compare list`: rows, jobs, shipped experiments and results."""
+"""`ps-compare list`: rows, jobs, built-in experiments and results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def show_list(
     folder: Annotated[Path, typer.Argument(help="folder of results [results]")] = Path("results"),
 ) -> None:
-    """List rows, jobs, shipped experiments and results."""
+    """List rows, jobs, built-in experiments and results."""
     raise SystemExit(terminal.conclude("ps-compare", lambda: _list(folder)))
 
 

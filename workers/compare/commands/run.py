@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from hubring.workers.compare.result.findings import Findings, Number
 
 DEFAULT = "digits"
-"""The shipped experiment that runs by default."""
+"""The built-in experiment that runs by default."""
 
 
 def run(
     experiment: Annotated[
         str | None,
-        typer.Argument(help="TOML file or name of a shipped experiment, see ps-compare list [digits]"),
+        typer.Argument(help="TOML file or name of a built-in experiment, see ps-compare list [digits]"),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="shipped job: digits or char-lm")] = None,
+    job: Annotated[str | None, typer.Option(help="built-in job: digits or char-lm")] = None,
     script: Annotated[Path | None, typer.Option(help="your training script; needs --metric")] = None,
     arguments: Annotated[
         str | None, typer.Option(help="for the job or script; {seed} {batch} {lr} {epochs} are filled in")

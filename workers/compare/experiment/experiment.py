@@ -91,7 +91,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     about: str = ""
     """What the experiment shows, in one sentence."""
     job: str | None = None
-    """Shipped job: digits or char-lm. Set either this or `script`."""
+    """Built-in job: digits or char-lm. Set either this or `script`."""
     script: Path | None = None
     """Training script. It needs `metric`, the reported key to compare."""
     arguments: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def _check_script(self) -> None:
         if (self.job is None) == (self.script is None):
-            raise UsageError("set either job, for a shipped job, or script, for your own script")
+            raise UsageError("set either job, for a built-in job, or script, for your own script")
         if self.script is None:
             _ = self.yardstick  # fails on an unknown job
             for name, usual in _OF_SCRIPTS.items():

@@ -1,4 +1,4 @@
-"""Reads an experiment from a TOML file or a shipped experiment, overridden by flags.
+"""Reads an experiment from a TOML file or a built-in experiment, overridden by flags.
 
 A single value can replace a list, and a quantity can have a unit.
 """
@@ -57,7 +57,7 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
     """Reads an experiment.
 
     Args:
-        source: A TOML file or the name of a shipped experiment; None: flags only.
+        source: A TOML file or the name of a built-in experiment; None: flags only.
         flags: Values from the command line by name; None where a flag is not set. Lists are
             comma-separated text.
 
@@ -88,7 +88,7 @@ def load(source: str | None, flags: Mapping[str, object]) -> Experiment:
 
 
 def find(source: str) -> Path:
-    """Returns the file with that name, else the file of the shipped experiment.
+    """Returns the file with that name, else the file of the built-in experiment.
 
     Raises:
         UsageError: Neither exists.
@@ -98,12 +98,12 @@ def find(source: str) -> Path:
     if source in (known := shipped()):
         return known[source]
     guess = difflib.get_close_matches(source, known, n=1)
-    hint = f"did you mean {guess[0]}?" if guess else f"shipped are {', '.join(known)}"
-    raise UsageError(f"no file and no shipped experiment {source}; {hint}")
+    hint = f"did you mean {guess[0]}?" if guess else f"built-in are {', '.join(known)}"
+    raise UsageError(f"no file and no built-in experiment {source}; {hint}")
 
 
 def shipped() -> dict[str, Path]:
-    """Returns the files of the shipped experiments by name."""
+    """Returns the files of the built-in experiments by name."""
     found = {Path(str(each)).stem: Path(str(each)) for each in SHIPPED.iterdir()}
     return dict(sorted((name, path) for name, path in found.items() if path.suffix == ".toml"))
 

@@ -13,7 +13,7 @@ from hubring.workers.compare.judge.scaling import crossovers, scaling
 from hubring.workers.compare.result.findings import Findings
 
 OPTIMIZERS = {"char-lm": "adam"}
-"""Optimizers of shipped jobs that do not use SGD."""
+"""Optimizers of built-in jobs that do not use SGD."""
 
 
 def predicted(found: Findings, constants: Constants | None) -> Findings:

@@ -24,7 +24,7 @@ def own_step(job: str) -> tuple[float, float, float]:
     """Returns the seconds of a step: median, lower and upper quartile.
 
     Args:
-        job: A shipped job.
+        job: A built-in job.
 
     Raises:
         UsageError: There is no such job.
