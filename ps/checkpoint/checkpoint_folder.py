@@ -1,9 +1,9 @@
-"""Checkpoints on disk: a folder each, whole or not there.
+"""Checkpoints on disk: one folder each, published atomically.
 
-Files are written and synced into a hidden folder, the manifest with their
-digests last; then the folder gets its name in one rename. A reader believes a
-folder only if every file has the size and digest that its manifest states, and
-otherwise falls back to the one before.
+A writer writes and syncs all files into a hidden folder, the manifest with their
+digests last. Then it renames the folder. A reader accepts a folder only if every
+file matches its size and digest in the manifest. Otherwise it tries the previous
+checkpoint.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 KEEP = 3
-"""How many checkpoints stay; older ones are removed once a newer one is published."""
+"""How many checkpoints stay on disk. Publishing a checkpoint removes the older ones."""
 
 VERIFIERS = 4
-"""Files whose digests are taken at once; a large job's are read as fast as the disk gives them."""
+"""How many files are verified at once, so that the disk limits the speed, not the digests."""
 
 _NAME = "manifest.json"
 _PUBLISHED = re.compile(r"[0-9]{6,}-step-[0-9]+")
@@ -45,10 +45,10 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a checkpoint holds; everything but the tensors.
+    """What a checkpoint contains, except the tensors.
 
     `step` is the number of completed steps: of every key in lockstep modes, of
-    the slowest key in the others.
+    the slowest key in other modes.
     """
 
     job: str
@@ -61,7 +61,7 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
     def file_of(self, key: int) -> str:
-        """Name of the file that holds a key."""
+        """Returns the name of the file that holds a key."""
         for entry in self.files:
             if key in entry.keys:
                 return entry.name
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def begin(directory: Path) -> Path:
-    """A fresh hidden folder to write a checkpoint's files into.
+    """Creates a hidden folder for a new checkpoint's files.
 
     Raises:
         ConfigError: The directory cannot be written.
@@ -86,44 +86,47 @@ def begin(directory: Path) -> Path:
 
 
 def unwritable(directory: Path, cause: OSError) -> ConfigError:
-    """Why a directory takes no checkpoints, and the mend."""
+    """Returns the error for a checkpoint directory that cannot be written."""
     return ConfigError(
-        f"cannot write checkpoints to {directory}: {cause.strerror or cause}; give --checkpoint-dir a"
-        " folder that this user may write to"
+        f"cannot write checkpoints to {directory}: {cause.strerror or cause}; set --checkpoint-dir to a"
+        " folder that this user can write to"
     )
 
 
 def unwritten(path: Path, nbytes: int, cause: Exception) -> ConfigError:
-    """Why a file of a checkpoint could not be written, and what room it needs; removes what there is of it.
+    """Removes a file of a checkpoint that could not be written completely, and returns the error.
 
     Args:
         path: The file.
-        nbytes: Of its tensors.
-        cause: What writing it failed with.
+        nbytes: Bytes of the file's tensors.
+        cause: The error of the write.
     """
     try:
         path.unlink(missing_ok=True)
         free = shutil.disk_usage(path.parent).free
     except OSError as error:
-        room = f"this host has no such folder ({error.strerror}), and all that write there must share it"
+        fix = (
+            f"this host cannot use that folder ({error.strerror}). Put --checkpoint-dir on a file system that"
+            " the server shares with the hosts of all shards"
+        )
     else:
-        room = f"it needs {nbytes} bytes, and {free} bytes are free there: make room, or take another disk"
+        fix = f"it needs {nbytes} bytes, but only {free} bytes are free. Free some space, or use another disk"
     why = cause.strerror if isinstance(cause, OSError) and cause.strerror else cause
-    return ConfigError(f"{path} cannot be written ({why}); {room}")
+    return ConfigError(f"cannot write {path} ({why}); {fix}")
 
 
 def publish(folder: Path, manifest: Manifest) -> Path:
-    """Gives a written folder its manifest and its name, and removes what is older than the last KEEP.
+    """Writes the manifest, renames the folder, and removes all but the newest KEEP checkpoints.
 
     Raises:
-        ConfigError: The disk is full, or somebody else's hands are in the directory.
+        ConfigError: The disk is full, or another process changed the directory.
     """
     try:
         return _publish(folder, manifest)
     except OSError as error:
         raise ConfigError(
-            f"cannot publish a checkpoint in {folder.parent}: {error}; make room there, and let one server"
-            " alone write there"
+            f"cannot publish a checkpoint in {folder.parent}: {error}; free some space, and make sure that"
+            " only one server writes to this folder"
         ) from error
 
 
@@ -144,41 +147,43 @@ def _publish(folder: Path, manifest: Manifest) -> Path:
 def _remove(old: Path) -> None:
     try:
         shutil.rmtree(old)
-    except OSError as error:  # another user's, or open on NFS; the new one is published all the same
-        log.warning("the old checkpoint %s cannot be removed: %s; remove it by hand", old, error)
+    except OSError as error:  # owned by another user, or open on NFS; the new checkpoint is published anyway
+        log.warning("cannot remove the old checkpoint %s: %s; remove it manually", old, error)
 
 
 def newest(directory: Path) -> tuple[Path, Manifest] | None:
-    """The newest checkpoint that is whole; None if the directory holds none at all.
+    """Returns the newest valid checkpoint; None if the directory has no checkpoints.
 
     Raises:
-        CheckpointCorrupt: There are checkpoints, and every one is damaged.
+        CheckpointCorrupt: All checkpoints are damaged.
         ConfigError: The directory cannot be read.
     """
     try:
         folders = _folders(directory)
     except OSError as error:
-        raise ConfigError(f"cannot read checkpoints in {directory}: {error}") from error
+        raise ConfigError(
+            f"cannot read checkpoints in {directory}: {error}; check the permissions of --checkpoint-dir"
+        ) from error
     damage = []
     for folder in folders:
         try:
             return folder, read(folder)
         except CheckpointCorrupt as error:
-            log.warning("%s; trying the one before", error)
+            log.warning("%s; trying the previous checkpoint", error)
             damage.append(str(error))
     if damage:
         raise CheckpointCorrupt(
-            f"no checkpoint in {directory} is whole: {'; '.join(damage)}. Mend the file or who may read it,"
-            " or start with another --checkpoint-dir to begin afresh"
+            f"no valid checkpoint in {directory}: {'; '.join(damage)}. Restore the files or their"
+            " permissions, or use another --checkpoint-dir to start from step 0"
         )
     return None
 
 
 def read(folder: Path) -> Manifest:
-    """A checkpoint's manifest, after every file was held against its digest.
+    """Returns a checkpoint's manifest after it has verified the digest of every file.
 
     Raises:
-        CheckpointCorrupt: Something is missing, torn, flipped, or of a format we do not know.
+        CheckpointCorrupt: A file is missing, truncated or changed, or the format is unknown.
     """
     manifest = described(folder)
     with ThreadPoolExecutor(VERIFIERS) as pool:
@@ -187,50 +192,50 @@ def read(folder: Path) -> Manifest:
 
 
 def described(folder: Path) -> Manifest:
-    """A checkpoint's manifest, as it lies there: its files may be damaged.
+    """Returns a checkpoint's manifest without verifying the files.
 
     Raises:
-        CheckpointCorrupt: It is missing, torn, or of a format we do not know.
+        CheckpointCorrupt: The manifest is missing or truncated, or its format is unknown.
     """
     try:
         manifest = msgspec.json.decode((folder / _NAME).read_bytes(), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointCorrupt(f"{folder / _NAME} cannot be read: {error}") from error
+        raise CheckpointCorrupt(f"cannot read {folder / _NAME}: {error}") from error
     if manifest.format != FORMAT:
-        raise CheckpointCorrupt(f"{folder} has format {manifest.format}; this version reads {FORMAT}")
+        raise CheckpointCorrupt(
+            f"{folder} has format {manifest.format}; this version of Hubring reads format {FORMAT}"
+        )
     return manifest
 
 
 def verify(folder: Path, entry: FileEntry) -> None:
-    """Holds one file of a checkpoint against its digest.
+    """Verifies size and digest of one file of a checkpoint.
 
     Raises:
-        CheckpointCorrupt: It is missing, torn or flipped.
+        CheckpointCorrupt: The file is missing, truncated or changed.
     """
     path = folder / entry.name
     if path.name != entry.name or entry.name != os.path.basename(entry.name):
-        raise CheckpointCorrupt(f"{entry.name!r} is no plain file name")
+        raise CheckpointCorrupt(f"the manifest of {folder} lists the file {entry.name!r}, which is invalid")
     try:
         if not path.is_file():
             raise CheckpointCorrupt(f"{path} is missing")
         if path.stat().st_size != entry.bytes:
-            raise CheckpointCorrupt(
-                f"{path} has {path.stat().st_size} bytes where {entry.bytes} were written"
-            )
+            raise CheckpointCorrupt(f"{path} has {path.stat().st_size} bytes, expected {entry.bytes}")
         if digest(path) != entry.sha256:
-            raise CheckpointCorrupt(f"{path} differs from its digest: it was changed or damaged")
+            raise CheckpointCorrupt(f"{path} does not match its digest; the file was changed or damaged")
     except OSError as error:
-        raise CheckpointCorrupt(f"{path} cannot be read: {error.strerror}") from error
+        raise CheckpointCorrupt(f"cannot read {path}: {error.strerror}") from error
 
 
 def digest(path: Path) -> str:
-    """A file's SHA-256 in hexadecimal."""
+    """Returns a file's SHA-256 in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:
-    """Forces a file, or a folder's list of names, to the disk."""
+    """Flushes a file, or a folder's entries, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -239,10 +244,9 @@ def sync(path: Path) -> None:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Published checkpoints, newest first."""
-    names = (
-        os.listdir(directory) if directory.exists() else []
-    )  # glob would take a locked folder for an empty one
+    """Returns the published checkpoints, newest first."""
+    # Not glob: it takes an unreadable folder for an empty one.
+    names = os.listdir(directory) if directory.exists() else []
     return sorted(
         (directory / name for name in names if _PUBLISHED.fullmatch(name)), key=_number, reverse=True
     )

@@ -1,4 +1,4 @@
-"""The lock on a folder of checkpoints: one process at a time writes there."""
+"""The lock of a checkpoint directory: only one process at a time writes to it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _FILE = ".claim"
 
 
 def lock(directory: Path) -> TextIO:
-    """Takes a directory for this process alone, until the file returned is closed or the process ends.
+    """Locks a directory until the returned file is closed or this process exits.
 
-    Two that wrote there would each sweep away what the other is writing, and go on from the other's steps.
+    Without the lock, two servers would delete each other's unfinished checkpoints and resume from each
+    other's steps.
 
     Raises:
-        ConfigError: The directory cannot be written, or another process has taken it; says which.
+        ConfigError: The directory cannot be written, or another process has locked it.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -33,7 +34,7 @@ def lock(directory: Path) -> TextIO:
         raise unwritable(directory, error) from error
     try:
         _lock_file(file, directory)
-        begin(directory).rmdir()  # one that cannot be written is told now, not at the first checkpoint
+        begin(directory).rmdir()  # fails now, not at the first checkpoint, if the directory is not writable
     except BaseException:
         file.close()
         raise
@@ -42,16 +43,18 @@ def lock(directory: Path) -> TextIO:
 
 def _lock_file(file: TextIO, directory: Path) -> None:
     try:
-        # Of the process, where flock's would be its children's as well and outlive it with them.
+        # Not flock: children inherit its lock and can hold it after this process exits.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             file.seek(0)
             raise ConfigError(
-                f"{file.read().strip() or 'another process'} keeps its checkpoints in {directory}: wait for"
-                " its end, or give another --checkpoint-dir"
+                f"{directory} is locked by {file.read().strip() or 'another process'}; wait until that"
+                " process exits, or use another --checkpoint-dir"
             ) from error
-        log.warning("%s cannot be locked (%s): let nobody else write there", directory, error.strerror)
+        log.warning(
+            "cannot lock %s (%s); make sure that no other server writes to it", directory, error.strerror
+        )
     try:
         file.truncate(0)
         file.write(f"{socket.gethostname()} pid {os.getpid()}\n")

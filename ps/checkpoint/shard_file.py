@@ -22,24 +22,24 @@ _VALUES = "values"
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written, as the manifest states it."""
+    """Digest and size of a written file."""
 
     sha256: str
     bytes: int
 
 
 class _Counts(msgspec.Struct, frozen=True):
-    """The numbers of one key; clocks by rank."""
+    """Version and clocks (by rank) of one key."""
 
     version: int
     clocks: dict[int, int]
 
 
 def save(path: Path, snapshot: Snapshot) -> Written:
-    """Writes a shard's keys to a new file and forces it to the disk.
+    """Writes a shard's keys to a new file and flushes it to the disk.
 
     Raises:
-        ConfigError: The disk is full, or the folder cannot be written; says how much room it needs.
+        ConfigError: The disk is full, or the folder cannot be written.
     """
     tensors: dict[str, Tensor] = {}
     counts: dict[int, _Counts] = {}
@@ -56,10 +56,10 @@ def save(path: Path, snapshot: Snapshot) -> Written:
 
 
 def load(folder: Path, keys: Collection[int]) -> Snapshot:
-    """Reads some keys of a checkpoint, from whichever files hold them.
+    """Reads some keys of a checkpoint, from all files that hold them.
 
     Raises:
-        CheckpointCorrupt: A file that holds one is not whole, or no file does.
+        CheckpointCorrupt: A file is damaged, or no file holds one of the keys.
     """
     snapshot: Snapshot = {}
     for entry in described(folder).files:
@@ -69,15 +69,17 @@ def load(folder: Path, keys: Collection[int]) -> Snapshot:
             snapshot.update(_read(folder / entry.name, wanted))
     missing = sorted(set(keys) - snapshot.keys())
     if missing:
-        raise CheckpointCorrupt(f"{folder} lacks keys {missing[:5]}: it was made by another job")
+        raise CheckpointCorrupt(
+            f"{folder} does not contain keys {missing[:5]}; another job wrote this checkpoint"
+        )
     return snapshot
 
 
 def load_parameters(folder: Path) -> dict[str, Tensor]:
-    """The model's parameters by name and shape, as a checkpoint holds them.
+    """Reads the model's parameters, by name and in their shapes, from a checkpoint.
 
     Raises:
-        CheckpointCorrupt: The checkpoint is not whole.
+        CheckpointCorrupt: The checkpoint is damaged.
     """
     manifest = described(folder)
     snapshot = load(folder, [piece.key for piece in manifest.slices])
@@ -101,7 +103,7 @@ def _read(path: Path, keys: list[int]) -> Snapshot:
             names = list(file.keys())
             return {key: _state(file, names, key, counts[key]) for key in keys}
     except (OSError, KeyError, SafetensorError, msgspec.MsgspecError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be read: {error}") from error
+        raise CheckpointCorrupt(f"cannot read {path}: {error}") from error
 
 
 def _state(file: Any, names: list[str], key: int, counts: _Counts) -> KeyState:

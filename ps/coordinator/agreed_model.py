@@ -1,7 +1,7 @@
-"""The one model that a job's workers and its checkpoint agree on, and where its slices lie.
+"""The model that a job's workers and its checkpoint agree on, and the plan of its slices.
 
-Law: the first worker's buckets are the job's, if they fit the checkpoint to go
-on from; everybody else's must be the same. No I/O.
+Law: the first worker's buckets become the job's. They must match the restored
+checkpoint, and all other workers must have the same. No I/O.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Buckets = tuple[BucketSpec, ...]
 
 
 class AgreedModel:
-    """What the job trains; empty until the first worker has said it.
+    """The model that the job trains; empty until the first worker has sent its buckets.
 
     Args:
-        consistency: What the hub promises; aggregate-only needs its lockstep.
+        consistency: The hub's policy; `--aggregate` needs lockstep.
         mode: The policy's name, for messages.
-        slice_bytes: Largest slice; None leaves it to the checkpoint, or else to the workers.
-        restored: The checkpoint to go on from, if there is one.
+        slice_bytes: Largest slice; None uses the checkpoint's slices, or else the workers' choice.
+        restored: The checkpoint to resume from, if there is one.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class AgreedModel:
         self.buckets: Buckets = ()
         self.plan = ShardPlan(())
         self.settled = False
-        """The shards have the plan."""
+        """Whether the shards have the plan."""
         self.restored = restored
         self._consistency = consistency
         self._mode = mode
@@ -52,64 +52,66 @@ class AgreedModel:
 
     @property
     def undecided(self) -> bool:
-        """Whether the workers are to say how the model is cut, and have not yet."""
+        """Whether the workers choose the slices and have not chosen yet."""
         return self._slice_bytes is None and self.restored is None and not self.settled
 
     @property
     def step(self) -> int:
-        """Completed steps that the job begins with."""
+        """Completed steps at the start of the job."""
         return self.restored[1].step if self.restored else 0
 
     @property
     def on_the_hub(self) -> bool:
-        """Whether the shards hold parameters, rather than only average gradients."""
+        """Whether the shards hold parameters. With `--aggregate` they only average gradients."""
         return self.settled and bool(self.buckets) and _steps_on_hub(self.buckets)
 
     def check(self, offered: Buckets, late: bool) -> None:
-        """Holds a worker's buckets against the job's.
+        """Compares a worker's buckets with the job's.
 
         Raises:
-            ConfigError: They differ, or cannot be served; names the first difference.
+            ConfigError: The buckets differ, or the hub cannot serve them.
         """
         if late and not _steps_on_hub(offered):
             raise ConfigError(
-                "under --aggregate the hub holds no parameters to give to a worker that comes late:"
-                " start the job again with all of its workers"
+                "with --aggregate no worker can join after the start, because the hub holds no parameters."
+                " Restart the job with all its workers"
             )
         if not self._consistency.lockstep and not _steps_on_hub(offered):
             raise ConfigError(
-                f"--aggregate needs a synchronous hub; this one runs --mode {self._mode}:"
-                " start it with --mode bsp"
+                f"--aggregate needs a synchronous hub, but this server runs --mode {self._mode};"
+                " restart the server with --mode bsp"
             )
         clause = difference(self.buckets, offered) if self.buckets else None
         if clause is not None:
             raise ConfigError(
-                f"this worker trains otherwise than the job: it has {clause}; start all workers with the same"
+                f"this worker's model differs from the job's: {clause}; start all workers with the same"
                 " script, arguments and flags"
             )
 
     def draw_trial(self, offered: Buckets, shards: int, slice_bytes: int) -> tuple[ShardPlan, bool]:
-        """A plan that is only to be tried, and whether it is another than the one tried last.
+        """Returns a plan for a trial, and whether it differs from the last trial's plan.
 
         Raises:
-            ConfigError: The job has its plan already.
+            ConfigError: The job already has its plan.
         """
         if not self.undecided:
-            raise ConfigError("the job has its slices already: a worker that joins it has nothing to try")
+            raise ConfigError("the job already has its slices; no worker can try other slices")
         asked = (offered, slice_bytes)
         is_new, self._trial = asked != self._trial, asked
         return make_plan(offered, shards, slice_bytes), is_new
 
     def draw(self, offered: Buckets, shards: int, slicing: Slicing | None = None) -> ShardPlan:
-        """The plan for the first worker's buckets; a checkpoint's own cuts if nobody asks for others.
+        """Returns the plan for the first worker's buckets.
+
+        Without a configured slice size, a restored job uses the slices of its checkpoint.
 
         Args:
             offered: The buckets.
             shards: How many shards there are.
-            slicing: What the workers found best, if that was left to them.
+            slicing: What the workers chose, if the choice was theirs.
 
         Raises:
-            ConfigError: The checkpoint is of another model.
+            ConfigError: The checkpoint belongs to another model.
         """
         if self.restored is not None and self._slice_bytes is None:
             plan = deal(self.restored[1].slices, offered, shards)
@@ -120,30 +122,33 @@ class AgreedModel:
             path, manifest = self.restored
             clause = difference(_uncoded(manifest.buckets), _uncoded(offered))
             if clause is None and _cuts(manifest.slices) != _cuts(plan.slices):
-                clause = "slices cut by another --slice-bytes"
+                clause = "--slice-bytes has changed"
             if clause is not None:
                 raise ConfigError(
-                    f"the checkpoint {path} is of another model: this worker has {clause}."
-                    " Start the server with another --checkpoint-dir, or the job that it belongs to"
+                    f"this worker's model does not match the checkpoint {path}: {clause}."
+                    " Restart the server with another --checkpoint-dir, or start the job that wrote the"
+                    " checkpoint"
                 )
         return plan
 
     def expect(self, offered: Buckets) -> None:
-        """Makes these the job's before there is a plan: what ranks try together must be one model."""
+        """Makes these the job's buckets before there is a plan, so that all ranks try the same model."""
         self.buckets = self.buckets or offered
 
     def settle(self, offered: Buckets, plan: ShardPlan) -> None:
-        """Makes these the job's: the shards have them."""
+        """Makes these the job's buckets and plan, once the shards have them."""
         self.buckets, self.plan, self.settled = offered, plan, True
 
     def held(self, job: Job, next_incarnation: int) -> Held:
-        """What there is to save of it.
+        """Returns what a checkpoint must save.
 
         Raises:
-            ConfigError: There is nothing.
+            ConfigError: The shards hold no parameters.
         """
         if not self.on_the_hub:
-            raise ConfigError("the shards hold no parameters: no worker has brought any yet")
+            raise ConfigError(
+                "the shards hold no parameters: no worker has sent any yet, or the workers use --aggregate"
+            )
         return Held(
             job.name,
             self._mode,
@@ -161,10 +166,10 @@ def _steps_on_hub(buckets: Buckets) -> bool:
 
 
 def _uncoded(buckets: Buckets) -> Buckets:
-    """What gradients are compressed with may change from start to start."""
+    """Returns the buckets without codecs: a resumed job may use another compression."""
     return tuple(replace(bucket, codec="") for bucket in buckets)
 
 
 def _cuts(slices: Sequence[Slice]) -> list[tuple[int, int, int, int]]:
-    """Everything about slices but the shard, which may change from start to start."""
+    """Returns the slices without shards: a resumed job may have another number of shards."""
     return [(piece.key, piece.bucket, piece.offset, piece.numel) for piece in slices]

@@ -1,4 +1,4 @@
-"""The writer of checkpoints: brings all shards to one common step and publishes what they wrote."""
+"""Writes checkpoints: every shard saves the same step, then the coordinator publishes the files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ATTEMPTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the shards hold, as far as the coordinator knows."""
+    """What the coordinator knows about the state of the shards."""
 
     job: str
     mode: str
@@ -28,15 +28,15 @@ class Held:
     plan: ShardPlan
     next_incarnation: int
     lockstep: bool
-    """Versions are steps."""
+    """Whether versions are steps."""
     running: bool
-    """Workers push meanwhile."""
+    """Whether workers push during the save."""
     step: int
-    """What to call the checkpoint where versions are not steps."""
+    """The checkpoint's step, if versions are not steps."""
 
 
 class CheckpointWriter:
-    """Writes checkpoints of a fleet into one directory, which every shard's host must share."""
+    """Writes checkpoints of a fleet into one directory, which the hosts of all shards must share."""
 
     def __init__(self, fleet: Fleet, directory: Path) -> None:
         self._fleet = fleet
@@ -45,41 +45,41 @@ class CheckpointWriter:
     async def save(self, held: Held) -> tuple[Path, int]:
         """Writes one checkpoint.
 
-        A running lockstep job is caught at a version that no key has passed yet:
-        each shard clones a key at the moment when it gets there, and nobody waits.
-        A job at rest, or an asynchronous one, is taken as it is.
+        In a running lockstep job, the checkpoint has a version that no key has passed
+        yet. Each shard clones a key when the key reaches that version, so no worker
+        waits. A stopped or asynchronous job is saved in its current state.
 
         Returns:
-            The checkpoint's folder and the step that it holds.
+            The checkpoint's folder and its step.
 
         Raises:
-            ConfigError: The directory or a shard's disk cannot be written, or the
-                workers stopped short of the step that was to be saved.
+            ConfigError: A disk cannot be written, or the workers stopped before the
+                step to save.
         """
         folder = checkpoints.begin(self._directory)
         try:
             step, version = held.step, -1
             if held.lockstep:
-                holding = {piece.shard for piece in held.plan.slices}  # others are at no step
+                holding = {piece.shard for piece in held.plan.slices}  # the other shards have no step
                 stats = [each for each in await self._fleet.stats() if each.shard in holding]
                 oldest, newest = min(each.oldest for each in stats), max(each.newest for each in stats)
                 step, version = (newest + 1, newest + 1) if held.running else (newest, -1)
                 if not held.running and oldest != newest:
                     raise ConfigError(
-                        f"the job broke off between step {oldest} and {newest}: no step is whole,"
-                        " the checkpoint before stays the last"
+                        f"the job stopped between steps {oldest} and {newest}, so the shards hold no complete"
+                        " step; the previous checkpoint is still the newest"
                     )
             for attempt in range(ATTEMPTS):
                 replies = await self._fleet.save(folder, version)
                 if not any(reply.too_late for reply in replies):
                     break
-                # The job outran us: aim further ahead each time.
+                # The job passed that version first: aim further ahead each time.
                 step = version = max(reply.newest for reply in replies) + 2**attempt
             else:
-                raise ConfigError(f"the job ran past {ATTEMPTS} steps at which it was to be saved")
+                raise ConfigError(f"the job passed the step to save in all {ATTEMPTS} attempts; try again")
             for reply in replies:
                 if reply.refused:
-                    raise ConfigError(f"a shard could not save. {reply.refused}")
+                    raise ConfigError(f"a shard cannot save: {reply.refused}")
             files = tuple(
                 FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
             )

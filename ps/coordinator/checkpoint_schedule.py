@@ -1,4 +1,4 @@
-"""The schedule of checkpoints: sees to it that what the shards hold is saved in time, and once at a time."""
+"""The schedule of checkpoints: saves the shards at an interval, one checkpoint at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointSchedule:
-    """Takes checkpoints of one job after the other.
+    """Takes the checkpoints of all jobs of a server.
 
     Args:
-        fleet: The shards that write them.
-        directory: Where they go; None: there will be none.
+        fleet: The shards that write the checkpoints.
+        directory: The checkpoint directory; None disables checkpoints.
         every: Seconds from one checkpoint to the next.
-        clock: Where the time comes from.
-        held: Tells what the shards hold now; raises ConfigError where that is nothing.
+        clock: The source of the time.
+        held: Returns what the shards hold now; raises ConfigError if they hold no parameters.
         last: The newest checkpoint, if there is one already.
     """
 
@@ -52,56 +52,56 @@ class CheckpointSchedule:
         self.begin()
 
     def begin(self) -> None:
-        """A job begins, and with it the time until its first checkpoint."""
+        """Restarts the time until the next checkpoint; called at the start of a job and after each save."""
         self._tried_at = self._saved_at = self._clock.now()
 
     def due(self, now: float) -> bool:
-        """Whether it is time for the next one."""
+        """Returns whether it is time for the next checkpoint."""
         waited = now - self._tried_at >= self._every
         return self._writer is not None and waited and not self._saving.locked()
 
     def age(self, now: float) -> float | None:
-        """Seconds since the last one, or since the job began that has none; None where there will be none."""
+        """Returns the seconds since the last checkpoint, or since the job began; None without checkpoints."""
         return None if self._writer is None else now - self._saved_at
 
     def newest(self) -> tuple[Path, Manifest] | None:
-        """From where a job that broke off goes on."""
+        """Returns the checkpoint from which a failed job resumes."""
         return checkpoints.newest(self._directory) if self._directory else None
 
     async def save(self) -> tuple[Path, int]:
         """Writes a checkpoint now; returns its folder and its step.
 
         Raises:
-            ConfigError: There is no directory, nothing to save, or it was given up.
+            ConfigError: There is no directory, there is nothing to save, or the save was cancelled.
         """
         if self._writer is None:
-            raise ConfigError("the server was started without --checkpoint-dir: start it again with one")
+            raise ConfigError("this server writes no checkpoints; restart the server with --checkpoint-dir")
         async with self._saving:
             work = self._under_way = asyncio.create_task(self._writer.save(self._held()))
             try:
                 await asyncio.wait([work])
             finally:
-                work.cancel()  # whoever asked is gone
+                work.cancel()  # if the caller was cancelled
             if work.cancelled():
-                raise ConfigError("the job came to rest before all shards had reached the step to be saved")
+                raise ConfigError("the job stopped before all shards reached the step to save")
             self.last, step = work.result()
             self.written += 1
             self.begin()
         return self.last, step
 
     def save_in_passing(self) -> None:
-        """Begins a checkpoint and does not wait: it may take many steps, and leases run meanwhile."""
+        """Begins a checkpoint without waiting: it can take many steps, and the leases need checks."""
         self._passing = asyncio.create_task(self._try_to_save())
 
     async def give_up(self) -> None:
-        """Ends a checkpoint under way, whoever asked for it: the job is at rest, its step will not come."""
+        """Cancels any checkpoint in progress: the job has stopped and will not reach the step to save."""
         for task in (self._passing, self._under_way):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
 
     async def save_last(self) -> None:
-        """Writes a checkpoint of the job at rest, if there is a place for it."""
+        """Writes a checkpoint of the stopped job, if there is a checkpoint directory."""
         if self._writer is not None:
             await self._try_to_save()
 
@@ -109,5 +109,5 @@ class CheckpointSchedule:
         try:
             await self.save()
         except HubringError as error:
-            log.error("no checkpoint: %s; the last one is %s", error, self.last or "none")
+            log.error("checkpoint failed: %s; the newest checkpoint is %s", error, self.last or "none")
             self._tried_at = self._clock.now()

@@ -1,6 +1,6 @@
-"""Control: the coordinator as workers, shards and people call it over gRPC.
+"""The gRPC service `Control`, which workers, shards and command lines call.
 
-Messages in, messages out; what they bring about is the coordinator's business.
+It only translates messages; the coordinator acts on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 STATUS_SECONDS = 5.0
-"""How long a status waits for a shard that does not answer; who asks has twice the patience."""
+"""How long a status waits for a shard that does not answer. The caller waits twice as long."""
 
 
 class Control(ControlServicer):
@@ -43,7 +43,7 @@ class Control(ControlServicer):
             _check_protocol(request.protocol, "worker")
             seat = await self._coordinator.join(_joiner(request))
         except HubringError as error:
-            log.warning("refused %s pid %d: %s", request.host, request.pid, error)
+            log.warning("refused the worker on %s (pid %d): %s", request.host, request.pid, error)
             return pb.JoinReply(state=pb.JoinReply.REFUSED, text=str(error), exit_code=error.exit_code)
         if seat is None:
             return pb.JoinReply(state=pb.JoinReply.WAITING, text=self._coordinator.waiting_for())
@@ -87,7 +87,7 @@ class Control(ControlServicer):
             failed=str(failure or ""),
             exit_code=failure.exit_code if failure else 0,
             news=news,
-            slowest=job.slowest() if request.waiting else "",  # which looks at all, at each one's every beat
+            slowest=job.slowest() if request.waiting else "",  # only if needed: it reads the progress of all
             draining=job.draining and job.topology == "ring",
             stop_after=job.stop_after,
             stop_agreed=agreed,
@@ -154,7 +154,7 @@ class Control(ControlServicer):
         except ConfigError as error:
             return pb.RegisterShardReply(refused=str(error))
         if shard is None:
-            return pb.RegisterShardReply()  # lease 0: a job is running, ask again when it is over
+            return pb.RegisterShardReply()  # lease 0: a job is running; the shard asks again
         config = self._coordinator.config
         return pb.RegisterShardReply(
             shard=shard.index,
@@ -174,7 +174,8 @@ class Control(ControlServicer):
 def _check_protocol(theirs: int, who: str) -> None:
     if theirs != PROTOCOL:
         raise ConfigError(
-            f"the {who} speaks protocol {theirs}, this server {PROTOCOL}: install the same version on both"
+            f"the {who} uses protocol {theirs}, but this server uses protocol {PROTOCOL};"
+            " install the same version of Hubring on both hosts"
         )
 
 

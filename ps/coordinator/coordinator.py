@@ -1,7 +1,7 @@
-"""The coordinator: one asyncio loop that knows who takes part and who holds what.
+"""The coordinator: one asyncio loop that knows the workers, the shards and the plan.
 
-It moves no gradients and does not import torch. It is also where the ring's
-members find each other, so that the same two commands start every topology.
+It moves no gradients and does not import torch. A ring's members find each other
+through it too, so that the same two commands start every topology.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hubring.ps.store.consistency import Consistency
 log = logging.getLogger(__name__)
 
 TURN_SECONDS = 1.0
-"""How often leases are looked at while a job ends."""
+"""How often leases are checked while a job ends."""
 
 
 class Coordinator:
@@ -48,8 +48,8 @@ class Coordinator:
     Args:
         config: The server's settings.
         consistency: The policy that the shards follow.
-        clock: Where the time comes from.
-        restored: The checkpoint to go on from, if there is one.
+        clock: The source of the time.
+        restored: The checkpoint to resume from, if there is one.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class Coordinator:
             restored[0] if restored else None,
         )
         self.done = asyncio.Event()
-        """Set when the server should end: after its only job, or beyond help."""
+        """Set when the server should exit: after its only job, or after a failure of the server."""
         self.outcome: Outcome | None = None
         self.stopping = False
-        """The server ends with this job."""
+        """Whether the server exits after this job."""
         self.last_job = ""
         self.last_step = 0
         self.last_stats: list[dict[str, Any]] = []
@@ -91,11 +91,11 @@ class Coordinator:
         self._begin(restored)
 
     def _begin(self, restored: tuple[Path, Manifest] | None) -> None:
-        """Makes room for a job, to go on from a checkpoint if there is one."""
+        """Creates the state of the next job, which resumes from a checkpoint if there is one."""
         config = self.config
         self.job = Job(
             workers=config.workers or None,
-            # A job that must not lose a worker gives it more time to come back.
+            # A job that cannot lose a worker gives the worker more time to recover.
             lease_seconds=config.lease * (1 if config.on_loss == "drop" else 1.5),
             keep_going=config.on_loss == "drop",
             colocate=config.colocate,
@@ -113,20 +113,20 @@ class Coordinator:
         self._end: asyncio.Task[None] | None = None
         self.checkpoints.begin()
 
-    # What workers ask for.
+    # Requests of workers.
 
     async def join(self, joiner: Joiner) -> Seat | Summons | None:
-        """Gives a worker its place; None while others are still missing: it asks again.
+        """Admits a worker; returns None while other workers are missing. The worker then asks again.
 
         Raises:
-            HubringError: The worker cannot take part; says why.
+            HubringError: The worker cannot join.
         """
         if self.stopping:
-            raise JobFailed("the server is being stopped; start it again, then the worker")
+            raise JobFailed("the server is stopping; restart the server, then restart the worker")
         # A worker that waits here sends no heartbeat: its lease must outlast the wait.
         patience = self.config.lease / 2
         await self._notifier.wait_for(lambda: self._end is None, patience)
-        if self._end is not None:  # a job is over and not yet cleared away: its places are nobody's
+        if self._end is not None:  # the last job is over, but its state is not cleared yet
             return None
         return await self._joining.join(joiner, patience)
 
@@ -135,7 +135,7 @@ class Coordinator:
         return self._job_of(sender).beat(sender, step, loss, self._clock.now(), waiting)
 
     async def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
-        """Takes a worker out; returns its last news."""
+        """Removes a worker; returns its last news."""
         if self.job.membership is None:
             return []
         news = self.job.leave(sender, reason, text, step)
@@ -144,22 +144,25 @@ class Coordinator:
         return news
 
     async def needs_shard_of(self, sender: Sender, seconds: float) -> str:
-        """Who needs the shard of a worker that has left, waited for until it is nobody; then empty."""
+        """Returns the workers that need the shard of a worker that left, in words.
+
+        Waits at most `seconds` until no worker needs the shard; then the result is empty.
+        """
         await self._notifier.wait_for(lambda: self.fleet.of_worker(sender.incarnation) is None, seconds)
         if self.fleet.of_worker(sender.incarnation) is None:
             return ""
         return ", ".join(map(str, self.job.members)) or "the last checkpoint"
 
     def shard_ended(self, sender: Sender, how: str) -> None:
-        """A worker tells that its shard is gone, sooner than the shard's lease would."""
+        """Handles a worker's report that its shard exited, before the shard's lease expires."""
         shard = self.fleet.of_worker(sender.incarnation)
         if shard is not None:
             self.shard_lost(f"{shard} {how}")
 
     async def plan(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> int:
-        """Agrees with a worker on its buckets; returns the completed steps to go on from.
+        """Agrees with a worker on its buckets; returns the completed steps from which it continues.
 
-        A late joiner counts once it has the plan, which is all that it needs. Raises as `Planner.agree`.
+        A late joiner becomes active here, because the plan is all it needs. Raises as `Planner.agree`.
         """
         job = self._job_of(sender)
         late = await self._planner.agree(sender, offered, slicing)
@@ -174,11 +177,11 @@ class Coordinator:
         return step
 
     async def try_plan(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Gives every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
+        """Sends every shard the slices that the workers want to try. Raises as `Planner.try_out`."""
         return await self._planner.try_out(sender, offered, slice_bytes)
 
     async def rendezvous(self, sender: Sender, key: str, value: str, seconds: float) -> str:
-        """Pins a value to the board, or without one waits for somebody else's; empty if none came."""
+        """Stores a value; without one, waits for another worker's value. Empty after a timeout."""
         membership = self._job_of(sender).membership
         assert membership is not None
         membership.member(sender)
@@ -187,27 +190,27 @@ class Coordinator:
             return value
         return await self._rendezvous.find(key, seconds)
 
-    # What shards ask for.
+    # Requests of shards.
 
     async def register_shard(self, request: pb.RegisterShardRequest) -> Shard | None:
-        """Takes a shard in, the same one for the same token; None while a job runs without it.
+        """Adds a shard, once per token; returns None while a job runs without the shard.
 
         Raises:
-            ConfigError: This hub has no use for it.
+            ConfigError: This hub cannot use the shard.
         """
         known = self.fleet.find(request.token)
         if known is not None:
             return known
         index = self._sources.number(request.worker, self.job, self.fleet.shards)
         if self.quorum.complete and self.quorum.shards_wanted:
-            return None  # the job's plan knows nothing of it
+            return None  # the job's plan does not include the shard
         shard = self.fleet.register(request, index, self._clock.now())
-        log.info("%s joined, by %s", shard, ", ".join(sorted(shard.addresses)))
+        log.info("%s joined (transports: %s)", shard, ", ".join(sorted(shard.addresses)))
         await self._notifier.announce()
         return shard
 
     def beat_shard(self, token: str) -> bool:
-        """Renews a shard's lease; False where it should end."""
+        """Renews a shard's lease; returns False if the shard must exit."""
         stays = self.fleet.beat(token, self._clock.now()) and not self.done.is_set()
         shard = self.fleet.find(token)
         if shard is not None and not stays:
@@ -215,20 +218,20 @@ class Coordinator:
         return stays
 
     async def see_off(self, shards: Sequence[Shard], seconds: float) -> None:
-        """Waits until these shards have heard of the server's end; as `Fleet.see_off`."""
+        """Waits until these shards know that the server exits. See `Fleet.see_off`."""
         await self.fleet.see_off(shards, self._clock.now(), seconds)
 
-    # What the server's process asks for.
+    # Requests of the server's process.
 
     def excuse(self, seconds: float) -> None:
-        """This process was held up: what it did not hear meanwhile counts against nobody."""
-        log.warning("this server was held up for %.1f s; leases go on from where they were", seconds)
+        """Extends all leases after a pause of this process, in which it could not receive heartbeats."""
+        log.warning("this server was paused for %.1f s; all leases are extended by that time", seconds)
         now = self._clock.now()
         self.job.excuse(seconds, now)
         self.fleet.excuse(seconds, now)
 
     async def tick(self) -> None:
-        """Looks after leases, failures, checkpoints and the job's end; called a few times a second."""
+        """Handles leases, failures, checkpoints and the job's end; called a few times a second."""
         try:
             await self._look_after()
         except JobFailed as error:
@@ -243,7 +246,7 @@ class Coordinator:
         silent = self.fleet.silent(now)
         if silent is not None:
             self.shard_lost(f"{silent} sent no heartbeat for {now - silent.heard:.1f} s")
-        # Also what a Leave did not bring about whose caller hung up in the middle.
+        # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()
         if self.job.over:
             await self._end_beside()
@@ -251,18 +254,18 @@ class Coordinator:
             self.checkpoints.save_in_passing()
 
     def shard_lost(self, what: str) -> None:
-        """A shard is gone, its parameters too: the job cannot go on, nor a server whose own it was."""
+        """Fails the job, whose parameters are lost; also fails the server if the shard was its own."""
         self._shutdown.lose_shard(what)
         if self.failure is not None and (self.job.membership is None or self.job.over):
             self.done.set()
 
     @property
     def failure(self) -> HubringError | None:
-        """Why the server cannot go on."""
+        """Why the server cannot continue."""
         return self._shutdown.failure
 
     async def drain(self) -> None:
-        """Lets every worker finish its step and leave; then the server ends."""
+        """Lets every worker finish its step and leave; then the server exits."""
         self.stopping = True
         if self.job.membership is None or not self.job.started:
             self.done.set()
@@ -274,67 +277,68 @@ class Coordinator:
         return await self.checkpoints.save()
 
     async def end(self, why: str) -> None:
-        """Ends the job for everyone, in the midst of a step; the server goes on as after a failure.
+        """Fails the job at once, even within a step; the server continues as after a failure.
 
         Raises:
-            ConfigError: There is none to end.
+            ConfigError: No job is running.
         """
         if self.job.membership is None or self.job.over:
-            raise ConfigError("no job is running: there is none to end")
+            raise ConfigError("cannot end the job: no job is running")
         self.job.fail(JobFailed(why))
         await self._shutdown.tell_failure()
 
     async def stop_with(self, sender: Sender) -> None:
-        """A worker was asked to stop and cannot or shall not leave alone: all stop after the same step."""
+        """Stops all workers after the same step, because a worker must stop and must not leave alone."""
         if not self.job.draining:
             assert self.job.membership is not None
-            log.warning("%s was asked to stop: all workers stop with it", self.job.membership.member(sender))
+            member = self.job.membership.member(sender)
+            log.warning("%s received a stop request; all workers stop after the same step", member)
             await self._shutdown.drain()
 
     async def status(self, patience: float = LOOK_SECONDS) -> dict[str, Any]:
-        """The server as one JSON object: job, workers, shards, who waits for whom. Waits as `shards`."""
+        """Returns the server's status as one JSON object. Waits as `shards`."""
         return self.report(await self.shards(patience))
 
     async def shards(self, patience: float = LOOK_SECONDS) -> list[dict[str, Any]]:
-        """What every shard counts, with an `error` where one does not tell.
+        """Returns the counters of every shard, with an `error` for a shard that does not answer.
 
         Args:
-            patience: Seconds for which one that does not answer is waited for.
+            patience: Seconds that each shard may take to answer.
         """
         return await status.shards_now(self.fleet, patience)
 
     def report(self, shards: list[dict[str, Any]]) -> dict[str, Any]:
-        """The status, with the shards as they were last heard of."""
+        """Returns the status with these rows of the shards."""
         return self._reporter.status(shards, self._clock.now())
 
     def troubles(self) -> dict[str, str]:
-        """For each service by its name in grpc.health.v1, why it cannot be used; empty where it can."""
+        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available."""
         return self._reporter.troubles(self._clock.now())
 
     def waiting_for(self) -> str:
-        """Who is missing, as a sentence."""
+        """Returns what is missing before the job can begin, in words."""
         return self.quorum.waiting_for()
 
     @property
     def trains(self) -> bool:
-        """Whether a job runs whose parameters are the hub's to keep."""
+        """Whether a job runs whose parameters are on the hub."""
         return self.job.started and self.job.failure is None and self.agreed_model.on_the_hub
 
-    # Inside.
+    # Private.
 
     def _incarnation_after(self) -> int:
-        """A number above every incarnation given so far; it survives restarts in the checkpoint."""
+        """Returns a number above every incarnation so far; checkpoints carry it across restarts."""
         if self.job.membership is None:
             return self._next_incarnation
         return self.job.membership.next_incarnation
 
     def _job_of(self, sender: Sender) -> Job:
         if self.job.membership is None:
-            raise Fenced(f"the job that rank {sender.rank} belonged to is over")
+            raise Fenced(f"the job of rank {sender.rank} is over; restart the worker to join the next job")
         return self.job
 
     async def _publish_or_fail(self) -> None:
-        """Brings a loss to the shards; the reason first, if the job fails by it."""
+        """Publishes the members to the shards; sends them the failure first if the job has failed."""
         await self._shutdown.tell_failure()
         try:
             if self.quorum.complete and self.job.failure is None:
@@ -344,7 +348,7 @@ class Coordinator:
             self.job.fail(error)
 
     async def _end_beside(self) -> None:
-        """Ends the job; leases run meanwhile, lest a shard that vanishes now is waited for."""
+        """Ends the job in a task, so that leases are still checked: a lost shard must not block the end."""
         if self._end is None:
             self._end = asyncio.create_task(self._end_job())
         end = self._end
@@ -353,9 +357,9 @@ class Coordinator:
             end.result()
 
     async def _end_job(self) -> None:
-        """The last worker has left: save, then stop or make room for the next job."""
+        """Saves the job after its last worker left; then stops the server or begins the next job."""
         if not self.job.started and not self.stopping and self.failure is None:
-            log.info("all who waited for the job's start are gone; ready for the next")
+            log.info("all workers left before the job started; ready for the next job")
             self._next_incarnation = self._incarnation_after()
             self.counters.leave(self.job.outcome)
             self._begin(self.agreed_model.restored)
@@ -372,10 +376,10 @@ class Coordinator:
         restored = None
         if not self._closing:
             if not self.outcome.ok:
-                # Beside the loop: digests of gigabytes take longer than shards wait for a word.
+                # In a thread: digests of gigabytes take longer than the shards' timeout for heartbeats.
                 restored = await asyncio.to_thread(self.checkpoints.newest)
             await self.fleet.reset()
-        if self._closing:  # by now, maybe
+        if self._closing:  # may have changed meanwhile
             self.done.set()
             return
         self._begin(restored)
@@ -384,13 +388,13 @@ class Coordinator:
 
     @property
     def _closing(self) -> bool:
-        """Whether no other job follows."""
+        """Whether the server exits after this job."""
         return self.config.once or self.stopping or self.failure is not None
 
     def _held(self) -> Held:
-        """What there is to save.
+        """Returns what a checkpoint must save.
 
         Raises:
-            ConfigError: There is nothing.
+            ConfigError: The shards hold no parameters.
         """
         return self.agreed_model.held(self.job, self._incarnation_after())

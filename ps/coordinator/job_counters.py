@@ -1,4 +1,4 @@
-"""Counters of jobs: how a server's jobs ended so far, and how workers left them."""
+"""Counters: how a server's jobs ended, and how workers left them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hubring.ps.job.job import Outcome
 RESULTS = ("finished", "preempted", "failed")
 """How a job ends."""
 WAYS = ("finished", "preempted", "failed", "lost")
-"""How a worker leaves one: the names of an outcome's departures."""
+"""How a worker leaves a job: the names in `Outcome.departures`."""
 
 
 class JobCounters:
-    """Counts since the server was started: what a job itself counts is gone once the next one begins."""
+    """Counts since the server started. A job's own counts end with the job."""
 
     def __init__(self) -> None:
         self._jobs: Counter[str] = Counter()
@@ -21,18 +21,22 @@ class JobCounters:
         self._counted: Outcome | None = None
 
     def close(self, outcome: Outcome) -> None:
-        """A job is over."""
+        """Counts a job that is over."""
         broken_off = "preempted" if outcome.was_preempted else "failed"
         self._jobs["finished" if outcome.ok else broken_off] += 1
         self.leave(outcome)
 
     def leave(self, outcome: Outcome) -> None:
-        """All workers left before it was a job."""
+        """Counts the workers of a job that never started."""
         self._workers.update(outcome.departures)
         self._counted = outcome
 
     def counts(self, latest: Outcome) -> dict[str, dict[str, int]]:
-        """Jobs by result and workers by way, zeros too; `latest` is of the job that runs, or ran last."""
+        """Returns jobs by result and workers by departure, including zeros.
+
+        Args:
+            latest: The outcome of the current or last job.
+        """
         workers = self._workers.copy()
         if latest is not self._counted:
             workers.update(latest.departures)

@@ -1,7 +1,6 @@
-"""How workers get their places in one job.
+"""How workers join one job.
 
-The law: the shards are told of a worker before the worker is told of the shards, so that nobody is ever
-refused for being new.
+Law: the shards know a worker before the worker knows the shards, so that no shard refuses a new worker.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from hubring.ps.job.job import Job, Joiner
 
 
 class Seat(NamedTuple):
-    """A worker's place in a job that has begun; `late` if it came after the others."""
+    """A worker's membership in a job that has begun; `late` if it joined after the start."""
 
     member: Member
     world_size: int
     late: bool
     neighbours: int
-    """Workers on its host, itself included."""
+    """Workers on the same host, including this worker."""
 
 
 class Summons(NamedTuple):
-    """A worker gets its place once it has brought a shard."""
+    """The answer to a worker that must start a shard before it can join."""
 
     member: Member
 
 
 class Joining:
-    """The places of one job.
+    """Lets workers join one job.
 
     Args:
         job: The job.
-        quorum: Says when it may begin.
-        views: Tells the shards who takes part.
+        quorum: Decides when the job can begin.
+        views: Publishes the members to the shards.
         notifier: Where workers wait for the others.
-        clock: When their leases begin.
+        clock: The source of the time.
     """
 
     def __init__(
@@ -53,10 +52,10 @@ class Joining:
         self._clock = clock
 
     async def join(self, joiner: Joiner, patience: float) -> Seat | Summons | None:
-        """Gives a worker its place; None if others are missing still after `patience` seconds.
+        """Admits a worker; returns None if other workers are still missing after `patience` seconds.
 
         Raises:
-            HubringError: The worker cannot take part; says why.
+            HubringError: The worker cannot join.
         """
         member = self._job.admit(joiner, self._clock.now())
         await self._notifier.announce()
@@ -67,7 +66,7 @@ class Joining:
             return None
         assert self._job.membership is not None
         await self._views.publish(self._job.membership)
-        self._job.admit(joiner, self._clock.now())  # the same seat; its lease begins now
+        self._job.admit(joiner, self._clock.now())  # the same rank; its lease begins now
         late = member not in self._job.membership.view.members
         neighbours = sum(other.host == member.host for other in self._job.members)
         return Seat(member, self._job.membership.world_size, late, neighbours)

@@ -1,4 +1,4 @@
-"""Where calls wait that depend on what others do."""
+"""Lets calls wait for a change that another call makes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from collections.abc import Callable
 
 PATIENCE = 3.0
-"""Seconds after which a call that waits for others answers with a sentence instead."""
+"""Seconds after which a waiting call answers that it still waits."""
 
 
 class Notifier:
-    """Whoever changes what somebody on this loop may wait for announces it."""
+    """Wakes waiting calls on this loop. Code that changes awaited state must call `announce`."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Returns once `condition()`, or after `seconds`, PATIENCE at most: who needs to know looks again."""
+        """Returns once `condition()` is true, or after `seconds` (at most PATIENCE); the caller must check."""
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(condition), min(seconds, PATIENCE))
@@ -25,6 +25,6 @@ class Notifier:
                 return
 
     async def announce(self) -> None:
-        """Makes all who wait look again."""
+        """Makes all waiting calls check their conditions."""
         async with self._changed:
             self._changed.notify_all()

@@ -1,7 +1,7 @@
-"""Planner: agrees with a job's workers on which shard holds which slice of their model.
+"""Agrees with a job's workers on which shard holds which slice of their model.
 
-Law: one plan at a time goes to the shards, and the plan that the job keeps is settled
-only once all of them have taken it.
+Law: one plan at a time goes to the shards. The job's plan is settled only once all
+shards have it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hubring.ps.job.sharding import SLICE_BYTES
 
 
 class Planner:
-    """One job's.
+    """Plans the slices of one job.
 
     Args:
         job: The job.
-        agreed_model: What is agreed on so far.
+        agreed_model: What the workers have agreed on so far.
         fleet: The shards.
-        notifier: Where late joiners wait until the others have found out how to cut.
-        planning: Held while a plan goes to the shards; all jobs' planners have the same one.
+        notifier: Where late joiners wait until the other workers have chosen the slices.
+        planning: Locked while a plan goes to the shards; shared by the planners of all jobs.
     """
 
     def __init__(
@@ -38,29 +38,29 @@ class Planner:
         self._planning = planning
 
     async def agree(self, sender: Sender, offered: Buckets, slicing: Slicing | None) -> bool:
-        """Takes the first worker's buckets as the job's, and holds the others' against them.
+        """Makes the first worker's buckets the job's, and compares the other workers' with them.
 
-        If the slices are left to the workers and they say nothing, nothing is agreed on but the
-        buckets, and the agreed model says so. A late joiner tries no sizes: while the others do, it gets
-        that answer and asks again.
+        If the workers choose the slices and this call has no `slicing`, only the buckets are agreed
+        on and the model stays undecided. A late joiner tries no sizes. While the others try, it gets
+        an undecided model and asks again.
 
         Returns:
-            Whether this worker came late.
+            Whether this worker is a late joiner.
 
         Raises:
-            Fenced: The worker has lost its place.
-            ConfigError: Its model is another than the job's or the checkpoint's.
-            JobFailed: The job that it would join has failed.
+            Fenced: The worker is no longer a member.
+            ConfigError: The worker's model differs from the job's or the checkpoint's.
+            JobFailed: The job has failed.
         """
         late = self._is_late(sender)
         if late:
             await self._notifier.wait_for(lambda: not self._trying or self._job.failure is not None)
             if self._job.failure is not None:
                 raise self._job.failure
-            # Where none of them is left, nobody finds out a better one.
+            # With no first worker left, no worker will choose a size: use the default.
             slicing = None if self._trying else Slicing(SLICE_BYTES)
         async with self._planning:
-            self._is_late(sender)  # or it has lost its place while it waited, and has no say any more
+            self._is_late(sender)  # raises Fenced if the worker lost its rank while it waited
             self._check(offered, late)
             if self._agreed_model.undecided and slicing is None:
                 self._agreed_model.expect(offered)
@@ -69,11 +69,11 @@ class Planner:
         return late
 
     async def try_out(self, sender: Sender, offered: Buckets, slice_bytes: int) -> ShardPlan:
-        """Gives every shard the slices that the workers want to try, once for all who ask for the same.
+        """Sends every shard the slices of a trial, once for all workers that request the same slices.
 
         Raises:
-            Fenced: The worker has lost its place.
-            ConfigError: The job has its plan already.
+            Fenced: The worker is no longer a member.
+            ConfigError: The job already has its plan.
         """
         async with self._planning:
             self._is_late(sender)
@@ -83,25 +83,25 @@ class Planner:
         return trial
 
     def _is_late(self, sender: Sender) -> bool:
-        """Whether this worker came after the job's start, and does not count yet; raises `Fenced`."""
+        """Returns whether this worker joined after the start and is not active yet; raises `Fenced`."""
         membership = self._job.membership
         if membership is None:
-            raise Fenced(f"the job that rank {sender.rank} belonged to is over")
+            raise Fenced(f"the job of rank {sender.rank} is over; restart the worker to join the next job")
         return membership.member(sender) not in membership.view.members
 
     @property
     def _trying(self) -> bool:
-        """Whether the job's first workers have yet to find out how it is best cut."""
+        """Whether the job's first workers are still choosing the slices."""
         assert self._job.membership is not None
         return self._agreed_model.undecided and bool(self._job.membership.view.members)
 
     def _check(self, offered: Buckets, late: bool) -> None:
-        """As `AgreedModel.check`; a job whose own workers differ has failed."""
+        """Calls `AgreedModel.check`, and fails the job if its first workers differ."""
         try:
             self._agreed_model.check(offered, late)
         except ConfigError as error:
             if self._agreed_model.buckets and not late:
-                self._job.fail(ConfigError(f"the workers are not alike; one was told: {error}"))
+                self._job.fail(ConfigError(f"the workers differ: {error}"))
             raise
 
     async def _settle(self, offered: Buckets, slicing: Slicing | None) -> None:

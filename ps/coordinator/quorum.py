@@ -1,4 +1,4 @@
-"""Quorum: who must be there before a job may begin."""
+"""Which workers and shards a job needs before it can begin."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Quorum:
 
     Args:
         job: The job.
-        fleet: The shards that are there.
-        sources: Says how many the job needs.
-        colocate: Each worker brings one.
-        awaited: How many the server waits for from other hosts.
+        fleet: The shards that have joined.
+        sources: Decides how many shards the job needs.
+        colocate: Whether each worker starts a shard.
+        awaited: How many shards of other hosts the server waits for.
     """
 
     def __init__(
@@ -29,22 +29,22 @@ class Quorum:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody is there whom the job needs."""
+        """Whether all workers and shards that the job needs have joined."""
         return self._job.started and len(self._fleet.shards) >= self.shards_wanted
 
     @property
     def shards_wanted(self) -> int:
-        """How many shards the job needs before it may begin; a ring needs none."""
+        """How many shards the job needs before it can begin; a ring needs none."""
         return 0 if self._job.topology == "ring" else self._sources.wanted(self._job)
 
     @property
     def shards_missing(self) -> str:
-        """How many shards are missing, in words; empty if none is."""
+        """How many shards are missing, in words; empty if none are."""
         missing = self.shards_wanted - len(self._fleet.shards)
         return f"waiting for {missing} of {self.shards_wanted} shards" if missing > 0 else ""
 
     def waiting_for(self) -> str:
-        """Who is missing, as a sentence; under --colocate the workers, who bring the shards."""
+        """Returns what is missing, in words; with --colocate only workers, because they start the shards."""
         shards = self.shards_missing
         if shards and (self._job.started or not self._colocate):
             others = self._awaited

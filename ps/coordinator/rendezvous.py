@@ -1,4 +1,4 @@
-"""Where workers leave what the others of their job need to find them."""
+"""A key-value store in which the workers of a job exchange addresses and the like."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Rendezvous:
     """Values by key, of one job.
 
     Args:
-        notifier: Where those wait who look for a value.
+        notifier: Where workers wait for a value.
     """
 
     def __init__(self, notifier: Notifier) -> None:
@@ -17,11 +17,11 @@ class Rendezvous:
         self._values: dict[str, str] = {}
 
     async def pin(self, key: str, value: str) -> None:
-        """Puts a value up for all who look for it."""
+        """Stores a value and wakes the workers that wait for it."""
         self._values[key] = value
         await self._notifier.announce()
 
     async def find(self, key: str, seconds: float) -> str:
-        """The value, waited for; empty if none came."""
+        """Waits for a value and returns it; empty after `seconds` without one."""
         await self._notifier.wait_for(lambda: key in self._values, seconds)
         return self._values.get(key, "")

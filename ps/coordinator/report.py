@@ -1,4 +1,4 @@
-"""What a look at a coordinator tells: its status as one JSON object, and what is wrong with a service."""
+"""A coordinator's status as one JSON object, and the health of its services."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Reporter:
     """Reads a coordinator's state.
 
     Args:
-        coordinator: Whose; nothing of it is changed.
-        began: The time at which the server was started.
+        coordinator: Only read.
+        began: Time of the server's start, in monotonic seconds.
     """
 
     def __init__(self, coordinator: Coordinator, began: float) -> None:
@@ -27,7 +27,7 @@ class Reporter:
         self._version = version("hubring")
 
     def status(self, shards: list[dict[str, Any]], now: float) -> dict[str, Any]:
-        """The status, with the shards as they were last heard of."""
+        """Returns the status with these rows of the shards."""
         hub = self._coordinator
         job, config, checkpoints = hub.job, hub.config, hub.checkpoints
         return {
@@ -59,14 +59,14 @@ class Reporter:
         }
 
     def troubles(self, now: float) -> dict[str, str]:
-        """For each service by its name in grpc.health.v1, why it cannot be used; empty where it can."""
+        """Returns why each service (by its grpc.health.v1 name) is unavailable; empty text if available."""
         hub = self._coordinator
         ended = "the server is ending" if hub.done.is_set() else ""
         failure = hub.failure or hub.job.failure
         failed = f"the job has failed: {failure}" if failure else ""
         silent = hub.fleet.silent(now)
         unheard = f"{silent} sends no heartbeat" if silent else ""
-        stopping = "the server is being stopped" if hub.stopping else ""
+        stopping = "the server is stopping" if hub.stopping else ""
         return {
             PROCESS: ended,
             CONTROL: ended,

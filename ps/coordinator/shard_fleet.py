@@ -1,4 +1,4 @@
-"""The coordinator's hold on its shards: who they are, and what all of them are told."""
+"""The shards of a coordinator, and the calls that go to all of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ _T = TypeVar("_T")
 
 CALL_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-"""How long a page or a scrape waits for a shard: what the others tell would be old meanwhile."""
+"""How long a page or a scrape waits for a shard. A longer wait would make the other shards' numbers old."""
 SAVE_SECONDS = 600.0
-"""How long a shard may take to reach the step that is saved, and to write or read its file."""
+"""How long a shard may take to reach the step to save, and to write or read its file."""
+RESTART = "; restart the job from its checkpoint"
+"""The fix in the error of a shard that does not answer."""
 
 
 @dataclass(slots=True)
@@ -44,22 +46,22 @@ class Shard:
     stub: ShardControlAsyncStub
     heard: float
     worker: int = 0
-    """Incarnation of the worker that brought it; 0 where nobody did."""
+    """Incarnation of the worker that started the shard; 0 if a server started it."""
     told: pb.ShardStats = field(default_factory=pb.ShardStats)
-    """Its counters, as of the last look at it."""
+    """The counters in the shard's last answer."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it has heard that it should end."""
+    """Set once the shard has received the request to exit."""
 
     def __str__(self) -> str:
-        whose = f"rank {self.index}'s, " if self.worker else ""  # a shard that was brought bears its rank
+        whose = f"rank {self.index}'s, " if self.worker else ""  # a worker's shard has the worker's rank
         return f"shard {self.index} ({whose}{self.host} pid {self.pid})"
 
 
 class Fleet:
-    """All shards, in order of their numbers; every call goes to each of them side by side.
+    """All shards, in the order of their numbers. A call goes to all shards in parallel.
 
     Args:
-        lease_seconds: How long a shard may be silent.
+        lease_seconds: How long a shard may send no heartbeat.
     """
 
     def __init__(self, lease_seconds: float) -> None:
@@ -67,15 +69,15 @@ class Fleet:
         self.lease_seconds = lease_seconds
 
     def find(self, token: str) -> Shard | None:
-        """The shard that registered with this token."""
+        """Returns the shard that registered with this token."""
         return next((shard for shard in self.shards if shard.token == token), None)
 
     def of_worker(self, incarnation: int) -> Shard | None:
-        """The shard that this worker brought."""
+        """Returns the shard that this worker started."""
         return next((shard for shard in self.shards if shard.worker == incarnation), None)
 
     def register(self, request: pb.RegisterShardRequest, index: int, now: float) -> Shard:
-        """Takes a shard in under this number."""
+        """Adds a shard with this number."""
         channel = open_async_channel(request.addresses["grpc"])
         shard = Shard(
             index=index,
@@ -93,42 +95,42 @@ class Fleet:
         return shard
 
     def beat(self, token: str, now: float) -> bool:
-        """Renews a shard's lease; False if it is none of ours: an earlier server's, or an earlier job's."""
+        """Renews a shard's lease; returns False for a shard of an earlier server or an earlier job."""
         shard = self.find(token)
         if shard is not None:
             shard.heard = now
         return shard is not None
 
     def silent(self, now: float) -> Shard | None:
-        """Some shard whose lease has run out."""
+        """Returns the first shard whose lease has expired."""
         return next((shard for shard in self.shards if now - shard.heard > self.lease_seconds), None)
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Gives all shards this much longer: nobody could have heard them meanwhile."""
+        """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for shard in self.shards:
             shard.heard = min(now, shard.heard + seconds)
 
     async def set_view(self, view: View) -> None:
-        """Tells every shard who takes part; returns when all of them act on it."""
+        """Sends the members to every shard; returns when all shards use them."""
         members = [pb.Member(rank=member.rank, incarnation=member.incarnation) for member in view.members]
         message = pb.View(epoch=view.epoch, members=members)
         await self._all(lambda stub: stub.SetView(message, timeout=CALL_SECONDS))
 
     async def set_plan(self, buckets: Sequence[BucketSpec], plan: ShardPlan, restore: Path | None) -> None:
-        """Gives every shard its slices, empty or from a checkpoint."""
+        """Sends every shard its slices, zeroed or restored from a checkpoint."""
         message = pb.ShardAssignment(
             buckets=[bucket_to_proto(bucket) for bucket in buckets],
             slices=[slice_to_proto(piece) for piece in plan.slices],
-            restore=str(restore.absolute()) if restore else "",  # a shard may have another folder as its own
+            restore=str(restore.absolute()) if restore else "",  # a shard's working directory may differ
         )
         await self._all(lambda stub: stub.SetPlan(message, timeout=SAVE_SECONDS))
 
     async def drain(self) -> None:
-        """Asks for the end at the next step boundary."""
+        """Ends the job at the next step boundary."""
         await self._all(lambda stub: stub.Drain(pb.DrainRequest(), timeout=CALL_SECONDS))
 
     async def fail(self, error: HubringError) -> None:
-        """Refuses everything that workers wait for; shards that are gone cannot be told."""
+        """Makes the shards refuse all waiting and later requests; ignores shards that do not answer."""
         message = pb.FailRequest(text=str(error), exit_code=error.exit_code)
         calls = [
             self._one(shard, lambda stub: stub.Fail(message, timeout=CALL_SECONDS)) for shard in self.shards
@@ -136,32 +138,36 @@ class Fleet:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def reset(self) -> None:
-        """Makes room for the next job."""
+        """Clears every shard for the next job."""
         await self._all(lambda stub: stub.Reset(pb.ResetRequest(), timeout=CALL_SECONDS))
 
     async def save(self, folder: Path, step: int) -> list[pb.SaveReply]:
-        """Lets every shard write its file; `step` -1 takes every key as it is."""
+        """Lets every shard write its file; `step` -1 saves every key in its current state."""
         message = pb.SaveRequest(directory=str(folder.absolute()), step=step)
         return await self._all(lambda stub: stub.Save(message, timeout=SAVE_SECONDS))
 
     async def stats(self) -> list[pb.ShardStats]:
-        """Every shard's counters."""
+        """Returns every shard's counters."""
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
 
     async def look(self, patience: float) -> list[str]:
-        """Renews what each shard `told`; returns why one does not in `patience` seconds, empty if it does."""
+        """Updates the `told` counters of each shard; returns per shard an error, or empty text on success.
+
+        Args:
+            patience: Seconds that each shard may take to answer.
+        """
         return list(await asyncio.gather(*(self._look(shard, patience) for shard in self.shards)))
 
     async def dismiss(self, shards: Sequence[Shard]) -> None:
-        """Parts with these shards; each is told to end when it is next heard."""
+        """Removes these shards; each gets the request to exit with the answer to its next heartbeat."""
         self.shards = [shard for shard in self.shards if shard not in shards]
         await asyncio.gather(*(shard.channel.close() for shard in shards))
 
     async def see_off(self, shards: Sequence[Shard], now: float, seconds: float) -> None:
-        """Waits until these shards have heard that they should end, with their next heartbeat.
+        """Waits until these shards have received the request to exit, with their next heartbeat.
 
-        Not for those that are silent, and `seconds` at most: without the word a shard ends too, but has
-        to take the server for lost.
+        It skips shards whose lease has expired, and waits at most `seconds`. A shard that misses the
+        request exits too, but reports the server as lost.
         """
         hear = [shard.dismissed.wait() for shard in shards if now - shard.heard <= self.lease_seconds]
         with contextlib.suppress(TimeoutError):
@@ -185,6 +191,5 @@ class Fleet:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise ConfigError(f"{shard}: {error.details()}") from error
             raise JobFailed(
-                f"{shard} does not answer ({error.code().name}: {error.details()}); its part of the"
-                " parameters is out of reach: start the job again from its checkpoint"
+                f"{shard} does not answer ({error.code().name}: {error.details()}){RESTART}"
             ) from error

@@ -1,7 +1,7 @@
-"""Where a job's shards come from: the server, hosts that join it, or each worker brings one.
+"""Where a job's shards come from: the server, hosts that join it, or its workers.
 
-Law: a job begins when as many shards are there as it needs, and their numbers
-are 0, 1, 2, ... from then on. No I/O.
+Law: a job begins when it has as many shards as it needs. From then on their
+numbers are 0, 1, 2, ... No I/O.
 """
 
 from __future__ import annotations
@@ -17,27 +17,33 @@ if TYPE_CHECKING:
 
 
 class ShardSources(Protocol):
-    """What the coordinator asks before a job has begun."""
+    """The coordinator's questions about shards before a job begins."""
 
     def wanted(self, job: Job) -> int:
-        """How many shards a hub's job needs, as far as is known."""
+        """Returns how many shards a hub's job needs."""
 
     def number(self, worker: int, job: Job, shards: Sequence[Shard]) -> int:
-        """A new shard's number; `worker` is the incarnation of the one that brings it, or 0.
+        """Returns a new shard's number; `worker` is the incarnation of the worker that started it, or 0.
 
         Raises:
-            ConfigError: There is no use for it.
+            ConfigError: The job cannot use the shard.
         """
 
     def orphans(self, job: Job, shards: Sequence[Shard], heard_since: float) -> list[Shard]:
-        """Shards that the job, not begun yet, does better without; `heard_since` is when leases begin."""
+        """Returns the shards to remove from a job that has not begun.
+
+        Args:
+            job: The job.
+            shards: Its shards.
+            heard_since: A shard with an older last heartbeat has an expired lease.
+        """
 
 
 class OwnShards:
-    """The server's: those on its own host, and those of other hosts that join it (`--shards`, `--join`).
+    """The shards on the server's host, and the shards of other hosts (`--shards`, `--join`).
 
     Args:
-        count: How many a job waits for, of both kinds; whoever comes beyond that is welcome until it begins.
+        count: How many shards of both kinds a job waits for. More can join until the job begins.
     """
 
     def __init__(self, count: int) -> None:
@@ -54,9 +60,10 @@ class OwnShards:
 
 
 class WorkersShards:
-    """One of each worker, on its host and under its rank (`--colocate`).
+    """One shard per worker, on the worker's host and with its rank as number (`--colocate`).
 
-    Until the job begins, a shard goes with its worker: whoever takes the place brings another.
+    Until the job begins, a shard is removed together with its worker. The next worker with that rank
+    starts another shard.
     """
 
     def wanted(self, job: Job) -> int:
@@ -67,9 +74,10 @@ class WorkersShards:
             if member.incarnation == worker:
                 return member.rank
         raise ConfigError(
-            "the worker that brought this shard has left"
+            "the worker of this shard has left the job"
             if worker
-            else "this hub runs with --colocate: its workers bring its shards, and it takes no others"
+            else "this server runs with --colocate, so its workers start all shards;"
+            " restart it without --colocate to add shards with --join"
         )
 
     def orphans(self, job: Job, shards: Sequence[Shard], heard_since: float) -> list[Shard]:

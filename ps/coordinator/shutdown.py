@@ -1,8 +1,8 @@
-"""How one job ends. Its last worker leaves, it is drained, or it loses a shard.
+"""The end of one job: its last worker leaves, it is drained, or it loses a shard.
 
-Law: when the last worker has left, the shards are saved and counted, if all of
-them are there. Once one is lost nobody waits for it any more, however far the
-saving has come: a host that vanished refuses nothing and never answers.
+Law: when the last worker has left, the shards are saved and their counters read, if
+no shard is lost. The loss of a shard cancels these calls at any point: a host that
+is gone refuses no connection and never answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hubring.ps.coordinator import status
 from hubring.ps.coordinator.checkpoint_schedule import CheckpointSchedule
-from hubring.ps.coordinator.shard_fleet import Fleet
+from hubring.ps.coordinator.shard_fleet import RESTART, Fleet
 from hubring.ps.core.errors import JobFailed
 from hubring.ps.job.job import Job
 
@@ -24,18 +24,18 @@ _T = TypeVar("_T")
 
 
 class Shutdown:
-    """The end of one job.
+    """Ends one job.
 
     Args:
-        job: The one.
+        job: The job.
         fleet: Its shards.
         checkpoints: Takes its checkpoints.
-        colocate: The shards are the workers', and the next job brings others.
+        colocate: Whether the workers start the shards. The next job's workers then start new ones.
     """
 
     def __init__(self, job: Job, fleet: Fleet, checkpoints: CheckpointSchedule, *, colocate: bool) -> None:
         self.failure: JobFailed | None = None
-        """Why no other job can follow: a shard is lost that was the server's own."""
+        """Why no other job can follow: the server has lost one of its own shards."""
         self._job = job
         self._fleet = fleet
         self._checkpoints = checkpoints
@@ -44,22 +44,27 @@ class Shutdown:
         self._told = False
 
     async def drain(self) -> None:
-        """Asks all workers to leave after the same step."""
+        """Makes all workers leave after the same step."""
         self._job.draining = True
         if self._job.topology == "ring":
-            return  # its members agree on a step once they hear of it, with their next heartbeat
+            return  # the answer to a heartbeat tells its members, which agree on a step
         try:
             await self._fleet.drain()
         except JobFailed as error:
             self.lose_shard(str(error))
 
     def lose_shard(self, what: str) -> None:
-        """A shard is gone, its parameters too: the job cannot go on, nor a server whose own it was."""
-        again = "the job again from its checkpoint"
+        """Fails the job, whose parameters are lost; also fails the server if the shard was its own.
+
+        Args:
+            what: What happened to which shard.
+        """
+        fix = "Restart the job from its checkpoint"
         if not self._colocate:
-            again = "the server again with its --checkpoint-dir, then the workers"
+            fix = "Restart the server with the same --checkpoint-dir, then restart the workers"
         error = JobFailed(
-            f"{what}, at about step {self._job.step}; its part of the parameters is lost: start {again}"
+            f"{what.removesuffix(RESTART)}, at about step {self._job.step};"
+            f" its part of the parameters is lost. {fix}"
         )
         if not self._colocate and self.failure is None:
             self.failure = error
@@ -67,16 +72,16 @@ class Shutdown:
         self._job.fail(error)
 
     async def tell_failure(self) -> None:
-        """Lets everybody who waits for a shard know that the job has failed, once."""
+        """Sends the job's failure to the shards, once, so that they refuse the waiting workers."""
         if self._job.failure is not None and not self._told:
             self._told = True
             await self._fleet.fail(self._job.failure)
 
     async def settle(self, *, save: bool) -> list[dict[str, Any]]:
-        """Everybody has left; returns what each shard counted, nothing where one is lost.
+        """Ends a job without members; returns the counters of each shard, or none if a shard is lost.
 
         Args:
-            save: The shards hold parameters, so write a last checkpoint.
+            save: Whether to write a last checkpoint, because the shards hold parameters.
         """
         await self._checkpoints.give_up()
         if save:
@@ -89,7 +94,7 @@ class Shutdown:
             return [{"error": str(error)}]
 
     async def _unless_lost(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """The work's result; None, and the work is given up, once a shard is lost."""
+        """Returns the work's result; cancels the work and returns None once a shard is lost."""
         if self._lost.is_set():
             work.close()
             return None

@@ -1,4 +1,4 @@
-"""How a hub is doing, in plain words and numbers: what `ps-server status` and its last line say."""
+"""The parts of a hub's status, for `ps-server status` and the server's last line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hubring.ps.job.job import Job, Outcome
 
 
 def workers(job: Job, now: float) -> list[dict[str, Any]]:
-    """Who takes part, in rank order, and what each last told; `loss` is None where it is no number."""
+    """Returns the last report of each worker, in rank order; `loss` is None if it is not finite."""
     rows = []
     for member in job.members:
         progress = job.progress[member.rank]
@@ -31,19 +31,20 @@ def workers(job: Job, now: float) -> list[dict[str, Any]]:
 
 
 async def shards(fleet: Fleet) -> list[dict[str, Any]]:
-    """Every shard, as `shard` tells of one.
+    """Returns a row of `shard` for each shard.
 
     Raises:
-        JobFailed: One does not answer.
+        JobFailed: A shard does not answer.
     """
     asked = fleet.shards
     return [shard(each, stats) for each, stats in zip(asked, await fleet.stats(), strict=True)]
 
 
 async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
-    """Every shard, as `shard` tells of one.
+    """Returns a row of `shard` for each shard.
 
-    Of one that does not answer within `patience` seconds: what it told last, and under `error` why.
+    For a shard that does not answer within `patience` seconds, the row has the numbers of its last
+    answer, and the cause in `error`.
     """
     asked = fleet.shards
     rows = []
@@ -54,7 +55,7 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
 
 
 def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """The same shards, each with the seconds since its last heartbeat, without those dismissed meanwhile."""
+    """Adds the seconds since each shard's last heartbeat, and drops the shards that left since."""
     since = {each.index: round(max(0.0, now - each.heard), 3) for each in fleet.shards}
     return [
         {**row, "seconds_since_heartbeat": since[row["shard"]]} for row in shards if row["shard"] in since
@@ -62,7 +63,7 @@ def heard(shards: list[dict[str, Any]], fleet: Fleet, now: float) -> list[dict[s
 
 
 def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
-    """Where one shard is, and what it has counted since its job began."""
+    """Returns where one shard runs, and its counters since the job began."""
     return {
         "shard": shard.index,
         "host": shard.host,
@@ -89,7 +90,7 @@ def shard(shard: Shard, stats: pb.ShardStats) -> dict[str, Any]:
 
 
 def ends(outcome: Outcome) -> dict[str, Any]:
-    """Who left, and how."""
+    """Returns which ranks left, by how they left."""
     return {
         "finished": sorted(outcome.finished),
         "preempted": sorted(outcome.preempted),
@@ -99,7 +100,7 @@ def ends(outcome: Outcome) -> dict[str, Any]:
 
 
 def summary(outcome: Outcome) -> str:
-    """How many workers ended in which way."""
+    """Returns how many workers left in each way, in words."""
     counts = {
         "finished": len(outcome.finished),
         "stopped on request": len(outcome.preempted),

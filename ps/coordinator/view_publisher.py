@@ -1,4 +1,4 @@
-"""Brings it to a job's shards who takes part."""
+"""Publishes the members of a job to its shards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class ViewPublisher:
 
     Args:
         fleet: The shards.
-        publishing: Held while a view goes to them; all jobs' publishers have the same one.
+        publishing: Locked while a view goes to the shards; shared by the publishers of all jobs.
 
     Attributes:
-        epoch: That of the view on which all shards act.
+        epoch: Epoch of the view that all shards use.
     """
 
     def __init__(self, fleet: Fleet, publishing: asyncio.Lock) -> None:
@@ -25,7 +25,7 @@ class ViewPublisher:
         self.epoch = 0
 
     async def publish(self, membership: Membership) -> None:
-        """Brings the current view to every shard; returns when they act on it.
+        """Sends the current view to every shard; returns when all shards use it.
 
         Raises:
             JobFailed: A shard does not answer.

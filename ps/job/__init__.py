@@ -1,1 +1,1 @@
-"""A job: its members, its step rate, and the plan that cuts parameters into slices."""
+"""A job: its members, its step rate, and the plan that splits parameters into slices."""

@@ -1,9 +1,9 @@
 """One job, from the first join to the last leave.
 
-Law: a worker takes part from the moment it was admitted until it leaves or its
-lease runs out; all workers of a job run the same script on the same topology.
-The job has failed once it cannot go on; it is over when nobody takes part any
-more. No I/O: requests and the time come in as arguments.
+Law: a worker is a member from its admission until it leaves or its lease expires.
+All workers of a job run the same script on the same topology. A job that cannot
+continue has failed. A job is over when it has no members left. No I/O: requests
+and the time are arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hubring.ps.job.step_rate import StepRate
 log = logging.getLogger(__name__)
 
 HELD_UP = 2.0
-"""Seconds of waiting from which on a worker is taken for held up by another, rather than slow itself."""
+"""Seconds of waiting after which a worker counts as blocked by another worker, not as slow itself."""
 
 
 class Reason(enum.IntEnum):
@@ -31,12 +31,12 @@ class Reason(enum.IntEnum):
     PREEMPTED = 1
     FAILED = 2
     DIVERGED = 3
-    """It met what is not finite: the others cannot go on either."""
+    """It found a NaN or an infinity, so no other worker can continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Joiner:
-    """A worker that asks for a place; rank and world_size None where it does not mind."""
+    """A worker that asks to join. None for `rank` or `world_size` accepts any value."""
 
     token: str
     job: str
@@ -46,36 +46,42 @@ class Joiner:
     rank: int | None = None
     world_size: int | None = None
     brings_shard: bool = False
-    """The shard that it was asked to serve is on its way."""
+    """Whether the worker has started the shard that `--colocate` requires."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a worker last told of itself."""
+    """What a worker reported last."""
 
     step: int = 0
     loss: float = float("nan")
     heard: float = 0.0
     waiting: float = 0.0
-    """Seconds for which it had been held up by then."""
+    """Seconds that the worker had been blocked when it sent the report."""
     step_rate: StepRate = field(default_factory=StepRate)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How it went, for the server's last line."""
+    """How a job ended, for the server's last line."""
 
     finished: list[int] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     lost: dict[int, str] = field(default_factory=dict)
     broke: bool = False
-    """The job could not go on, though some may have finished before."""
+    """The job failed. Some workers may have finished before."""
     departures: Counter[str] = field(default_factory=Counter)
-    """How often workers left, by the names above: a place that was lost twice counts twice."""
+    """Departures by the field names above. A rank that is lost twice counts twice."""
 
     def leave(self, way: str, rank: int, text: str = "") -> None:
-        """Takes down that a worker left, by one of the names above; `text` says why it failed or was lost."""
+        """Records that a worker left.
+
+        Args:
+            way: One of the field names above.
+            rank: The worker's rank.
+            text: Why the worker failed or was lost.
+        """
         self.departures[way] += 1
         known = getattr(self, way)
         if isinstance(known, dict):
@@ -89,7 +95,7 @@ class Outcome:
 
     @property
     def was_preempted(self) -> bool:
-        """Whether it stopped because it was asked to, and for no other reason."""
+        """Whether the job stopped on request, and for no other reason."""
         return bool(self.preempted) and not (self.finished or self.failed or self.broke)
 
 
@@ -97,10 +103,11 @@ class Job:
     """The state of one job.
 
     Args:
-        workers: World size; None takes the first worker's word, else 1.
-        lease_seconds: How long a worker may be silent.
-        keep_going: Whether the others go on without a worker that is lost; the ring never can.
-        colocate: Each worker of a hub brings a shard: then they cannot either.
+        workers: World size; None uses the first worker's `world_size`, or 1.
+        lease_seconds: How long a worker may send no heartbeat.
+        keep_going: Whether a hub's job continues without a lost worker. A ring never does.
+        colocate: Whether each worker of a hub starts a shard. Such a job never continues either.
+        first_incarnation: The incarnation of the first join.
     """
 
     def __init__(
@@ -116,7 +123,7 @@ class Job:
         self.topology = ""
         self.outcome = Outcome()
         self.draining = False
-        """All are asked to leave: nobody needs to be told of those who do."""
+        """Whether all workers were asked to leave. Departures are then no news for the others."""
         self.failure: HubringError | None = None
         self.progress: dict[int, Progress] = {}
         self._workers = workers
@@ -127,15 +134,15 @@ class Job:
         self._news: defaultdict[int, list[str]] = defaultdict(list)
         self.membership: Membership | None = None
         self.stop_after = 0
-        """Of a ring: the step after which all stop; 0: none was proposed."""
+        """The step after which a ring stops; 0 if no member proposed one."""
         self._heard_stop: set[int] = set()
 
     def admit(self, joiner: Joiner, now: float) -> Member:
-        """Gives a place, the same one to the same token.
+        """Gives the worker a rank. The same token always gets the same rank.
 
         Raises:
-            ConfigError: It is another job, another topology, another world size, or no place is free.
-            JobFailed: The job has failed and waits for its last workers to leave.
+            ConfigError: The job, topology or world size differs, or no rank is free.
+            JobFailed: The job has failed, and its last workers have not left yet.
         """
         if self.failure is not None:
             raise JobFailed(f"the job has failed and is ending: {self.failure}")
@@ -148,7 +155,7 @@ class Job:
         member = self.membership.join(joiner.token, joiner.rank, joiner.host, joiner.pid, now)
         if not known:
             log.info("%s joined", member)
-            # Who comes late goes on where the others are, not where an earlier holder of its place was.
+            # A late worker continues at the step of the others, not of an earlier worker with its rank.
             self.progress[member.rank] = Progress(step if self.membership.complete else 0)
         self.progress[member.rank].heard = now
         return member
@@ -157,42 +164,43 @@ class Job:
         expected = self._workers or (self.membership.world_size if self.membership else None)
         if joiner.world_size and expected and joiner.world_size != expected:
             raise ConfigError(
-                f"the worker's launcher says {joiner.world_size} workers, the server expects {expected}:"
-                f" start the server with --workers {joiner.world_size}, or as many workers as it expects"
+                f"this worker's launcher starts {joiner.world_size} workers, but the server expects"
+                f" {expected}; restart the server with --workers {joiner.world_size}, or start {expected}"
+                " workers"
             )
         if self.membership is None:
             return
         if joiner.job != self.name:
             raise ConfigError(
-                f"this server runs the job {self.name!r}, this worker wants {joiner.job!r}:"
-                " wait until it is done, or start another server"
+                f"this server runs job {self.name!r}, but this worker belongs to job {joiner.job!r};"
+                " wait until the server's job finishes, or start another server"
             )
         closed = self.topology == "ring" or self.colocated
         if closed and self.started and not self.membership.holds(joiner.token):
-            begun = "the ring" if self.topology == "ring" else "the job, whose shards are its workers',"
+            kind = "a ring" if self.topology == "ring" else "a job with --colocate"
             raise ConfigError(
-                f"{begun} has begun and takes nobody in any more:"
-                " wait until its job is done, or start another server"
+                f"the job has started; no worker can join {kind} after its start."
+                " Wait until the job finishes, or start another server"
             )
         if joiner.topology != self.topology:
             raise ConfigError(
-                f"the other workers use --topology {self.topology}, this one {joiner.topology}:"
-                " give all of them the same"
+                f"this worker uses --topology {joiner.topology}, but the job uses --topology {self.topology};"
+                " start all workers with the same --topology"
             )
 
     @property
     def colocated(self) -> bool:
-        """Whether this job's shards are its workers'."""
+        """Whether this job's workers run its shards."""
         return self._colocate and self.topology == "hub"
 
     @property
     def world_size(self) -> int:
-        """How many workers it has; 0 until the first one comes."""
+        """How many workers the job has; 0 until the first worker joins."""
         return self.membership.world_size if self.membership else 0
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Who takes part, in rank order."""
+        """The members, in rank order."""
         return self.membership.members if self.membership else ()
 
     @property
@@ -201,11 +209,11 @@ class Job:
 
     @property
     def over(self) -> bool:
-        """Whether the job began and nobody takes part any more."""
+        """Whether a worker has joined and no member is left."""
         return self.membership is not None and not self.membership.members
 
     def waiting_for(self) -> str:
-        """Who is missing at the start, as a sentence."""
+        """Returns which workers are missing at the start, in words."""
         if self.membership is None:
             return "waiting for the first worker"
         missing = sorted(self.membership.missing())
@@ -216,50 +224,59 @@ class Job:
         )
 
     def beat(self, sender: Sender, step: int, loss: float, now: float, waiting: float = 0.0) -> list[str]:
-        """Renews a lease; returns the news that this worker has not heard.
+        """Renews a lease; returns the news that this worker has not received yet.
+
+        Args:
+            sender: The worker.
+            step: Its completed steps.
+            loss: Its last loss.
+            now: Monotonic seconds.
+            waiting: Seconds that it has been blocked.
 
         Raises:
-            Fenced: This incarnation has lost its place.
+            Fenced: This incarnation is no longer a member.
         """
         assert self.membership is not None
         self.membership.beat(sender, now)
         progress = self.progress[sender.rank]
-        progress.step = max(progress.step, step)  # a worker tells 0 until it has its plan
+        progress.step = max(progress.step, step)  # a worker reports 0 until it has its plan
         progress.loss, progress.heard, progress.waiting = loss, now, waiting
         progress.step_rate.note(progress.step, now)
         return self._news.pop(sender.rank, [])
 
     def stop(self, sender: Sender, after: int) -> bool:
-        """Takes down after which step a ring's member stops; returns whether all know of it.
+        """Records the step after which a member of a ring stops; returns whether all members know the step.
 
-        The first one to propose decides. It has not begun the step before that, and without it nobody
-        completes that one: so whoever hears of it meanwhile can still stop there.
+        The first proposal counts. Its member has not begun that step, and no other member can complete
+        the step without it. So every member can still stop there.
         """
         if after and not self.stop_after:
-            log.warning("rank %d was asked to stop: all stop after step %d", sender.rank, after)
+            log.warning("rank %d received a stop request; all workers stop after step %d", sender.rank, after)
             self.stop_after, self.draining = after, True
         if after and after == self.stop_after:
             self._heard_stop.add(sender.rank)
         return bool(self.stop_after) and all(one.rank in self._heard_stop for one in self.members)
 
     def expire(self, now: float) -> list[Member]:
-        """Drops the workers whose lease ran out, and tells the others."""
+        """Removes the workers whose lease expired, and notifies the others."""
         if self.membership is None:
             return []
         lost = self.membership.expire(now)
         for member in lost:
             silent = now - self.progress[member.rank].heard
-            self._gone(member, f"sent no heartbeat for {silent:.1f} s: it was killed, stopped or cut off")
+            self._lose(
+                member, f"sent no heartbeat for {silent:.1f} s (it was killed, suspended or disconnected)"
+            )
             self.outcome.leave("lost", member.rank, f"silent for {silent:.1f} s at step {self._step(member)}")
         return lost
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Lets leases stand still for the `seconds` before `now`, when nobody could have heard a beat."""
+        """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         if self.membership is not None:
             self.membership.excuse(seconds, now)
 
     def leave(self, sender: Sender, reason: Reason, text: str, step: int) -> list[str]:
-        """Takes a worker out at its own wish, after `step` completed steps; returns its last news."""
+        """Removes a worker that leaves after `step` completed steps; returns its last news."""
         assert self.membership is not None
         member = self.membership.leave(sender)
         if member is None:
@@ -271,35 +288,36 @@ class Job:
         elif reason is Reason.PREEMPTED:
             self.outcome.leave("preempted", member.rank)
             if not self.draining and self.membership.members:
-                self._gone(member, "was asked to stop")
+                self._lose(member, "stopped on request")
             else:
-                log.info("%s stopped after step %d, as asked", member, step)
+                log.info("%s stopped on request after step %d", member, step)
         elif reason is Reason.DIVERGED:
             self.outcome.leave("failed", member.rank, text)
             self.fail(NonFinite(text))
         else:
             self.outcome.leave("failed", member.rank, text)
-            self._gone(member, f"failed: {text}")
+            self._lose(member, f"failed: {text}")
         return self._news.pop(member.rank, [])
 
     def fail(self, error: HubringError) -> None:
-        """Ends the job for everyone; the first cause counts."""
+        """Fails the job for all workers. The first cause counts."""
         if self.failure is None:
-            log.error("the job cannot go on: %s", error)
+            log.error("the job failed: %s", error)
             self.failure = error
             self.outcome.broke = True
 
     @property
     def step(self) -> int:
-        """Steps that all who still take part have completed; once all left, the most that anybody had."""
+        """Steps that all members have completed; with no members left, the most that any worker completed."""
         if self.membership is not None and self.membership.members:
             return min(map(self._step, self.membership.members))
         return max((progress.step for progress in self.progress.values()), default=0)
 
     def slowest(self) -> str:
-        """For whom the others wait, as a clause; empty where there is nobody else, or all wait.
+        """Returns the worker that the others wait for, in words.
 
-        In lockstep all have completed the same steps: the slow one is the one that does not wait.
+        Empty with a single member, or if all members wait. In lockstep all members have completed the
+        same steps, so the slow worker is the one that does not wait.
         """
         busy = [member for member in self.members if self.progress[member.rank].waiting < HELD_UP]
         if len(self.members) < 2 or not busy:
@@ -307,7 +325,7 @@ class Job:
         member = min(busy, key=self._step)
         return f"{member} at step {self._step(member)}"
 
-    def _gone(self, member: Member, why: str) -> None:
+    def _lose(self, member: Member, why: str) -> None:
         assert self.membership is not None
         left = len(self.membership.members)
         if not self.started or self.failure is not None:
@@ -315,21 +333,21 @@ class Job:
             return
         if self._keep_going and self.topology == "hub" and not self.colocated:
             line = (
-                f"{member} {why}; going on with {left} of {self.membership.world_size} workers:"
-                f" started again with --rank {member.rank} it takes part again"
+                f"{member} {why}; the job continues with {left} of {self.membership.world_size} workers."
+                f" To replace the worker, start one with --rank {member.rank}"
             )
             log.warning("%s", line)
             for other in self.membership.members:
                 self._news[other.rank].append(line)
         elif left:
-            self.fail(JobFailed(f"{member} {why}; {self._mend()}"))
+            self.fail(JobFailed(f"{member} {why}; {self._fix()}"))
 
-    def _mend(self) -> str:
+    def _fix(self) -> str:
         if self.topology == "ring":
-            return "a ring cannot go on without it: start the job again"
+            return "a ring cannot continue without it. Restart the job"
         if self.colocated:
-            return "nobody goes on without its shard: start the job again from its checkpoint"
-        return "--on-loss wait does not go on without it: start the job again from its checkpoint"
+            return "the job cannot continue without its shard. Restart the job from its checkpoint"
+        return "with --on-loss wait the job cannot continue without it. Restart the job from its checkpoint"
 
     def _step(self, member: Member) -> int:
         return self.progress[member.rank].step

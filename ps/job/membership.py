@@ -1,14 +1,14 @@
-"""Which workers take part in a job.
+"""Which workers are members of a job.
 
-Law: a place (rank) has at most one holder. Each join gets a higher incarnation
-than every join before it, so whoever held a place earlier is told from who holds
-it now, for good. A holder keeps its place while it beats within the lease, and
-never gets a lost one back: it must join anew, as a new process. The view begins
-when all places are held at once; later joiners enter it when they are activated.
-The epoch rises with every change of the view, and with nothing else.
+Law: a rank has at most one holder. Each join gets a higher incarnation than every
+join before it, so an incarnation always identifies one holder of a rank. A holder
+stays a member while it sends heartbeats within its lease. A worker that lost its
+rank must join as a new process. The view begins when all ranks are held at once.
+Later joiners enter the view when they are activated. The epoch rises with every
+change of the view, and with nothing else.
 
-Time is what the caller says it is, in monotonic seconds. Leases run only while
-somebody could hear a beat: for the rest, `excuse`.
+The caller passes the time, in monotonic seconds. `excuse` extends the leases by
+time in which the server could not receive heartbeats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hubring.ps.core.types import Member, Sender, View
 
 
 def heartbeat_seconds(lease_seconds: float) -> float:
-    """How often a holder beats: several times a lease, so that one beat may be late."""
+    """Returns the seconds between heartbeats: several fit in a lease, so that one may be late."""
     return min(1.0, lease_seconds / 5)
 
 
@@ -33,12 +33,12 @@ class _Lease:
 
 
 class Membership:
-    """The holders of a job's places.
+    """The holders of a job's ranks.
 
     Args:
-        world_size: How many places there are; ranks are 0 to world_size - 1.
-        lease_seconds: How long a holder may be silent.
-        first_incarnation: What the first join gets; a restored job goes on from `next_incarnation`.
+        world_size: How many ranks there are: 0 to world_size - 1.
+        lease_seconds: How long a holder may send no heartbeat.
+        first_incarnation: The incarnation of the first join; a restored job continues at `next_incarnation`.
     """
 
     def __init__(self, world_size: int, lease_seconds: float, first_incarnation: int = 1) -> None:
@@ -46,7 +46,7 @@ class Membership:
         self.lease_seconds = lease_seconds
         self.next_incarnation = first_incarnation
         self.complete = False
-        """All places have been held at once; stays true when workers leave later."""
+        """Whether all ranks have been held at once; stays true when workers leave later."""
         self._epoch = 0
         self._leases: dict[int, _Lease] = {}
         self._tokens: dict[str, Member] = {}
@@ -54,50 +54,50 @@ class Membership:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All holders in rank order, also those that are not active yet."""
+        """All holders in rank order, including inactive ones."""
         return tuple(lease.member for _, lease in sorted(self._leases.items()))
 
     @property
     def view(self) -> View:
-        """The active members, as of this epoch."""
+        """The active members at this epoch."""
         active = (lease.member for _, lease in sorted(self._leases.items()) if lease.active)
         return View(self._epoch, tuple(active))
 
     def member(self, sender: Sender) -> Member:
-        """The member that a message comes from.
+        """Returns the member that sent a message.
 
         Raises:
-            Fenced: It has lost its place.
+            Fenced: The sender is no longer a member.
         """
         return self._lease_of(sender).member
 
     def holds(self, token: str) -> bool:
-        """Whether this worker process was given a place, be it lost by now."""
+        """Returns whether this worker process ever got a rank, even if it lost the rank since."""
         return token in self._tokens
 
     def missing(self) -> list[int]:
-        """Ranks that nobody holds."""
+        """Returns the ranks without a holder."""
         return [rank for rank in range(self.world_size) if rank not in self._leases]
 
     def join(self, token: str, rank: int | None, host: str, pid: int, now: float) -> Member:
-        """Gives a place; the lowest free one where `rank` is None.
+        """Gives the worker a rank; the lowest free rank if `rank` is None.
 
         Args:
-            token: Drawn once per worker process: the same token gets the same member, and a new lease.
-            rank: The place that the worker's launcher gave it, if any.
-            host: Where the worker runs, for messages.
-            pid: Its process there.
+            token: Unique per worker process. The same token gets the same member, and a new lease.
+            rank: The rank from the worker's launcher, if any.
+            host: The worker's host, for messages.
+            pid: The worker's process id, for messages.
             now: Monotonic seconds.
 
         Raises:
-            ConfigError: No place is free, or not that one.
-            Fenced: This token had a place and lost it.
+            ConfigError: No rank is free, or `rank` is taken or out of range.
+            Fenced: This token had a rank and lost it.
         """
         if token in self._tokens:
             member = self._tokens[token]
             self.beat(Sender(member.rank, member.incarnation), now)
             return member
-        member = Member(self._free_place(rank), self.next_incarnation, host, pid)
+        member = Member(self._free_rank(rank), self.next_incarnation, host, pid)
         self.next_incarnation += 1
         self._tokens[token] = member
         self._leases[member.rank] = _Lease(member, beaten=now)
@@ -107,10 +107,10 @@ class Membership:
         return member
 
     def activate(self, sender: Sender) -> None:
-        """Takes a late joiner into the view: it has its plan, rounds may wait for it.
+        """Adds a late joiner to the view. Rounds wait for it from now on, so it must have its plan.
 
         Raises:
-            Fenced: It has lost its place meanwhile.
+            Fenced: The joiner is no longer a member.
         """
         lease = self._lease_of(sender)
         if self.complete and not lease.active:
@@ -120,52 +120,53 @@ class Membership:
         """Renews a lease.
 
         Raises:
-            Fenced: This incarnation has no place any more.
+            Fenced: This incarnation is no longer a member.
         """
         self._lease_of(sender).beaten = now
 
     def excuse(self, seconds: float, now: float) -> None:
-        """Gives all holders this much longer: nobody could have heard them meanwhile."""
+        """Extends all leases by `seconds`: the server could not receive a heartbeat in that time."""
         for lease in self._leases.values():
             lease.beaten = min(now, lease.beaten + seconds)
 
     def leave(self, sender: Sender) -> Member | None:
-        """Frees a place at its holder's wish; None if it had none, as when it says so twice."""
+        """Frees the rank of a member that leaves; returns None if the sender is no member, as in a retry."""
         lease = self._leases.get(sender.rank)
         if lease is None or lease.member.incarnation != sender.incarnation:
             return None
-        self._vacate({lease.member: "it has left the job"})
+        self._vacate({lease.member: "it left the job"})
         return lease.member
 
     def expire(self, now: float) -> list[Member]:
-        """Frees the places of all whose lease has run out; returns who that was, in rank order."""
+        """Frees the ranks whose lease expired; returns their holders in rank order."""
         silent = {member: now - self._leases[member.rank].beaten for member in self.members}
         lost = {
-            member: f"it sent no heartbeat for {seconds:.1f} s, and its lease is {self.lease_seconds:g} s"
+            member: f"it sent no heartbeat for {seconds:.1f} s (lease: {self.lease_seconds:g} s)"
             for member, seconds in silent.items()
             if seconds > self.lease_seconds
         }
         self._vacate(lost)
         return list(lost)
 
-    def _free_place(self, rank: int | None) -> int:
+    def _free_rank(self, rank: int | None) -> int:
         free = self.missing()
         if rank is None and not free:
             raise ConfigError(
-                f"all {self.world_size} places are taken, by {', '.join(map(str, self.members))};"
-                f" start the server with --workers {self.world_size + 1}, or wait until one of them leaves"
+                f"all {self.world_size} ranks are taken, by {', '.join(map(str, self.members))};"
+                f" restart the server with --workers {self.world_size + 1}, or wait until a worker leaves"
             )
         if rank is None:
             return free[0]
         if not 0 <= rank < self.world_size:
             raise ConfigError(
-                f"rank {rank} is outside a world of {self.world_size} (ranks 0 to {self.world_size - 1});"
-                f" start the server with --workers {rank + 1} or more, or the worker with a lower --rank"
+                f"rank {rank} is invalid; with --workers {self.world_size} ranks are 0 to"
+                f" {self.world_size - 1}. Restart the server with --workers {rank + 1} or more,"
+                " or start the worker with a lower --rank"
             )
         if rank not in free:
             raise ConfigError(
-                f"{self._leases[rank].member} holds its place already; give this worker another --rank,"
-                f" or stop that one and wait for its lease of {self.lease_seconds:g} s to run out"
+                f"{self._leases[rank].member} already holds this rank; start this worker with another --rank,"
+                f" or stop the other worker and wait {self.lease_seconds:g} s until its lease expires"
             )
         return rank
 
@@ -176,10 +177,10 @@ class Membership:
         gone = self._departed.get(sender.incarnation)
         who, why = gone or (
             f"rank {sender.rank}",
-            "this server never gave it one, or is another server by now",
+            "this server did not admit it, or has restarted since",
         )
-        held = f"; {lease.member} holds it now" if lease else ""
-        raise Fenced(f"{who} has no place in the job: {why}{held}. Start the worker again to rejoin")
+        held = f"; {lease.member} holds the rank now" if lease else ""
+        raise Fenced(f"{who} is not a member of the job: {why}{held}. Restart the worker to rejoin")
 
     def _activate(self, leases: Iterable[_Lease]) -> None:
         for lease in leases:
@@ -187,7 +188,7 @@ class Membership:
         self._epoch += 1
 
     def _vacate(self, reasons: Mapping[Member, str]) -> None:
-        """Frees places, whose holders are told `reasons` should they ever be heard again."""
+        """Frees ranks. A former holder that sends another message gets its entry of `reasons`."""
         freed = [self._leases.pop(member.rank) for member in reasons]
         self._departed.update({member.incarnation: (member, why) for member, why in reasons.items()})
         self._epoch += any(lease.active for lease in freed)

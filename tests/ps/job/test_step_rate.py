@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hubring.ps.job.step_rate import LATELY, StepRate
+from hubring.ps.job.step_rate import WINDOW_SECONDS, StepRate
 
 
 def test_it_is_steps_a_second_lately() -> None:
@@ -18,19 +18,19 @@ def test_it_is_steps_a_second_lately() -> None:
 def test_a_job_that_resumes_does_not_leap() -> None:
     rate = StepRate()
     rate.note(0, 0.0)
-    rate.note(0, LATELY)
-    rate.note(10_000, 2 * LATELY)
+    rate.note(0, WINDOW_SECONDS)
+    rate.note(10_000, 2 * WINDOW_SECONDS)
     assert rate.rate == 0.0
-    rate.note(10_030, 3 * LATELY)
-    assert rate.rate == 30 / LATELY
+    rate.note(10_030, 3 * WINDOW_SECONDS)
+    assert rate.rate == 30 / WINDOW_SECONDS
 
 
 def test_what_begins_anew_does_not_run_backwards() -> None:
     rate = StepRate()
     rate.note(10_000, 0.0)
-    rate.note(20_000, LATELY)
-    rate.note(0, 2 * LATELY)
+    rate.note(20_000, WINDOW_SECONDS)
+    rate.note(0, 2 * WINDOW_SECONDS)
     assert rate.rate == 0.0
-    rate.note(30, 3 * LATELY)
-    rate.note(60, 4 * LATELY)
-    assert rate.rate == 30 / LATELY
+    rate.note(30, 3 * WINDOW_SECONDS)
+    rate.note(60, 4 * WINDOW_SECONDS)
+    assert rate.rate == 30 / WINDOW_SECONDS
