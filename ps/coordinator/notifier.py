@@ -17,7 +17,7 @@ class Notifier:
         self._changed = asyncio.Condition()
 
     async def wait_for(self, condition: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Returns once `condition()` is true, or after `seconds` (at most PATIENCE); the caller must check."""
+        """Returns once `condition()` is true, or after `seconds` (at most PATIENCE); the caller checks."""
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(condition), min(seconds, PATIENCE))

@@ -1,1 +1,1 @@
-"""A shard's state: rounds, ledger, consistency, collectives. Pure rules, no I/O."""
+"""A shard's state: rounds, ledger, consistency, collectives. No I/O."""

@@ -1,15 +1,15 @@
-"""What a collective gives each of its members, or why it gives nothing.
+"""The result of a collective for each member, or the reason for a refusal.
 
-Hub, ring and a lone worker stand on this rule: the same checks with the same
-words, and results that are equal. Parts come in rank order.
+Hub, ring and single worker use this module, so that their checks, messages and
+results are equal. Parts come in rank order.
 
-    allreduce       the reduction of all           reduce     the same, for the root alone
-    allgather       all rows, one after another    gather     all tensors, for the root alone
-    broadcast       the root's tensors             scatter    the root's first, second, ... tensor
-    reduce_scatter  some rows of the reduction: the first members get one more where they do not divide
-    alltoall        the rows that each member has for this one, and how many they are
-    transfer        the root's tensor, for the other of the two
-    barrier, group  nothing, but all have come
+    allreduce       the reduction of all           reduce     the reduction, only for the root
+    allgather       all rows, concatenated         gather     all tensors, only for the root
+    broadcast       the root's tensors             scatter    one of the root's tensors
+    reduce_scatter  a share of the reduction's rows; the first members get the remaining rows
+    alltoall        the rows that each member sends to this one, and their counts
+    transfer        the root's tensor, for the other member
+    barrier, group  nothing, once all members have called
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BY_ROWS = {Collective.ALLGATHER, Collective.GATHER, Collective.ALLTOALL}
 
 
 class Part(NamedTuple):
-    """What one member brings."""
+    """One member's call and tensors."""
 
     rank: int
     call: Call
@@ -49,12 +49,12 @@ class Part(NamedTuple):
 
 
 def layout_of(tensor: Tensor) -> Layout:
-    """A tensor's dtype and shape."""
+    """Returns a tensor's dtype and shape."""
     return Layout(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
 def absent(call: Call) -> Call:
-    """What a rank that has joined calls for where another makes `call`: it gives zeros, or no rows."""
+    """Returns the call of a rank that called join(), when another rank makes `call`: zeros, or no rows."""
     layouts = call.layouts
     if call.collective in _BY_ROWS:
         layouts = tuple(Layout(dtype, (0, *shape[1:])) for dtype, shape in layouts)
@@ -66,23 +66,23 @@ def absent(call: Call) -> Call:
 
 
 def zeros(layouts: Sequence[Layout]) -> Tensors:
-    """A tensor of each layout."""
+    """Returns a zeroed tensor for each layout."""
     return tuple(torch.zeros(shape, dtype=getattr(torch, dtype)) for dtype, shape in layouts)
 
 
 def dealt(rows: int, members: int) -> list[int]:
-    """How many rows each member gets; the first get one more where they do not divide."""
+    """Returns how many rows each member gets; the first members get one more for the remainder."""
     return [rows // members + (index < rows % members) for index in range(members)]
 
 
 def dealt_rows(tensor: Tensor, members: int) -> tuple[Tensor, ...]:
-    """Its rows, as they are dealt out to the members."""
+    """Splits a tensor's rows as `dealt` does."""
     pieces: tuple[Tensor, ...] = torch.split(tensor, dealt(len(tensor), members))
     return pieces
 
 
 def objection(calls: Mapping[int, Call]) -> Refusal | None:
-    """Why what these members call for, by rank, cannot be done; None: it can."""
+    """Returns why these calls, by rank, do not fit together; None if they do."""
     first = next(iter(calls.values()))
     if len({_must_agree(call) for call in calls.values()}) > 1:
         return _disagreement(calls)
@@ -96,7 +96,7 @@ def objection(calls: Mapping[int, Call]) -> Refusal | None:
 
 
 def outcome(parts: Sequence[Part]) -> Mapping[int, Tensors] | Refusal:
-    """What each member gets; new tensors, which several members may share."""
+    """Returns each member's result: new tensors, which several members may share."""
     refusal = objection({part.rank: part.call for part in parts})
     if refusal is not None:
         return refusal
@@ -112,11 +112,11 @@ def outcome(parts: Sequence[Part]) -> Mapping[int, Tensors] | Refusal:
             pieces = [dealt_rows(tensor, len(ranks)) for tensor in _reduced(given, call.op)]
             return dict(zip(ranks, zip(*pieces, strict=True), strict=True)) if pieces else nothing
         case Collective.ALLGATHER:
-            return dict.fromkeys(ranks, _joined(given))
+            return dict.fromkeys(ranks, _concatenated(given))
         case Collective.GATHER:
             return {**nothing, call.root: tuple(tensor.clone() for tensors in given for tensor in tensors)}
         case Collective.BROADCAST | Collective.SCATTER | Collective.TRANSFER:
-            return _given(call, ranks, given[ranks.index(call.root)])
+            return _from_root(call, ranks, given[ranks.index(call.root)])
         case Collective.ALLTOALL:
             return dict(zip(ranks, _exchanged(parts), strict=True))
         case Collective.BARRIER | Collective.GROUP | Collective.JOIN:
@@ -124,15 +124,15 @@ def outcome(parts: Sequence[Part]) -> Mapping[int, Tensors] | Refusal:
 
 
 def rows_for(call: Call, members: int) -> list[int]:
-    """How many of its rows a member of an alltoall has for each."""
+    """Returns how many rows a member of an alltoall sends to each member."""
     return list(call.splits) or dealt(_rows(call), members)
 
 
-# What must fit.
+# Checks.
 
 
 def _must_agree(call: Call) -> tuple[object, ...]:
-    """In what the members' calls must not differ."""
+    """Returns the properties that must be equal in all members' calls."""
     match call.collective:
         case Collective.ALLREDUCE | Collective.REDUCE_SCATTER:
             return call.collective, call.op, call.layouts
@@ -141,7 +141,7 @@ def _must_agree(call: Call) -> tuple[object, ...]:
         case Collective.ALLGATHER | Collective.ALLTOALL:
             return call.collective, *map(_row, call.layouts)
         case Collective.GATHER:
-            # In a list of tensors one without dimensions may stand, but not beside rows.
+            # A tensor without dimensions is valid, but not together with tensors that have rows.
             return (
                 call.collective,
                 call.root,
@@ -156,7 +156,7 @@ def _must_agree(call: Call) -> tuple[object, ...]:
 
 
 def _row(layout: Layout) -> Layout:
-    """The first dimension may vary; a tensor without any is a row."""
+    """Removes the first dimension, which may differ; a tensor without dimensions counts as one row."""
     return Layout(layout.dtype, layout.shape[1:])
 
 
@@ -164,28 +164,26 @@ def _misplaced_root(calls: Mapping[int, Call]) -> str:
     call = next(iter(calls.values()))
     ranks = ", ".join(map(str, calls))
     if call.root not in calls:
-        return f"root {call.root} takes no part in it; ranks taking part: {ranks}"
+        return f"root {call.root} is not a member; members: {ranks}"
     given = calls[call.root].layouts
     if call.collective is Collective.SCATTER and len(given) != len(calls):
-        return (
-            f"root {call.root} gave {len(given)} tensors to scatter; give one for each of the ranks {ranks}"
-        )
+        return f"root {call.root} passed {len(given)} tensors to scatter; pass one for each of ranks {ranks}"
     if call.collective in _GIVING and not given:
-        return f"root {call.root} gave no tensor; ranks taking part: {ranks}"
+        return f"root {call.root} passed no tensor; pass the tensor on the root (members: {ranks})"
     return ""
 
 
 def _unfit(calls: Mapping[int, Call]) -> str:
     call = next(iter(calls.values()))
     if call.collective is Collective.ALLTOALL and len(call.layouts) != 1:
-        return f"ranks gave {len(call.layouts)} tensors to exchange; give one"
+        return f"ranks passed {len(call.layouts)} tensors to alltoall; pass one"
     if call.collective in REDUCING:
         if any(text := objection_to(call.op, layout.dtype) for layout in call.layouts):
             return text
         if call.collective is Collective.REDUCE_SCATTER and not all(one.shape for one in call.layouts):
-            return "a tensor without dimensions has no rows to deal out; reshape it to (1,)"
+            return "a tensor without dimensions has no rows to scatter; reshape it to (1,)"
     if call.collective is Collective.TRANSFER and len(calls) != 2:
-        return f"only rank {call.root} takes part; the other has left"
+        return f"a transfer needs two ranks, but only rank {call.root} is left"
     if call.collective is Collective.ALLTOALL:
         return next(filter(None, (_misfit(rank, one, len(calls)) for rank, one in calls.items())), "")
     return ""
@@ -194,13 +192,13 @@ def _unfit(calls: Mapping[int, Call]) -> str:
 def _misfit(rank: int, call: Call, members: int) -> str:
     rows, splits = _rows(call), call.splits
     if not call.layouts[0].shape:
-        return f"rank {rank} gave a tensor without dimensions, which has no rows; reshape it to (1,)"
+        return f"rank {rank} passed a tensor without dimensions, which has no rows; reshape it to (1,)"
     if splits and (len(splits) != members or sum(splits) != rows or min(splits) < 0):
         return (
-            f"rank {rank} splits {rows} rows as {list(splits)}; give {members} counts that add up to {rows}"
+            f"rank {rank} splits {rows} rows as {list(splits)}; pass {members} counts that add up to {rows}"
         )
     if not splits and rows % members:
-        return f"rank {rank} gave {rows} rows, which do not divide by {members} ranks; give splits"
+        return f"rank {rank} passed {rows} rows, which are not divisible by {members} ranks; pass splits"
     return ""
 
 
@@ -209,27 +207,27 @@ def _rows(call: Call) -> int:
     return shape[0] if shape else 1
 
 
-# How it is said.
+# Messages.
 
-_SPELT = 4
-"""Tensors of one call that are spelt out; of more, one where ranks differ."""
+_LISTED = 4
+"""The most tensors of one call that a message lists. Of more, it shows the first that differs."""
 
 
 def _disagreement(calls: Mapping[int, Call]) -> Refusal:
     name = next(iter(calls.values())).name
     at = _difference([call.layouts for call in calls.values()])
     sent = "; ".join(f"rank {rank} sent {spell(call, at)}" for rank, call in calls.items())
-    return Refusal(Code.MISMATCH, f"ranks disagree in {name!r}: {sent}. Let all of them make the same call")
+    return Refusal(Code.MISMATCH, f"ranks disagree in {name!r}: {sent}. All ranks must make the same call")
 
 
 def _difference(layouts: Sequence[Sequence[Layout]]) -> int:
-    """The first place where they differ."""
+    """Returns the first index at which the layouts differ."""
     shortest = min(map(len, layouts))
     return next((at for at in range(shortest) if len({one[at] for one in layouts}) > 1), shortest)
 
 
 def spell(call: Call, at: int = 0) -> str:
-    """A call in words; of many tensors only how many there are, and the one `at` a place."""
+    """Returns a call in words; for many tensors, their number and the layout of the one at index `at`."""
     words = [call.collective.name.lower()]
     if call.collective in REDUCING:
         words.append(call.op.name.lower())
@@ -239,8 +237,8 @@ def spell(call: Call, at: int = 0) -> str:
         words.append(f"of ranks {list(call.splits)}")
     elif call.splits:
         words.append(f"split as {list(call.splits)}")
-    if len(call.layouts) > _SPELT:
-        here = f", of which number {at} is {call.layouts[at]}" if at < len(call.layouts) else ""
+    if len(call.layouts) > _LISTED:
+        here = f" (number {at}: {call.layouts[at]})" if at < len(call.layouts) else ""
         words.append(f"{len(call.layouts)} tensors{here}")
     elif call.layouts:
         words.append(", ".join(map(str, call.layouts)))
@@ -249,22 +247,22 @@ def spell(call: Call, at: int = 0) -> str:
     return " ".join(words)
 
 
-# What comes out.
+# Results.
 
 
 def _reduced(given: Sequence[Tensors], op: ReduceOp) -> Tensors:
     return tuple(reduced(tensors, op) for tensors in zip(*given, strict=True))
 
 
-def _joined(given: Sequence[Tensors]) -> Tensors:
+def _concatenated(given: Sequence[Tensors]) -> Tensors:
     return tuple(
         torch.cat([tensor.reshape(tensor.shape or (1,)) for tensor in tensors])
         for tensors in zip(*given, strict=True)
     )
 
 
-def _given(call: Call, ranks: Sequence[int], tensors: Tensors) -> dict[int, Tensors]:
-    # Copies: the root's memory is its own again as soon as it has its reply.
+def _from_root(call: Call, ranks: Sequence[int], tensors: Tensors) -> dict[int, Tensors]:
+    # Copies: the root can reuse its memory as soon as it has its reply.
     copies = tuple(tensor.clone() for tensor in tensors)
     if call.collective is Collective.SCATTER:
         return {rank: (tensor,) for rank, tensor in zip(ranks, copies, strict=True)}
@@ -274,7 +272,7 @@ def _given(call: Call, ranks: Sequence[int], tensors: Tensors) -> dict[int, Tens
 
 
 def _exchanged(parts: Sequence[Part]) -> list[Tensors]:
-    """For each member the rows that the others have for it, and their numbers."""
+    """Returns for each member the rows that all members send to it, and their counts."""
     splits = [rows_for(part.call, len(parts)) for part in parts]
     pieces = []
     for part, counts in zip(parts, splits, strict=True):

@@ -1,7 +1,7 @@
-"""How the tensors of many ranks become one; always in rank order, so that a rerun is bitwise equal.
+"""Reductions of the tensors of many ranks, in rank order, so that a rerun is bitwise equal.
 
-Half-precision sums and products are taken in float32 and rounded once. A sum of
-booleans is whether any is true, a product whether all are.
+Half-precision sums and products are computed in float32 and rounded once. A sum of
+booleans is their `or`, a product their `and`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from torch import Tensor
 from hubring.ps.core.messages import ReduceOp
 
 WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""In what a dtype is summed."""
+"""The dtype in which half-precision tensors are reduced."""
 
 
 def objection_to(op: ReduceOp, dtype: str) -> str:
-    """Why there is no such reduction, and the mend; empty: there is."""
+    """Returns why a reduction does not support a dtype; empty if it does."""
     if getattr(torch, dtype).is_floating_point or op not in (ReduceOp.AVERAGE, ReduceOp.ADASUM):
         return ""
-    return f"no {op.name.lower()} of torch.{dtype}; sum it, or convert it to a floating dtype"
+    return f"{op.name.lower()} does not support torch.{dtype}; use sum, or convert to a floating dtype"
 
 
 def reduced(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
-    """All of them, of one shape and dtype, as one new tensor."""
+    """Reduces tensors of one shape and dtype to one new tensor."""
     dtype = tensors[0].dtype
     if op is ReduceOp.ADASUM:
         return adasum([tensor.to(WIDER.get(dtype, dtype)) for tensor in tensors]).to(dtype, copy=True)
@@ -37,19 +37,19 @@ def reduced(tensors: Sequence[Tensor], op: ReduceOp) -> Tensor:
 
 
 def averaged(total: Tensor, count: int, op: ReduceOp) -> Tensor:
-    """What a sum over `count` ranks is under `op`; changed in place."""
+    """Divides a sum over `count` ranks in place if `op` is an average."""
     return total.div_(count) if op is ReduceOp.AVERAGE else total
 
 
 def adasum(tensors: Sequence[Tensor]) -> Tensor:
-    """Adds gradients as far as they point apart, and averages them as far as they agree.
+    """Adds the orthogonal parts of gradients and averages their parallel parts.
 
-    Pairs of neighbours become one, again and again (Maleki et al., MLSys 2021):
+    Reduces pairs of neighbours repeatedly (Maleki et al., MLSys 2021):
 
         adasum(a, b) = (1 - a·b / 2|a|²) a + (1 - a·b / 2|b|²) b
 
-    Where their number is odd, the last one goes up by itself. Inner products are
-    taken in float64.
+    In an odd count, the last tensor moves to the next level unchanged. Inner
+    products are computed in float64.
     """
     while len(tensors) > 1:
         pairs = [_adasum_of_two(one, two) for one, two in zip(tensors[::2], tensors[1::2], strict=False)]
@@ -61,7 +61,7 @@ def _adasum_of_two(one: Tensor, two: Tensor) -> Tensor:
     first, second = one.reshape(-1).double(), two.reshape(-1).double()
     common = float(first @ second)
     own, other = float(first @ first), float(second @ second)
-    # A zero has no direction in which the other could be too long.
+    # A zero has no direction, so nothing is subtracted for it.
     share = 1 - common / (2 * own) if own else 1.0
     return one * share + two * (1 - common / (2 * other) if other else 1.0)
 

@@ -1,11 +1,12 @@
-"""Collectives on the hub: one part from every live member in, one reply for each out.
+"""Collectives on the hub: one part from every live member, one reply to each.
 
-Law: ranks meet by group and name, and under one name in the order of each rank's
-calls. A round closes when all live members have a part in it, in whatever order
-they came, and is computed in rank order, so a rerun is bitwise equal. Who has
-joined is waited for by nobody until all have: it gives zeros, or no rows. Either
-every member gets its result or every one is told why there is none. A reply is
-kept until its sender says that it has it, so that a retry is answered as before.
+Law: a round is identified by group and name, and per name by the order of each
+rank's calls. A round closes when all live members have sent a part, in any order.
+It is computed in rank order, so a rerun is bitwise equal. A rank that called join()
+no longer blocks rounds: it contributes zeros, or no rows, until all ranks have
+called join(). Either every member gets its result, or every member gets the same
+refusal. A reply is stored until its receiver confirms it, so that a retry gets the
+same reply.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from hubring.ps.core.types import Sender
 from hubring.ps.store.collective import Part, absent, outcome, zeros
 
 Live = Mapping[int, int]
-"""Who takes part: incarnation by rank."""
+"""The live workers: incarnation by rank."""
 
 Key = tuple[tuple[int, ...], str]
-"""What ranks meet by: the members, none for all, and the name."""
+"""Identifies a sequence of rounds: the members (empty for all), and the name."""
 
 
 @dataclass(slots=True)
 class _Waiting:
     request: Contribute
     tickets: list[Ticket]
-    """One for every try."""
+    """One for each try of the call."""
 
     def answer(self, reply: Reply) -> list[Delivery]:
         return [Delivery(ticket, reply) for ticket in self.tickets]
 
 
-class _Kept:
-    """One sender's replies that may be asked for again, by sequence; and up to which none is."""
+class _Sent:
+    """One sender's unconfirmed replies by sequence. It has confirmed all replies up to `settled`."""
 
     def __init__(self) -> None:
         self.replies: dict[int, Reply] = {}
         self.settled = 0
 
-    def forget(self, settled: int, closed: Iterable[int]) -> None:
-        """Drops those that their sender has."""
+    def confirm(self, settled: int, closed: Iterable[int]) -> None:
+        """Drops the replies that the sender has received."""
         if settled > self.settled:
             self.settled = settled
             self.replies = {number: reply for number, reply in self.replies.items() if number > settled}
@@ -53,28 +54,28 @@ class _Kept:
 
 
 class RoundBook:
-    """All rounds that are open, and the replies that may be asked for again."""
+    """All open rounds, and the replies that a retry may request again."""
 
     def __init__(self) -> None:
         self._open: dict[Key, dict[int, list[_Waiting]]] = {}
         """Parts by rank, each rank's in the order of its calls."""
         self._joined: dict[int, _Waiting] = {}
         """In the order in which they joined."""
-        self._kept: dict[Sender, _Kept] = {}
+        self._sent: dict[Sender, _Sent] = {}
 
     def contribute(self, request: Contribute, ticket: Ticket, live: Live) -> list[Delivery]:
-        """Takes a live sender's part, or its retry of one; answers all whose round this closes."""
-        kept = self._kept.setdefault(request.sender, _Kept())
-        kept.forget(request.settled, request.closed)
-        if request.sequence in kept.replies:
-            return [Delivery(ticket, kept.replies[request.sequence])]
-        refusal = _refusal(request, kept.settled)
+        """Adds a live sender's part, or a retry of it; returns the replies of all rounds that it closes."""
+        sent = self._sent.setdefault(request.sender, _Sent())
+        sent.confirm(request.settled, request.closed)
+        if request.sequence in sent.replies:
+            return [Delivery(ticket, sent.replies[request.sequence])]
+        refusal = _refusal(request, sent.settled)
         if refusal is not None:
             return [Delivery(ticket, refusal)]
         queue = self._queue(request)
         for waiting in queue:
             if waiting.request.sequence == request.sequence:
-                # The memory of the first try may go with its connection: the latest counts.
+                # The first try's memory may be freed with its connection, so use the latest try's.
                 waiting.request = request
                 waiting.tickets.append(ticket)
                 return []
@@ -86,9 +87,9 @@ class RoundBook:
         return self._close(_key(request), live)
 
     def on_view(self, live: Live) -> list[Delivery]:
-        """Leaves out whoever is not live any more, and closes the rounds that waited only for them."""
-        self._kept = {
-            sender: kept for sender, kept in self._kept.items() if live.get(sender.rank) == sender.incarnation
+        """Removes workers that are no longer live, and closes the rounds that waited only for them."""
+        self._sent = {
+            sender: sent for sender, sent in self._sent.items() if live.get(sender.rank) == sender.incarnation
         }
         deliveries = []
         for queues in [*self._open.values(), *[{rank: [one]} for rank, one in self._joined.items()]]:
@@ -104,7 +105,7 @@ class RoundBook:
         return deliveries + self._close_all(live)
 
     def refuse_all(self, refusal: Refusal) -> list[Delivery]:
-        """Gives up every open round."""
+        """Refuses every part of the open rounds."""
         waiting = [one for queues in self._open.values() for queue in queues.values() for one in queue]
         waiting += self._joined.values()
         self._open.clear()
@@ -131,7 +132,7 @@ class RoundBook:
         return deliveries
 
     def _close(self, key: Key, live: Live) -> list[Delivery]:
-        """Closes the rounds under a key that have all the parts they wait for."""
+        """Closes the rounds of a key that are complete."""
         deliveries: list[Delivery] = []
         queues = self._open[key]
         members = sorted(live.keys() & key[0] if key[0] else live.keys())
@@ -143,11 +144,11 @@ class RoundBook:
 
     def _close_one(self, queues: dict[int, list[_Waiting]], members: Collection[int]) -> list[Delivery]:
         round_ = {rank: queues[rank].pop(0) for rank in members if queues.get(rank)}
-        stands_in = absent(next(iter(round_.values())).request.call)
+        filler = absent(next(iter(round_.values())).request.call)
         parts = [
             Part(rank, round_[rank].request.call, round_[rank].request.tensors)
             if rank in round_
-            else Part(rank, stands_in, zeros(stands_in.layouts))
+            else Part(rank, filler, zeros(filler.layouts))
             for rank in members
         ]
         results = outcome(parts)
@@ -160,8 +161,8 @@ class RoundBook:
         ]
 
     def _settle(self, waiting: _Waiting, reply: Reply) -> list[Delivery]:
-        kept = self._kept.setdefault(waiting.request.sender, _Kept())
-        kept.replies[waiting.request.sequence] = reply
+        sent = self._sent.setdefault(waiting.request.sender, _Sent())
+        sent.replies[waiting.request.sequence] = reply
         return waiting.answer(reply)
 
 
@@ -170,15 +171,13 @@ def _key(request: Contribute) -> Key:
 
 
 def _refusal(request: Contribute, settled: int) -> Refusal | None:
-    """Why a part cannot even be looked at; its sender has had all replies up to `settled`."""
+    """Returns why a part is invalid; its sender has confirmed all replies up to `settled`."""
     rank, call = request.sender.rank, request.call
     if request.sequence <= settled:
-        text = f"rank {rank} sent call {request.sequence} ({call.name!r}), and says that it was answered"
-        return Refusal(Code.OUT_OF_ORDER, f"{text}; count the calls upward")
+        text = f"rank {rank} sent call {request.sequence} ({call.name!r}) after it confirmed the reply"
+        return Refusal(Code.OUT_OF_ORDER, f"{text}; number the calls in increasing order")
     if call.ranks and rank not in call.ranks:
-        text = (
-            f"rank {rank} is none of the members {list(call.ranks)} in {call.name!r}; let members call alone"
-        )
+        text = f"rank {rank} is not a member of {call.name!r}; only ranks {list(call.ranks)} can call it"
         return Refusal(Code.BAD_REQUEST, text)
     return None
 
@@ -187,12 +186,12 @@ def _late(request: Contribute, earlier: Contribute) -> Refusal:
     return Refusal(
         Code.OUT_OF_ORDER,
         f"rank {request.sender.rank} sent call {request.sequence} of {request.call.name!r} after its call"
-        f" {earlier.sequence}, which is open; count the calls of a name upward",
+        f" {earlier.sequence}, which is still open; number the calls of a name in increasing order",
     )
 
 
 def _fenced(request: Contribute) -> Refusal:
     rank, name = request.sender.rank, request.call.name
     return Refusal(
-        Code.FENCED, f"rank {rank} lost its place while it waited in {name!r}; start the worker again"
+        Code.FENCED, f"rank {rank} was removed from the job while it waited in {name!r}; restart the worker"
     )

@@ -1,9 +1,9 @@
-"""When a gradient may change the parameters, and who may read them afterwards.
+"""When a gradient changes the parameters, and which workers may read them afterwards.
 
 Law: every mode is the same rule with other constants. A key's clock for a worker
-is the number of steps that the worker completed on the key; the rule compares
-clocks and counts contributors, and nothing else in the system knows the modes'
-names.
+is the number of steps that the worker completed on the key. The rule compares
+clocks and counts contributors. Nothing else in the system knows the names of the
+modes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ MODES = ("bsp", "asp", "ssp", "backup")
 
 @dataclass(frozen=True, slots=True)
 class Consistency:
-    """One rule, by its constants; made by `BSP`, `ASP`, `SSP`, `BackupWorkers` or `by_name`.
+    """The constants of one mode. Create it with `BSP`, `ASP`, `SSP`, `BackupWorkers` or `by_name`.
 
     Attributes:
-        lockstep: Updates happen in rounds: a push counts only for the version at which
-            the key stands, and all its round's gradients are applied as one mean.
+        lockstep: Updates happen in rounds: a push counts only for the key's current
+            version, and the gradients of a round are applied as one mean.
         backup: How many live workers a round does not wait for.
-        staleness: By how many steps a reader may be ahead of the slowest live worker.
-        finite: What is NaN or infinite counts for nothing: it ends the job before an optimizer has it.
+        staleness: How many steps a reader may be ahead of the slowest live worker.
+        finite: A NaN or infinite gradient ends the job before it reaches an optimizer.
     """
 
     lockstep: bool
@@ -35,27 +35,27 @@ class Consistency:
     finite: bool = True
 
     def may_apply(self, contributors: int, live: int) -> bool:
-        """Whether that many gradients of one round suffice, with `live` workers taking part."""
+        """Returns whether this many gradients complete a round of `live` workers."""
         wanted = live - self.backup if self.lockstep else 1
         return contributors >= max(1, wanted)
 
     def may_read(self, clock: int, clocks: Collection[int]) -> bool:
-        """Whether a worker that completed `clock` steps may go on.
+        """Returns whether a worker that completed `clock` steps may read.
 
         Args:
-            clock: The reader's own.
-            clocks: Those of all live workers. The dead are left out, or nobody could ever read again.
+            clock: The reader's clock.
+            clocks: The clocks of all live workers. A lost worker's clock would block all readers forever.
         """
         return clock - min(clocks, default=clock) <= self.staleness
 
 
-# The field's acronyms keep their capitals.
+# The usual acronyms stay in capitals.
 
 
 def BSP() -> Consistency:  # noqa: N802
     """Bulk synchronous parallel (Valiant, CACM 1990): round t applies the mean over all workers, once.
 
-    All read the same parameters.
+    All workers read the same parameters.
     """
     return Consistency(lockstep=True, staleness=0)
 
@@ -63,47 +63,48 @@ def BSP() -> Consistency:  # noqa: N802
 def ASP() -> Consistency:  # noqa: N802
     """Asynchronous parallel (Downpour SGD; Dean et al., NIPS 2012): applied on arrival, read at once.
 
-    The staleness of a push is the version at which it was applied minus the version that its worker
-    had read.
+    The staleness of a push is the version at which it is applied minus the version that its worker
+    read last.
     """
     return Consistency(lockstep=False)
 
 
 def SSP(staleness: int) -> Consistency:  # noqa: N802
-    """Stale synchronous parallel (Ho et al., NIPS 2013): applied on arrival, the fast wait in their read.
+    """Stale synchronous parallel (Ho et al., NIPS 2013): applied on arrival; fast workers wait to read.
 
-    A read at clock c sees all updates of every live worker up to clock c - staleness - 1, maybe newer
-    ones, and always the reader's own. 0 gives BSP's bound, infinity ASP. Clocks are kept per key, so
-    the bound holds for each slice of the model by itself, not across slices.
+    A read at clock c sees all updates of every live worker up to clock c - staleness - 1, possibly
+    newer ones, and always the reader's own. 0 has BSP's bound, infinity is ASP. Clocks are per key, so
+    the bound holds for each slice of the model separately, not across slices.
     """
     return Consistency(lockstep=False, staleness=staleness)
 
 
 def BackupWorkers(backup: int) -> Consistency:  # noqa: N802
-    """Backup workers (Chen et al., 2016): a round applies the mean of the first gradients, all but `backup`.
+    """Backup workers (Chen et al., 2016): a round waits for the gradients of all but `backup` workers.
 
-    Later ones are dropped by their clock; one worker counts once in a round.
+    It applies the mean of the first gradients. Later gradients are dropped by their clock. A worker
+    counts once per round.
     """
     return Consistency(lockstep=True, backup=backup)
 
 
 def by_name(mode: str, staleness: int = 0, backup: int = 0) -> Consistency:
-    """The rule that the command line names.
+    """Returns the rule for the values of `--mode`, `--staleness` and `--backup`.
 
     Raises:
-        ConfigError: No such mode, or a constant that it does not take.
+        ConfigError: The mode is unknown, or does not accept a constant.
     """
     if mode not in MODES:
-        raise ConfigError(f"no mode {mode!r}: give --mode {', '.join(MODES[:-1])} or {MODES[-1]}")
+        raise ConfigError(f"--mode {mode} is invalid; use {', '.join(MODES[:-1])} or {MODES[-1]}")
     if staleness < 0 or (staleness and mode != "ssp"):
         raise ConfigError(
-            f"--staleness {staleness} does not fit --mode {mode}:"
-            " give --mode ssp and a whole number from 0, or leave it out"
+            f"--staleness {staleness} is invalid with --mode {mode};"
+            " use --mode ssp and a whole number of at least 0, or leave out --staleness"
         )
     if (backup < 1) if mode == "backup" else backup:
         raise ConfigError(
-            f"--backup {backup} does not fit --mode {mode}:"
-            " give --mode backup and a whole number from 1, or leave it out"
+            f"--backup {backup} is invalid with --mode {mode};"
+            " use --mode backup and a whole number of at least 1, or leave out both"
         )
     rules = {"bsp": BSP(), "asp": ASP(), "ssp": SSP(staleness), "backup": BackupWorkers(backup)}
     return rules[mode]

@@ -1,8 +1,8 @@
-"""Tensors that do not travel: their messages name where they lie in a GPU's memory.
+"""Tensors that stay in a GPU's memory: a message contains only their location.
 
-Server and workers on one GPU read each other's memory, so a gradient or a
-parameter need not leave it. To everything between them it is a tensor in a
-codec (`Coded`), and its code is its place; only the two ends know better.
+Server and workers on one GPU read each other's memory, so gradients and parameters
+never leave the GPU. For all code in between, such a tensor is compressed with a
+codec (`Coded`) whose payload is the location. Only sender and receiver interpret it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from hubring.ps.core.errors import ConfigError
 from hubring.ps.core.messages import Coded
 
 CODEC = "cuda-ipc"
-"""As headers name it. No job is started with it: the workers that can use it find out."""
+"""The codec's name in headers. It is no `--compress` value: workers detect whether they can use it."""
 
 ADDRESS = "cuda"
-"""Where an invitation stands among a shard's addresses: it is of no wire, but of the store."""
+"""The key of an invitation among a shard's addresses. It belongs to the store, not to a transport."""
 
 MAX_BYTES = 1024
-"""Of a place's code, at most."""
+"""The most bytes of an encoded location."""
 
 
 class GpuTensor(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor's place, as CUDA's and torch's inter-process communication spell it.
+    """A tensor's location, in the terms of CUDA's and torch's inter-process communication.
 
     Attributes:
-        handle: Of the allocation that the storage lies in.
-        nbytes: Of the storage.
-        start: Of the storage in its allocation, in bytes.
-        counter: Where torch counts who uses the storage.
-        counter_offset: Which of the counters there.
-        shared: Event behind what had been queued for the storage when it was first shared.
-        waits: Whether that must be waited for.
-        offset: Of the tensor in its storage, in bytes.
-        ready: Event behind the last write to the tensor; empty where its reader knows that it is over.
+        handle: Handle of the allocation that contains the storage.
+        nbytes: Bytes of the storage.
+        start: Offset of the storage in its allocation, in bytes.
+        counter: Handle of torch's reference counters.
+        counter_offset: Index of the storage's counter.
+        shared: Event after the work that was queued for the storage when it was first shared.
+        waits: Whether a reader must wait for `shared`.
+        offset: Offset of the tensor in its storage, in bytes.
+        ready: Event after the last write to the tensor; empty if the reader knows that it is complete.
     """
 
     handle: bytes
@@ -52,42 +52,42 @@ class GpuTensor(msgspec.Struct, frozen=True, array_like=True):
     ready: bytes = b""
 
     def part(self, offset: int, ready: bytes = b"") -> GpuTensor:
-        """The place that begins `offset` bytes further on, in the same storage."""
+        """Returns the location `offset` bytes further in the same storage."""
         return msgspec.structs.replace(self, offset=self.offset + offset, ready=ready)
 
 
 class Mark(Protocol):
-    """A place in a GPU's queue, reached when all before it is done."""
+    """A point in a GPU's queue, reached when all earlier work is done."""
 
     def synchronize(self) -> None:
-        """Lets the calling thread sleep until the mark is reached."""
+        """Blocks the calling thread until the mark is reached."""
 
 
 class SharedMemory(Protocol):
-    """One GPU's memory, as processes that share it see it."""
+    """One GPU's memory, shared between processes."""
 
     def share(self, tensor: Tensor) -> GpuTensor:
-        """Where others find the tensor, which must live as long as they may look there."""
+        """Returns the tensor's location. The tensor must live as long as another process may read it."""
 
     def reach(self, there: GpuTensor) -> Tensor:
-        """The whole storage of another process's tensor: flat uint8, and valid as long as it is held here.
+        """Opens the whole storage of another process's tensor: flat uint8, valid while the result lives.
 
         Raises:
-            ConfigError: It cannot be reached; says why.
+            ConfigError: The storage cannot be opened.
         """
 
     def stamp(self, tensor: Tensor) -> bytes:
-        """An event behind all that this process has queued so far; one for each tensor, used anew."""
+        """Records an event after all work that this process has queued; reuses one event per tensor."""
 
     def mark(self, event: bytes) -> Mark:
-        """Another process's event."""
+        """Returns another process's event."""
 
 
 class Reached:
-    """What is held of one peer's memory: each storage is opened once.
+    """The opened memory of one peer: each storage is opened once.
 
     Args:
-        memory: The GPU's that both use.
+        memory: The memory of the GPU that both use.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
@@ -95,10 +95,10 @@ class Reached:
         self._storages: dict[GpuTensor, Tensor] = {}
 
     def tensor(self, there: Coded) -> tuple[Tensor, GpuTensor]:
-        """The tensor that a message names, and its place.
+        """Returns the tensor of a message, and its location.
 
         Raises:
-            ConfigError: It cannot be reached; says why.
+            ConfigError: The tensor's storage cannot be opened.
         """
         place = decode(there.payload)
         storage = msgspec.structs.replace(place, offset=0, ready=b"")
@@ -109,67 +109,67 @@ class Reached:
 
 
 def placed(payload: Tensor, tensor: Tensor) -> Coded:
-    """`tensor` as a message names it, once `payload` holds its place."""
+    """Returns `tensor` as a message refers to it; `payload` holds its encoded location."""
     return Coded(CODEC, payload, tensor.numel(), tensor.dtype)
 
 
 def is_placed(tensor: Tensor | Coded) -> bool:
-    """Whether what came is a place."""
+    """Returns whether a message contains a location instead of values."""
     return isinstance(tensor, Coded) and tensor.codec == CODEC
 
 
 def encode(there: GpuTensor) -> Tensor:
-    """A place's code: flat uint8."""
+    """Encodes a location: flat uint8."""
     code = msgspec.msgpack.encode(there)
     assert len(code) <= MAX_BYTES, "torch's handles have grown"
     return torch.frombuffer(bytearray(code), dtype=torch.uint8)
 
 
 def decode(code: Tensor) -> GpuTensor:
-    """The place that `encode` coded.
+    """Decodes a location.
 
     Raises:
-        ConfigError: No peer of this version sends this.
+        ConfigError: The bytes are not a location of this version.
     """
     try:
         return msgspec.msgpack.decode(code.numpy().tobytes(), type=GpuTensor)
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{code.numel()} bytes that name no place in a GPU's memory: {error}") from error
+        raise ConfigError(f"{code.numel()} bytes are not a location in GPU memory: {error}") from error
 
 
 def check(code: Tensor, numel: int, dtype: torch.dtype) -> None:
-    """Refuses a code that names no place for so many elements.
+    """Checks that an encoded location has room for this many elements.
 
     Raises:
-        ConfigError: Says what is wrong.
+        ConfigError: The code is invalid, or the elements exceed the storage.
     """
     there = decode(code)
     end = there.offset + numel * dtype.itemsize
     if there.offset < 0 or there.offset % dtype.itemsize or end > there.nbytes:
         raise ConfigError(
-            f"{numel} elements of {dtype} at byte {there.offset} do not lie in {there.nbytes} bytes"
+            f"{numel} elements of {dtype} at byte {there.offset} do not fit in {there.nbytes} bytes"
         )
 
 
-# How a worker finds out that it can: a shard's address names some bytes on its GPU, and what they are.
+# How a worker detects shared memory: a shard's invitation has the location and values of bytes on its GPU.
 
 
 def invitation(gpu: str, memory: SharedMemory, token: Tensor) -> str:
-    """Tells workers where a store is; `token` (flat uint8, on its GPU) must live as long as the shard."""
+    """Returns a store's invitation; `token` (flat uint8, on its GPU) must live as long as the shard."""
     code = encode(memory.share(token))
     return "/".join([gpu, bytes(code.tolist()).hex(), bytes(token.tolist()).hex()])
 
 
 def accept(text: str, gpu: str, memory: SharedMemory) -> None:
-    """Makes sure that this process reads the memory of the shard that gave this invitation.
+    """Checks that this process can read the memory of the shard with this invitation.
 
     Raises:
-        ConfigError: It does not; says why.
+        ConfigError: It cannot.
     """
     theirs, code, token = text.split("/")
     if theirs != gpu:
-        raise ConfigError(f"the server's store is on {theirs}, and the parameters are on {gpu}")
+        raise ConfigError(f"the server's parameters are on {theirs}, but this worker's are on {gpu}")
     payload = torch.frombuffer(bytearray.fromhex(code), dtype=torch.uint8)
     seen, _ = Reached(memory).tensor(Coded(CODEC, payload, len(token) // 2, torch.uint8))
     if bytes(seen.tolist()).hex() != token:
-        raise ConfigError(f"other bytes lie on {gpu} than the server put there")
+        raise ConfigError(f"this process reads other bytes on {gpu} than the server wrote")

@@ -1,7 +1,7 @@
-"""One key on its shard: values and their version, the round that is open, and who waits.
+"""One key on its shard: values and their version, the open round, and the waiting workers.
 
-Law: `values` keeps its memory for life, since it is the optimizer's parameter.
-A contribution's gradient is only read, and forgotten when its round closes.
+Law: `values` never changes its memory, because it is the optimizer's parameter. A
+contribution's gradient is only read, and dropped when its round closes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ class Contribution(NamedTuple):
 
     push: Push
     tickets: list[Ticket]
-    """One for every try: which of them its sender still listens to, it alone knows."""
+    """One for each try: only the sender knows on which connection it still listens."""
     gradient: Tensor | Coded
-    """The push's, where the shard keeps its own."""
+    """The push's gradient, in the shard's memory."""
 
 
 class Reader(NamedTuple):
-    """Somebody who waits for values; `staleness` is that of the push which they answer.
+    """A worker that waits for values.
 
-    `shown`: it gave its gradient as a place, and gets the values' place.
+    `staleness` is the staleness of the push that the values answer. With `shown`, the worker sent its
+    gradient as a location in GPU memory, and gets the location of the values.
     """
 
     sender: Sender
@@ -48,17 +49,18 @@ class Reader(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """A rank's last push that was applied or dropped, for whoever asks again."""
+    """A rank's last push that was applied or dropped, for the reply to a retry."""
 
     clock: int
     staleness: int
 
 
 class CodedMean:
-    """A mean gradient on its way back, in the codec of those that it was made from.
+    """A mean gradient for the readers, compressed with the codec of the gradients.
 
-    What the codec left out goes with the next mean. Before the first round it is
-    the code of zeros. Its bytes change only when a round closes, as the values do.
+    The next mean adds the codec's error (error feedback). Before the first round
+    the mean is the code of zeros. The bytes change only when a round closes, as the
+    values do.
     """
 
     def __init__(self, codec: Compressor, values: Tensor) -> None:
@@ -67,7 +69,7 @@ class CodedMean:
         self._feedback = ErrorFeedback(codec, values.numel(), values.dtype)
 
     def encode(self, values: Tensor) -> None:
-        """Makes the latest mean the one that readers get."""
+        """Encodes the mean for the readers."""
         self._feedback.encode(values, self.latest.payload)
 
 
@@ -76,17 +78,17 @@ class Entry:
     """One key's state; ranks are those of live workers.
 
     Attributes:
-        piece: Which part of its bucket this is.
+        piece: The key's part of its bucket.
         tensors: The parameters of that bucket.
         contributions: The open round, by rank.
-        readers: Who pushed, and waits until it may read.
-        pullers: Who waits for the first values.
-        read: The version that a rank was sent last.
-        settled: The last push of a rank that is over.
-        drain_from: Replies of this version and later say that the job ends.
-        codec: What gradients come in; None: as they are.
-        coded: The values as readers get them, where they are not sent as they are.
-        shown: Gradients may be given, and values read, where they lie on a GPU.
+        readers: Workers whose push is over, and which wait to read.
+        pullers: Workers that wait for the initial values.
+        read: The version in the last reply to each rank.
+        settled: The last applied or dropped push of each rank.
+        drain_from: Replies with this version or a later one announce the end of the job.
+        codec: The codec of the gradients; None if they are uncompressed.
+        coded: The compressed values for readers; None if values are sent uncompressed.
+        shown: Whether workers may exchange gradients and values as locations in GPU memory.
     """
 
     key: int
@@ -108,23 +110,23 @@ class Entry:
 
     @classmethod
     def make(cls, piece: Slice, bucket: BucketSpec, memory: Tensor, *, finite: bool = True) -> Entry:
-        """An entry whose values are the first bytes of `memory` (flat uint8), all of them zero.
+        """Creates an entry whose values are the first bytes of `memory` (flat uint8, zeroed).
 
-        Where workers step themselves, it needs no first values; elsewhere, `finite` has it refuse gradients
-        that are not.
+        With an optimizer on the workers, the entry needs no initial values. With an optimizer on the hub,
+        `finite` makes the entry refuse gradients that are not finite.
 
         Raises:
-            ConfigError: The dtype has no mean, or the hub does not run the optimizer or the codec there.
+            ConfigError: The dtype has no mean, or the hub does not support the optimizer or codec there.
         """
         dtype: torch.dtype = getattr(torch, bucket.dtype)
         if not dtype.is_floating_point:
             raise ConfigError(
-                f"bucket {bucket.index} holds {bucket.dtype}: only floating dtypes have gradients"
+                f"bucket {bucket.index} has dtype {bucket.dtype}; only floating dtypes have gradients"
             )
         if bucket.codec and memory.device.type != "cpu":
             raise ConfigError(
-                f"--compress {bucket.codec} runs on the CPU alone, and this server keeps its parameters on"
-                f" {memory.device}: leave out --compress, or start the server with --device cpu"
+                f"--compress {bucket.codec} runs only on the CPU, but this server's parameters are on"
+                f" {memory.device}; leave out --compress, or restart the server with --device cpu"
             )
         values = memory[: piece.numel * dtype.itemsize].view(dtype)
         steps = BlockSteps(bucket.optimizer, values, finite=finite)
@@ -136,21 +138,21 @@ class Entry:
 
     @property
     def answer(self) -> Tensor | Coded:
-        """What readers get: parameters as they are, but a mean as compressed as it was given."""
+        """The values for readers: parameters are uncompressed, a mean has the codec of the gradients."""
         return self.values if self.coded is None else self.coded.latest
 
     def close(self, scratch: Tensor) -> list[Contribution]:
-        """Applies the mean of the open round; returns who gave it, in rank order.
+        """Applies the mean of the open round; returns its contributions in rank order.
 
         Args:
-            scratch: At least twice as long as the values, and of their dtype.
+            scratch: At least twice as long as the values, with the same dtype.
 
         Raises:
-            NonFinite: Their sum is NaN or infinite somewhere; the values count for nothing any more.
+            NonFinite: The sum has a NaN or an infinity. The values are invalid from then on.
         """
         contributions = [self.contributions[rank] for rank in sorted(self.contributions)]
         gradients = self._plain([contribution.gradient for contribution in contributions], scratch)
-        # Ranks should agree on the hyperparameters; where they do not, every rerun takes the same.
+        # Ranks should agree on the hyperparameters. If they do not, the lowest rank's make reruns equal.
         self.optimizer.step(gradients, contributions[0].push.hyper, scratch)
         if self.coded is not None:
             self.coded.encode(self.values)
@@ -159,17 +161,17 @@ class Entry:
         return contributions
 
     def parameter_at(self, index: int) -> TensorSpec:
-        """The parameter that one element of the values is part of."""
+        """Returns the parameter that contains one element of the values."""
         ends = accumulate(tensor.numel for tensor in self.tensors)
         place = self.piece.offset + index
         return next(tensor for tensor, end in zip(self.tensors, ends, strict=True) if place < end)
 
     def _plain(self, gradients: list[Tensor | Coded], scratch: Tensor) -> list[Tensor]:
-        """Gradients as they came or, of those in a codec, their mean."""
+        """Returns uncompressed gradients unchanged, or the mean of compressed gradients."""
         plain = [gradient for gradient in gradients if isinstance(gradient, Tensor)]
         coded = [gradient for gradient in gradients if isinstance(gradient, Coded)]
-        # The store refuses the others, and a mean over fewer would be silent.
-        assert not (plain if self.codec else coded), f"key {self.key} took gradients in another form"
+        # The store refuses the other form. Without the assertion, the mean would silently skip gradients.
+        assert not (plain if self.codec else coded), f"key {self.key} has gradients in another form"
         if self.codec is None:
             return plain
         mean, spare = scratch[: self.values.numel()], scratch[self.values.numel() :]
@@ -177,7 +179,7 @@ class Entry:
         return [mean]
 
     def forget(self, ranks: Iterable[int]) -> list[Ticket]:
-        """Takes ranks out; returns the tickets of all that they still waited for."""
+        """Removes ranks; returns the tickets of their unanswered requests."""
         waiting: list[Contribution | Reader] = []
         for rank in ranks:
             for table in (self.contributions, self.readers, self.pullers):
@@ -188,26 +190,26 @@ class Entry:
         return [ticket for waiter in waiting for ticket in waiter.tickets]
 
     def waiting(self) -> Collection[int]:
-        """Ranks that wait for anything."""
+        """Returns the ranks with unanswered requests."""
         return self.contributions.keys() | self.readers.keys() | self.pullers.keys()
 
     def export(self) -> KeyState:
-        """A copy of what a checkpoint holds, the clocks left out."""
+        """Returns a copy of the state for a checkpoint, without clocks."""
         state = {name: tensor.cpu() for name, tensor in self.optimizer.state().items()}
         return KeyState(self.values.to("cpu", copy=True), state, self.version)
 
     def restore(self, state: KeyState) -> None:
-        """Goes on from what `export` gave.
+        """Restores a state from `export`.
 
         Raises:
-            CheckpointCorrupt: It is of another size or dtype.
+            CheckpointCorrupt: The state has another size or dtype.
         """
         saved = state.values
-        kept = [saved, *(tensor for tensor in state.optimizer.values() if tensor.dim())]
-        if any((one.shape, one.dtype) != (self.values.shape, self.values.dtype) for one in kept):
+        tensors = [saved, *(tensor for tensor in state.optimizer.values() if tensor.dim())]
+        if any((one.shape, one.dtype) != (self.values.shape, self.values.dtype) for one in tensors):
             raise CheckpointCorrupt(
-                f"the checkpoint holds {saved.dtype}{list(saved.shape)} under key {self.key}, where the job"
-                f" has {self.values.dtype}{list(self.values.shape)}: it was made by another job"
+                f"the checkpoint holds {saved.dtype}{list(saved.shape)} for key {self.key}, expected"
+                f" {self.values.dtype}{list(self.values.shape)}; another job wrote this checkpoint"
             )
         self.values.copy_(state.values)
         self.optimizer.load(state.optimizer)

@@ -1,4 +1,4 @@
-"""The keys of one shard, laid out in one allocation."""
+"""The keys of one shard, in one allocation."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hubring.ps.store.parameter_memory import ParameterMemory
 
 
 class KeyTable(dict[int, Entry]):
-    """Entries by key, and what closing their rounds needs.
+    """Entries by key, and the scratch memory for their rounds.
 
     Attributes:
-        scratch: By dtype, twice as long as the longest key of it.
+        scratch: By dtype; each twice as long as the longest key with that dtype.
     """
 
     def __init__(self) -> None:
@@ -36,17 +36,17 @@ class KeyTable(dict[int, Entry]):
         finite: bool,
         shown: bool,
     ) -> KeyTable:
-        """A key for each slice: all values lie in one allocation, and each key's begin at a page.
+        """Creates a key for each slice. All values share one allocation, and each key begins at a page.
 
         Args:
-            slices: This shard's.
-            buckets: By index, those that the slices are of.
-            memory: Where values and scratch are kept.
-            finite: Gradients that are not are refused.
-            shown: Gradients may be given, and values read, where they lie.
+            slices: This shard's slices.
+            buckets: The buckets of the slices, by index.
+            memory: Where values and scratch are allocated.
+            finite: Whether to refuse gradients that are not finite.
+            shown: Whether workers may exchange gradients and values as locations in GPU memory.
 
         Raises:
-            ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
+            ConfigError: The hub does not support a bucket's dtype or optimizer.
         """
         table = cls()
         sizes = [piece.numel * DTYPE_BYTES[buckets[piece.bucket].dtype] for piece in slices]

@@ -1,4 +1,4 @@
-"""Who takes part, as the coordinator's last view says."""
+"""The live workers, from the coordinator's last view."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 from hubring.ps.core.types import Sender, View
 
 
-class Turnover(NamedTuple):
-    """What one view changed; a rank that came back has both left and joined."""
+class ViewChange(NamedTuple):
+    """The changes of one view. A rank with a new incarnation has both left and joined."""
 
     left: Sequence[Sender]
     joined: Sequence[Sender]
@@ -20,8 +20,8 @@ class LiveWorkers:
 
     Attributes:
         live: Incarnations by rank.
-        epoch: That of the last view.
-        founders: The ranks of the first view that had any.
+        epoch: Epoch of the last view.
+        founders: The ranks of the first view with members.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class LiveWorkers:
         self.founders: tuple[int, ...] = ()
 
     def senders(self) -> list[Sender]:
-        """All live workers."""
+        """Returns all live workers."""
         return [Sender(rank, incarnation) for rank, incarnation in self.live.items()]
 
-    def update(self, view: View) -> Turnover | None:
-        """Takes a view in; None, and nothing changes, if it is older than the last."""
+    def update(self, view: View) -> ViewChange | None:
+        """Applies a view; ignores a view older than the last and returns None."""
         if view.epoch < self.epoch:
             return None
         before = self.live
@@ -43,4 +43,4 @@ class LiveWorkers:
         self.founders = self.founders or view.ranks
         left = [Sender(rank, one) for rank, one in before.items() if self.live.get(rank) != one]
         joined = [sender for sender in self.senders() if before.get(sender.rank) != sender.incarnation]
-        return Turnover(left, joined)
+        return ViewChange(left, joined)

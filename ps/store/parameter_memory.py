@@ -1,7 +1,7 @@
-"""Where a shard keeps its tensors: host memory, or a GPU's.
+"""The memory of a shard's tensors: on the host or on a GPU.
 
-The store's rules are the same in both. Only what comes in and what goes out
-differs: the host's memory is what wires read and write, a GPU's is not.
+The store's rules are the same for both. Only input and output differ: transports
+read and write host memory directly, but not a GPU's.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ParameterMemory(Protocol):
     """Memory of one kind.
 
     Attributes:
-        device: Where it is.
-        shows: Processes on the same device may give and read tensors where they lie.
+        device: The device of the memory.
+        shows: Whether processes on the same device can exchange tensors as locations.
     """
 
     @property
@@ -34,30 +34,30 @@ class ParameterMemory(Protocol):
     def shows(self) -> bool: ...
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Zeroed memory, flat uint8, for one store; it takes the place of the last store's."""
+        """Allocates zeroed memory, flat uint8, for one store; replaces the previous store's memory."""
 
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
-        """A gradient as a round keeps it: at home, but for those in a compressor's codec.
+        """Returns a gradient on this device for a round. Compressed gradients stay as they are.
 
         Raises:
-            ConfigError: It names a place that cannot be reached.
+            ConfigError: The gradient's location cannot be opened.
         """
 
     def send(self, values: Tensor) -> Tensor:
-        """Values as they travel: on the CPU, and left alone until they change at home."""
+        """Returns values on the CPU for a transport, valid until the original values change."""
 
     def show(self, values: Tensor) -> Coded:
-        """Values as one on the same device is told of them, behind what was queued for them so far."""
+        """Returns the location of values for a worker on the same device, after all work queued for them."""
 
     def retain(self, senders: Collection[Sender]) -> None:
-        """Lets go of what others' memory holds of all but these."""
+        """Closes the opened memory of all other senders."""
 
 
 class HostMemory:
-    """Host memory: wires read and write it as it is.
+    """Host memory, which transports read and write directly.
 
     Args:
-        allocate: Makes zeroed memory of so many bytes; None: it is this process's alone.
+        allocate: Allocates this many bytes of zeroed memory; None uses private memory.
     """
 
     device = torch.device("cpu")
@@ -78,23 +78,23 @@ class HostMemory:
         return values
 
     def show(self, values: Tensor) -> Coded:
-        raise AssertionError("host memory is shown by the shared-memory transport, not by its place")
+        raise AssertionError("host memory is shared by the shared-memory transport, not by location")
 
     def retain(self, senders: Collection[Sender]) -> None:
-        """Nothing of theirs is held."""
+        """Does nothing: no memory of other processes is open."""
 
 
 class GpuMemory:
     """A GPU's memory.
 
-    What workers send is copied there when it comes. What workers on the same GPU
-    place there is read where it lies; a worker places a gradient when it is
-    whole, and places the next one when it is done with the values shown for this
-    one, so an event of ours for each answer is all the order that is needed.
+    Gradients from a transport are copied to the GPU on arrival. Gradients of workers
+    on the same GPU are read in place. Such a worker sends a location only when the
+    gradient is complete. It sends the next location only after it has read the values
+    for the previous one. So one event per reply is enough to order all accesses.
 
     Args:
         device: The GPU.
-        memory: Its memory, as other processes see it.
+        memory: The GPU's memory, shared with other processes.
     """
 
     shows = True
@@ -114,7 +114,7 @@ class GpuMemory:
     def take(self, gradient: Tensor | Coded, sender: Sender) -> Tensor | Coded:
         if not isinstance(gradient, Coded):
             return gradient.to(self.device, copy=True)
-        assert is_placed(gradient), "compressed gradients are refused with the plan"
+        assert is_placed(gradient), "a GPU's shard refuses a plan with compressed gradients"
         reached = self._reached.setdefault(sender, Reached(self._memory))
         return reached.tensor(gradient)[0]
 

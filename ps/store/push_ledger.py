@@ -1,10 +1,11 @@
-"""Which pushes were applied: each one exactly once.
+"""Which pushes were applied: each exactly once.
 
 Law: a push is (rank, incarnation, key, clock). The clocks of one sender and key
-are consecutive, so one number tells them all apart: below it everything is
-completed, at it a push is new or in progress, above it a push comes too early.
-A higher incarnation fences the lower ones of its rank for good. Only completed
-pushes outlive a restart: what was in progress is then new, and is pushed again.
+are consecutive, so one number per sender and key is enough. A push below the
+number is completed. A push at the number is new or in progress. A push above the
+number is too early. A higher incarnation permanently fences the lower ones of its
+rank. Only completed pushes survive a restart. A push that was in progress is then
+new, and its sender sends it again.
 
 After RIFL (Lee et al., SOSP 2015) and Kafka's idempotent producer.
 """
@@ -19,15 +20,15 @@ from hubring.ps.core.types import Sender
 
 
 class Standing(enum.Enum):
-    """What the ledger knows of a push."""
+    """The state of a push in the ledger."""
 
     NEW = enum.auto()
     IN_PROGRESS = enum.auto()
     COMPLETED = enum.auto()
     GAP = enum.auto()
-    """Its clock is beyond the one expected."""
+    """The clock is above the expected clock."""
     FENCED = enum.auto()
-    """A later life of this rank has been heard of."""
+    """A higher incarnation of the rank exists."""
 
 
 class Ledger:
@@ -39,11 +40,11 @@ class Ledger:
         self._open: set[tuple[int, int]] = set()
 
     def clocks(self, key: int) -> Mapping[int, int]:
-        """Per rank the clock expected next."""
+        """Returns the next expected clock of each rank."""
         return self._clocks[key]
 
     def classify(self, sender: Sender, key: int, clock: int) -> Standing:
-        """Where a push stands; changes nothing."""
+        """Returns the state of a push; changes nothing."""
         rank, incarnation = sender
         if incarnation < self._incarnations.get(rank, 0):
             return Standing.FENCED
@@ -55,38 +56,38 @@ class Ledger:
         return Standing.NEW
 
     def expected(self, sender: Sender, key: int) -> int:
-        """The clock that the sender's next new push must bear; a new life goes on where its rank stood."""
+        """Returns the clock of the sender's next new push; a new incarnation continues its rank's clock."""
         return self._clocks[key].get(sender.rank, 0)
 
     def begin(self, sender: Sender, key: int) -> None:
-        """The expected push has arrived and will count."""
-        self._hear_of(sender)
+        """Marks the expected push as in progress."""
+        self._fence_before(sender)
         self._open.add((sender.rank, key))
 
     def advance(self, sender: Sender, key: int, clock: int) -> None:
-        """Whatever is below `clock` counts as completed.
+        """Marks all pushes below `clock` as completed.
 
-        By one when a push was applied; further where a sender skips steps, because its
-        gradient was dropped or because it joined late. A fenced sender changes nothing.
+        An applied push advances the clock by one. A dropped gradient or a late join advances
+        it further, because the sender skips steps. A fenced sender changes nothing.
         """
         if sender.incarnation < self._incarnations.get(sender.rank, 0):
             return
-        self._hear_of(sender)
+        self._fence_before(sender)
         self._open.discard((sender.rank, key))
         self._clocks[key][sender.rank] = clock
 
     def retain(self, ranks: Collection[int]) -> None:
-        """Forgets the clocks of all other ranks, and what they have in progress; their fences stay."""
+        """Drops the clocks and pushes in progress of all other ranks; their fences stay."""
         self._open = {(rank, key) for rank, key in self._open if rank in ranks}
         for key, clocks in self._clocks.items():
             self._clocks[key] = {rank: clock for rank, clock in clocks.items() if rank in ranks}
 
     def restore(self, key: int, clocks: Mapping[int, int]) -> None:
-        """Takes over what `clocks(key)` was when a checkpoint was made."""
+        """Restores the value of `clocks(key)` from a checkpoint."""
         self._clocks[key] = dict(clocks)
 
-    def _hear_of(self, sender: Sender) -> None:
-        """Fences the earlier lives of a rank; what they had in progress will never complete."""
+    def _fence_before(self, sender: Sender) -> None:
+        """Fences the lower incarnations of a rank and drops their pushes in progress."""
         if sender.incarnation > self._incarnations.get(sender.rank, 0):
             self._incarnations[sender.rank] = sender.incarnation
             self._open = {(rank, key) for rank, key in self._open if rank != sender.rank}

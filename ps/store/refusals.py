@@ -1,4 +1,4 @@
-"""Why a shard cannot serve a request: each names the value, what was allowed, and the mend."""
+"""The refusals of a shard: each names the value, what was expected, and the fix."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 def fenced(sender: Sender, epoch: int) -> Refusal:
     """The sender is not in the view."""
     text = (
-        f"rank {sender.rank} (incarnation {sender.incarnation}) takes no part as of epoch {epoch}:"
-        " its lease ran out, or it has left. Start the worker again to rejoin"
+        f"rank {sender.rank} (incarnation {sender.incarnation}) is not a member at epoch {epoch}:"
+        " its lease expired, or it left the job. Restart the worker to rejoin"
     )
     return Refusal(Code.FENCED, text)
 
 
 def unknown_key(key: int, held: Collection[int]) -> Refusal:
-    """The key is on another shard, or nowhere."""
+    """The key is on another shard, or does not exist."""
     here = f"{len(held)} keys from {min(held)} to {max(held)}" if held else "no keys yet"
     text = f"key {key} is not on this shard, which holds {here}; ask the coordinator for the plan"
     return Refusal(Code.UNKNOWN_KEY, text)
 
 
 def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init) -> Refusal | None:
-    """The key is elsewhere, or what came does not fit it; None where nothing is wrong with it."""
+    """Checks that this shard holds the key and that the tensor fits; returns None if so."""
     entry = entries.get(request.key)
     if entry is None:
         return unknown_key(request.key, entries)
@@ -43,16 +43,16 @@ def unfit(entries: Mapping[int, Entry], request: Push | Pull | Init) -> Refusal 
 
 
 def out_of_order(push: Push, expected: int) -> Refusal:
-    """The push is not the sender's next one, or comes before the last one was answered."""
+    """The push is not the sender's next one, or arrives before the reply to the previous push."""
     text = (
-        f"rank {push.sender.rank} pushed key {push.key} at clock {push.clock}, expected was {expected} once"
-        " the push before is answered; wait for each answer and use the clock that it brings"
+        f"rank {push.sender.rank} pushed key {push.key} at clock {push.clock}, expected clock {expected}"
+        " after the reply to the previous push; wait for each reply and use its clock"
     )
     return Refusal(Code.OUT_OF_ORDER, text)
 
 
 def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
-    """The tensor is of another size or dtype than the key; None if it fits."""
+    """The tensor has another size or dtype than the key; None if it fits."""
     held = entry.values
     if tensor.shape == held.shape and tensor.dtype == held.dtype:
         return None
@@ -60,13 +60,14 @@ def misfit(entry: Entry, tensor: Tensor) -> Refusal | None:
 
 
 def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
-    """The gradient is of another size, dtype or codec than the key's; None if it fits."""
+    """The gradient has another size, dtype or codec than the key; None if it fits."""
     due = entry.codec.name if entry.codec else ""
     codec = gradient.codec if isinstance(gradient, Coded) else ""
     if codec != due and not (entry.shown and is_placed(gradient)):
         text = (
-            f"key {entry.key} takes gradients {f'in {due}' if due else 'as they are'}, what came is"
-            f" {f'in {codec}' if codec else 'uncompressed'}; start all workers with the same --compress"
+            f"key {entry.key} expects gradients {f'in {due}' if due else 'uncompressed'}, got"
+            f" {f'a gradient in {codec}' if codec else 'an uncompressed gradient'};"
+            " start all workers with the same --compress"
         )
         return Refusal(Code.WRONG_SIZE, text)
     if not isinstance(gradient, Coded):
@@ -77,9 +78,9 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
 
 
 def unusable(entry: Entry, push: Push) -> Refusal | None:
-    """There is nothing to update yet, or the optimizer cannot use the hyperparameters."""
+    """The key has no initial values yet, or the optimizer refuses the hyperparameters."""
     if not entry.initialised:
-        text = f"key {entry.key} has no values to update yet; rank 0 gives them, the others pull them first"
+        text = f"key {entry.key} has no values yet; rank 0 must send them and other ranks must pull them first"
         return Refusal(Code.BAD_REQUEST, text)
     try:
         entry.optimizer.check(push.hyper)
@@ -89,43 +90,43 @@ def unusable(entry: Entry, push: Push) -> Refusal | None:
 
 
 def not_finite(entry: Entry, scratch: Tensor) -> Refusal:
-    """The open round's gradients, or their sum, hold what is no finite number.
+    """The gradients of the open round, or their sum, have a NaN or an infinity.
 
     Args:
-        entry: Whose round could not close.
-        scratch: At least as long as its values, and of their dtype.
+        entry: The key whose round cannot close.
+        scratch: At least as long as the values, with the same dtype.
     """
-    text = _worst(entry, scratch)
+    text = _first_not_finite(entry, scratch)
     if entry.codec is not None and entry.codec.name == "fp16":
-        text += " (--compress fp16 ends at 65504, and bf16 where float32 does)"
+        text += " (--compress fp16 has values up to 65504; --compress bf16 has the range of float32)"
     return Refusal(Code.NOT_FINITE, f"{text}; {NonFinite.mend}")
 
 
 def unsound(entry: Entry, values: Tensor) -> str:
-    """What is not finite in a copy of the key's values, of which something is, as a clause."""
+    """Returns the first element that is not finite in a copy of the key's values, as a clause."""
     index = int((~values.isfinite()).nonzero()[0])
     return f"{_parameter(entry, index)} holds {values[index].item()}"
 
 
 def orphaned(key: int) -> Refusal:
-    """Nobody is left who could bring the key's first values."""
+    """Rank 0 is lost, so no worker can send the key's initial values."""
     text = (
-        f"rank 0 left the job before it had given key {key} its first values;"
-        " see why it failed, then start the job again"
+        f"rank 0 left the job before it sent the initial values of key {key};"
+        " check the log of rank 0, then restart the job"
     )
     return Refusal(Code.JOB_FAILED, text)
 
 
 def _wrong_size(entry: Entry, came: str) -> Refusal:
     text = (
-        f"key {entry.key} holds {_spell(entry.values)}, what came is {came};"
+        f"key {entry.key} expects {_spell(entry.values)}, got {came};"
         " start all workers with the same model and --bucket-bytes"
     )
     return Refusal(Code.WRONG_SIZE, text)
 
 
-def _worst(entry: Entry, scratch: Tensor) -> str:
-    """Whose gradient is not finite, in which step and parameter; the lowest rank's, if there are several."""
+def _first_not_finite(entry: Entry, scratch: Tensor) -> str:
+    """Returns rank, step and parameter of the first gradient that is not finite, in rank order."""
     ranks = sorted(entry.contributions)
     step = entry.contributions[ranks[0]].push.clock + 1
     for rank in ranks:
@@ -139,8 +140,8 @@ def _worst(entry: Entry, scratch: Tensor) -> str:
                 f" {gradient[index].item()} in {_parameter(entry, index)}, one of {len(found)} such elements"
             )
     return (
-        f"the gradients of ranks {', '.join(map(str, ranks))} are finite in step {step}, but their sum is"
-        f" beyond {_dtype(entry.values.dtype)}, in {_parameter(entry, 0)} or behind it"
+        f"the gradients of ranks {', '.join(map(str, ranks))} are finite in step {step}, but their sum"
+        f" overflows {_dtype(entry.values.dtype)} in {_parameter(entry, 0)} or a later parameter"
     )
 
 
@@ -148,7 +149,7 @@ def _decoded(entry: Entry, contribution: Contribution, scratch: Tensor) -> Tenso
     gradient = contribution.gradient
     if not isinstance(gradient, Coded):
         return gradient
-    assert entry.codec is not None, f"key {entry.key} took a gradient in another form"
+    assert entry.codec is not None, f"key {entry.key} has a gradient in another form"
     decoded = scratch[: entry.values.numel()]
     entry.codec.decode(gradient.payload, decoded)
     return decoded

@@ -1,4 +1,4 @@
-"""A shard's state at one moment per key, as checkpoints hold it."""
+"""A shard's state in a checkpoint: every key at one moment."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class KeyState:
-    """Everything about one key that a restart must bring back.
+    """The state of one key that a restart restores.
 
     Attributes:
         values: Flat parameters.
-        optimizer: The optimizer's tensors by name; flat, or of one element.
-        version: Updates that these hold.
-        clocks: By rank, the steps that it had completed.
+        optimizer: The optimizer's tensors by name; flat, or with one element.
+        version: How many updates the values include.
+        clocks: Completed steps by rank.
     """
 
     values: Tensor
@@ -31,11 +31,11 @@ class KeyState:
 
 
 Snapshot = dict[int, KeyState]
-"""By key; those of several shards can be merged and dealt out anew."""
+"""States by key. Snapshots of several shards can be merged and distributed again."""
 
 
 class Capture:
-    """A snapshot in the making: every key is caught once, as it reaches `version` (None: as it is)."""
+    """A snapshot in progress: copies every key once, when the key reaches `version` (None: at once)."""
 
     def __init__(self, version: int | None, keys: Collection[int]) -> None:
         self.caught: Snapshot = {}
@@ -43,7 +43,7 @@ class Capture:
         self._missing = set(keys)
 
     def catch(self, entry: Entry, ledger: Ledger) -> None:
-        """Copies a key, if this is the moment."""
+        """Copies a key if it has values and has reached the version."""
         due = entry.key in self._missing and self._version in (None, entry.version)
         if due and entry.initialised:
             state = entry.export()

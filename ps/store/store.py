@@ -1,16 +1,16 @@
 """KVStore: one shard's state machine. Requests and views in, replies out.
 
 Laws:
-- Every request is answered exactly once, now or later, every retry included.
-- A push counts once, whatever is retried, reordered or lost (`hubring.ps.store.push_ledger`).
-- The mean over the actual contributors is applied when the policy says so
-  (`hubring.ps.store.consistency`), summed in rank order, so that reruns are bitwise equal.
-- Whoever pushed reads once its push is applied and the policy lets it.
-- Who is not in the view waits for nothing and is waited for by nobody.
-- What is not finite is refused before an optimizer or a worker has it, and the job with it.
+- Every request, including every retry, gets exactly one reply, now or later.
+- A push counts once, even if messages are retried, reordered or lost (`hubring.ps.store.push_ledger`).
+- The mean over the actual contributors is applied when the policy allows it
+  (`hubring.ps.store.consistency`). It is summed in rank order, so that reruns are bitwise equal.
+- A worker that pushed gets values once its push is applied and the policy allows the read.
+- A worker outside the view waits for nothing, and no worker waits for it.
+- A gradient that is not finite fails the job before it reaches an optimizer on the hub or a worker.
 
-Nothing in here waits, sends or looks at a clock, so that every schedule of
-messages can be replayed.
+The store never waits, sends or reads a clock, so that tests can replay every
+schedule of messages.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from hubring.ps.store.parameter_memory import HostMemory, ParameterMemory
 from hubring.ps.store.push_ledger import Ledger, Standing
 from hubring.ps.store.snapshot import Capture, Snapshot
 
-GIVER = 0
-"""The rank that brings a job's first values."""
+INITIAL_RANK = 0
+"""The rank that sends a job's initial values."""
 
 
 class KVStore:
     """The keys of one shard.
 
     Args:
-        consistency: When a gradient counts, and who may read.
-        memory: Where parameters and all that belongs to them are kept; None: in this process's memory.
+        consistency: When a gradient counts, and which workers may read.
+        memory: Where parameters and scratch are allocated; None uses this process's private memory.
     """
 
     def __init__(self, consistency: Consistency, memory: ParameterMemory | None = None) -> None:
@@ -71,75 +71,75 @@ class KVStore:
         self._draining = False
         self._failure: Refusal | None = None
         self.unsound = ""
-        """Why nothing of this may be saved any more; empty: it may."""
+        """Why the parameters must not be saved; empty if they may be saved."""
 
-    # What the coordinator says.
+    # Requests of the coordinator.
 
     def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
-        """Takes this shard's slices, zeroed and without a past: what was counted before was a trial.
+        """Creates this shard's slices, zeroed. Resets the counters, which counted only trials.
 
         Raises:
-            ConfigError: A bucket is of a dtype or optimizer that the hub cannot serve.
+            ConfigError: The hub does not support a bucket's dtype or optimizer.
         """
         self._entries = KeyTable.make(
             slices,
             {bucket.index: bucket for bucket in buckets},
             self._memory,
             finite=self._consistency.finite,
-            shown=self._memory.shows and self._leaves_alone,
+            shown=self._memory.shows and self._values_stable,
         )
         self._ledger = Ledger()
         self._stats = Stats()
-        self._seat(self._workers.senders())
+        self._start_clocks(self._workers.senders())
         if self._draining:
             self.drain()
 
     @property
-    def _leaves_alone(self) -> bool:
-        """Whether a key's values stay as they are until each of its readers has pushed again."""
+    def _values_stable(self) -> bool:
+        """Whether a key's values do not change until each of its readers has pushed again."""
         return self._consistency.lockstep and not self._consistency.backup
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Goes on from a checkpoint; it may hold keys of other shards too.
+        """Restores a checkpoint, which may also contain keys of other shards.
 
         Raises:
-            CheckpointCorrupt: A key of this shard is missing or of another size.
+            CheckpointCorrupt: A key of this shard is missing, or has another size.
         """
         for key, entry in self._entries.items():
             if key not in snapshot:
-                raise CheckpointCorrupt(f"the checkpoint does not hold key {key}; it was made by another job")
+                raise CheckpointCorrupt(f"the checkpoint has no key {key}; another job wrote this checkpoint")
             entry.restore(snapshot[key])
             self._ledger.restore(key, snapshot[key].clocks)
-        self._seat(self._workers.senders())
+        self._start_clocks(self._workers.senders())
 
     def on_view(self, view: View) -> list[Delivery]:
-        """Acts on who takes part now; an older epoch than the last changes nothing."""
-        turnover = self._workers.update(view)
-        if turnover is None:
+        """Applies a view; ignores a view with an older epoch than the last."""
+        change = self._workers.update(view)
+        if change is None:
             return []
         deliveries = [
             Delivery(ticket, refusals.fenced(sender, view.epoch))
-            for sender in turnover.left
+            for sender in change.left
             for entry in self._entries.values()
             for ticket in entry.forget([sender.rank])
         ]
         self._memory.retain(self._workers.senders())
-        self._seat(turnover.joined)
+        self._start_clocks(change.joined)
         for entry in self._entries.values():
-            deliveries += self._turn(entry) + self._release_orphans(entry)
+            deliveries += self._advance(entry) + self._refuse_orphans(entry)
         return deliveries + self._rounds.on_view(self._workers.live)
 
     def drain(self) -> None:
-        """From the next update of each key on, replies say that the job ends.
+        """Marks all replies from the next update of each key on: the job ends after this step.
 
-        In lockstep modes that is a round, so all ranks see it in the same step.
+        In lockstep modes the next update is a round, so all ranks get the mark in the same step.
         """
         self._draining = True
         for entry in self._entries.values():
             entry.drain_from = min(entry.drain_from, entry.version + self._consistency.lockstep)
 
     def fail(self, text: str, code: Code = Code.JOB_FAILED) -> list[Delivery]:
-        """Refuses everything that waits, and all that comes later; the first cause counts."""
+        """Refuses all waiting and later requests. The first cause counts."""
         self._failure = self._failure or Refusal(code, text)
         waiting = [ticket for entry in self._entries.values() for ticket in entry.forget(entry.waiting())]
         return [Delivery(ticket, self._failure) for ticket in waiting] + self._rounds.refuse_all(
@@ -149,12 +149,12 @@ class KVStore:
     # Snapshots.
 
     def capture_at(self, version: int | None) -> bool:
-        """Begins a snapshot: every key is copied right when it reaches `version`; None: as it is.
+        """Begins a snapshot that copies every key when it reaches `version` (None: at once).
 
-        A key without values is copied when it gets them.
+        A key without values is copied when it gets its initial values.
 
         Returns:
-            False, and nothing is begun, if some key is past that version.
+            False, without a snapshot, if some key has passed that version.
         """
         if version is not None and any(entry.version > version for entry in self._entries.values()):
             return False
@@ -164,31 +164,31 @@ class KVStore:
         return True
 
     def captured(self) -> Snapshot | None:
-        """Hands over the snapshot, once, when every key is in it."""
+        """Returns the snapshot, once, when it contains every key."""
         if self._capture is None or not self._capture.complete:
             return None
         snapshot, self._capture = self._capture.caught, None
         return snapshot
 
     def stop_capture(self) -> None:
-        """Gives up the snapshot that was begun."""
+        """Cancels the snapshot in progress."""
         self._capture = None
 
     def name_unsound(self, key: int, values: Tensor) -> str:
-        """Which parameter is not finite in a copy of a key's values, as a clause."""
+        """Returns which parameter is not finite in a copy of a key's values, as a clause."""
         return refusals.unsound(self._entries[key], values)
 
     def stats(self) -> Stats:
-        """What was counted; the versions are those of now."""
+        """Returns the counters, with the current versions."""
         versions = [entry.version for entry in self._entries.values()]
         self._stats.keys = len(versions)
         self._stats.oldest, self._stats.newest = min(versions, default=0), max(versions, default=0)
         return self._stats
 
-    # What workers say.
+    # Requests of workers.
 
     def handle(self, request: Request, ticket: Ticket) -> list[Delivery]:
-        """Takes one request; answers it, or others that waited for it, or nobody yet."""
+        """Handles one request; returns the replies to it and to other requests that it completes."""
         refusal = self._refusal(request)
         if refusal is not None:
             return [Delivery(ticket, refusal)]
@@ -220,11 +220,11 @@ class KVStore:
             return self._reply(entry, Reader(pull.sender, [ticket]))
         earlier = entry.pullers.get(rank)
         entry.pullers[rank] = Reader(pull.sender, [*earlier.tickets, ticket] if earlier else [ticket])
-        return self._release_orphans(entry)
+        return self._refuse_orphans(entry)
 
-    def _release_orphans(self, entry: Entry) -> list[Delivery]:
-        """Who waits for first values waits in vain once rank 0, which brings them, is gone."""
-        if entry.initialised or GIVER in self._workers.live:
+    def _refuse_orphans(self, entry: Entry) -> list[Delivery]:
+        """Refuses the workers that wait for initial values if rank 0, which sends them, is lost."""
+        if entry.initialised or INITIAL_RANK in self._workers.live:
             return []
         tickets = [ticket for puller in entry.pullers.values() for ticket in puller.tickets]
         entry.pullers.clear()
@@ -236,7 +236,7 @@ class KVStore:
                 return self._on_new(entry, push, ticket)
             case Standing.IN_PROGRESS:
                 self._stats.duplicates += 1
-                # The memory of the first try may go with its connection: the latest counts.
+                # The first try's memory may be freed with its connection, so use the latest try's.
                 tickets = entry.contributions[push.sender.rank].tickets
                 entry.contributions[push.sender.rank] = self._contribution(push, [*tickets, ticket])
                 return []
@@ -251,10 +251,10 @@ class KVStore:
     def _on_new(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
         rank = push.sender.rank
         if rank in entry.readers:
-            # Else a worker that does not wait for its reads could outrun the staleness bound.
+            # Otherwise a worker that does not wait for its reads could exceed the staleness bound.
             return [self._out_of_order(push, ticket)]
         if self._consistency.lockstep and push.clock < entry.version:
-            # The round closed without this gradient; its sender goes on with the current one.
+            # The round closed without this gradient; its sender continues with the current round.
             self._stats.dropped += 1
             self._settle(entry, push, [ticket], staleness=0)
             return self._answer(entry)
@@ -262,28 +262,28 @@ class KVStore:
         contribution = self._contribution(push, [ticket])
         self._ledger.begin(push.sender, entry.key)
         entry.contributions[rank] = contribution
-        return self._turn(entry)
+        return self._advance(entry)
 
     def _contribution(self, push: Push, tickets: list[Ticket]) -> Contribution:
         return Contribution(push, tickets, self._memory.take(push.gradient, push.sender))
 
     def _on_completed(self, entry: Entry, push: Push, ticket: Ticket) -> list[Delivery]:
-        """Answers a retry when the first try is answered."""
+        """Answers a retry together with the first try."""
         rank = push.sender.rank
         settled = entry.settled.get(rank)
         if settled is None or settled.clock != push.clock:
-            # An echo from an old connection: its sender has gone on since, and what it
-            # waits for now must not be mixed up with this.
+            # A late message from an old connection. Its sender has made progress since, so answer
+            # it separately from the request that the sender waits for now.
             return self._reply(entry, Reader(push.sender, [ticket], shown=is_placed(push.gradient)))
         reader = entry.readers.get(rank)
         tickets = [*reader.tickets, ticket] if reader else [ticket]
         entry.readers[rank] = Reader(push.sender, tickets, settled.staleness, is_placed(push.gradient))
         return self._answer(entry)
 
-    # The rule.
+    # The consistency rule.
 
-    def _turn(self, entry: Entry) -> list[Delivery]:
-        """Applies what may be applied, then answers whoever may read."""
+    def _advance(self, entry: Entry) -> list[Delivery]:
+        """Closes the round if the policy allows it, then answers the readers that may read."""
         contributors = len(entry.contributions)
         if contributors and self._consistency.may_apply(contributors, len(self._workers.live)):
             try:
@@ -308,18 +308,18 @@ class KVStore:
             self._capture.catch(entry, self._ledger)
 
     def _diverge(self, entry: Entry) -> list[Delivery]:
-        """Ends the job: keys may be a step apart by now, and this one's values between two."""
+        """Fails the job: keys may be at different steps, and this key's values between two steps."""
         refusal = refusals.not_finite(entry, self._entries.scratch[entry.values.dtype])
-        self.unsound = f"its parameters are in the midst of a step: {refusal.text}"
+        self.unsound = f"its parameters are in the middle of a step: {refusal.text}"
         return self.fail(refusal.text, refusal.code)
 
     def _settle(self, entry: Entry, push: Push, tickets: list[Ticket], staleness: int) -> None:
-        """The push is over; its sender now waits to read."""
+        """Records that a push is over and that its sender now waits to read."""
         entry.settled[push.sender.rank] = Settled(push.clock, staleness)
         entry.readers[push.sender.rank] = Reader(push.sender, tickets, staleness, is_placed(push.gradient))
 
     def _answer(self, entry: Entry) -> list[Delivery]:
-        """Sends values to all readers that may go on."""
+        """Answers all readers that the policy allows to read."""
         if not entry.readers:
             return []
         clocks = self._ledger.clocks(entry.key)
@@ -331,7 +331,7 @@ class KVStore:
         rank = reader.sender.rank
         contributes = rank in entry.contributions
         if self._consistency.lockstep and not contributes:
-            # Rounds may have closed without this worker: it goes on with the open one.
+            # Rounds may have closed without this worker, so it continues with the open round.
             self._ledger.advance(reader.sender, entry.key, entry.version)
         entry.read[rank] = entry.version
         values = Values(
@@ -341,11 +341,11 @@ class KVStore:
             version=entry.version,
             staleness=reader.staleness,
             drain=entry.version >= entry.drain_from,
-            # The next update needs a gradient from every live worker, and this one has not
-            # given its own yet: until it does, nobody writes here. A worker that is dropped
-            # meanwhile may see later bytes; it is fenced, so nothing it makes of them counts.
-            # With backup workers, or in asynchronous modes, others can update without it.
-            stable=self._leaves_alone and not contributes,
+            # The next update needs a gradient from every live worker, and this worker has not sent
+            # its gradient yet. Until it does, the values do not change. A worker that is removed
+            # meanwhile may see later bytes, but it is fenced, so its results do not count. With
+            # backup workers, or in asynchronous modes, other workers can update without it.
+            stable=self._values_stable and not contributes,
         )
         return [Delivery(ticket, values) for ticket in reader.tickets]
 
@@ -355,13 +355,12 @@ class KVStore:
         answer = entry.answer
         return answer if isinstance(answer, Coded) else self._memory.send(answer)
 
-    # Who takes part.
+    # Members.
 
-    def _seat(self, joined: Iterable[Sender]) -> None:
-        """Joiners start at the open round, or without rounds at the slowest live worker's clock.
+    def _start_clocks(self, joined: Iterable[Sender]) -> None:
+        """Starts joiners at the open round, or without rounds at the slowest live worker's clock.
 
-        Where nobody is left, or everything was restored, the clocks of those who
-        were there last stand for the live ones.
+        If no earlier worker is live, as after a restore, the clocks of the last workers count instead.
         """
         joined = list(joined)
         stayed = self._workers.live.keys() - {sender.rank for sender in joined}
@@ -379,7 +378,7 @@ class KVStore:
     # Refusals.
 
     def _refusal(self, request: Request) -> Refusal | None:
-        """Why a request cannot even be looked at."""
+        """Returns why a request is refused before any other processing."""
         if self._failure is not None:
             return self._failure
         sender = request.sender
