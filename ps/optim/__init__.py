@@ -1,1 +1,1 @@
-"""Mean and step: optimizers that run on a shard, and the loops they run."""
+"""Mean and step: the optimizers of a shard, and their compiled loops."""

@@ -1,6 +1,6 @@
-"""A slice's optimizer, block by block.
+"""A slice's optimizer, applied block by block.
 
-Where torch's kernels step, the gradients are summed first: of a block, the sum is still in the cache then.
+torch's kernels need the sum of the gradients first. The sum of one block is still in the cache for the step.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from hubring.ps.optim.mean_and_step import SliceStep, optimizer_for
 from hubring.ps.optim.zeros import zeros_like
 
 BLOCK_BYTES = 2 << 20
-"""Measured for 100 MiB from 2 workers, in ms, by two processes with 1 MiB of L2 cache each and 32 MiB of
-L3 together: SGD with momentum 16.5 with blocks of 0.5 MiB, 15.9 of 1, 16.1 of 2, 16.6 of 4, 19.8 of 8;
-Adam 22.2, 21.1, 20.7, 22.5, 24.1, by torch's kernels. A GPU takes a slice as one block: a
-kernel's start costs it more than its memory does."""
+"""Measured for 100 MiB from 2 workers, in ms, with two processes, 1 MiB of L2 cache each and 32 MiB of
+shared L3, with torch's kernels. Blocks of 0.5, 1, 2, 4 and 8 MiB take 16.5, 15.9, 16.1, 16.6 and 19.8 with
+SGD and momentum, and 22.2, 21.1, 20.7, 22.5 and 24.1 with Adam. On a GPU a slice is one block, because a
+kernel launch costs more than memory there."""
 
 
 class BlockSteps:
     """Steps the values of one slice.
 
     Args:
-        name: The optimizer, or empty where the values are to be the mean itself.
-        values: Flat; the steps happen in their memory.
-        finite: Whether to refuse gradients that are not, where an optimizer steps with them.
+        name: The optimizer; empty if the values become the mean itself.
+        values: Flat; updated in place.
+        finite: Whether an optimizer refuses gradients that are not finite.
 
     Raises:
-        ConfigError: The hub does not run this optimizer.
+        ConfigError: The hub does not support this optimizer.
     """
 
     def __init__(self, name: str, values: Tensor, *, finite: bool = True) -> None:
@@ -43,37 +43,37 @@ class BlockSteps:
             self._parts.append((part, values[part], optimizer))
 
     def check(self, hyper: Hyper) -> None:
-        """Refuses what `step` could not use.
+        """Checks the hyperparameters of a step.
 
         Raises:
-            ConfigError: Says what, and the mend.
+            ConfigError: `step` cannot use them.
         """
         self._parts[0][-1].check(hyper)
 
     def step(self, gradients: Sequence[Tensor], hyper: Hyper, scratch: Tensor) -> None:
-        """Updates the values by the mean of `gradients`, summed in the order given, as the ring does.
+        """Updates the values with the mean of `gradients`, summed in this order, as the ring does.
 
         Args:
-            gradients: Flat, of the values' length and dtype; only read.
-            hyper: For this step.
-            scratch: At least as long as a block, and of the same dtype.
+            gradients: Flat, with the values' length and dtype; only read.
+            hyper: Hyperparameters of this step.
+            scratch: At least as long as a block, with the same dtype.
 
         Raises:
-            NonFinite: The sum is NaN or infinite somewhere, and has not come into the values. Others of them
-                may have stepped, so they are of no step any more.
+            NonFinite: The sum has a NaN or an infinity. The affected elements are unchanged, but other
+                elements may have stepped, so the values are at no single step.
         """
         for part, values, optimizer in self._parts:
-            # Of a single block nothing is cut: where it is small, cutting would cost as much as adding.
+            # A single block is not sliced: for small tensors slicing costs as much as the sum.
             parts = gradients if len(self._parts) == 1 else [gradient[part] for gradient in gradients]
             optimizer.step(values, parts, len(gradients), hyper, scratch)
 
     def state(self) -> dict[str, Tensor]:
-        """A copy of the optimizer's tensors by name: flat, or of one element where blocks share it."""
+        """Returns a copy of the optimizer's tensors by name: flat, or scalars that all blocks share."""
         states = [optimizer.state() for *_, optimizer in self._parts]
         return {name: _joined([state[name] for state in states]) for name in states[0]}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from such a state."""
+        """Restores a state from `state()`."""
         for part, values, optimizer in self._parts:
             own = {name: _copied(_part(tensor, part).to(values.device)) for name, tensor in state.items()}
             optimizer.load(own)

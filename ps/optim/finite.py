@@ -1,4 +1,4 @@
-"""Whether a tensor holds numbers alone."""
+"""Checks tensors for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no element is NaN or infinite.
+    """Returns whether no element is NaN or infinite.
 
-    A sum over one that is can never be finite, so one reduction tells, and makes nothing of the tensor's
-    size. Only where the sum overflows though none of its terms is infinite, each is looked at.
+    A sum with such an element is never finite, so one reduction is enough and needs no memory of the
+    tensor's size. Only if the sum is not finite, each element is checked: a sum of finite elements can
+    overflow.
     """
     return isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())

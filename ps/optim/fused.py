@@ -1,9 +1,9 @@
-"""torch's fused kernels on one slice, without the optimizer around them.
+"""torch's fused kernels on one slice, without the `Optimizer` class.
 
-`Optimizer.step` spends 30 to 60 us on groups, hooks and checks around a kernel that
-takes 200 us for a slice of 4 MiB and next to nothing for a small one. State bears
-torch's own names, so that either can go on from the other's; the kernels are
-the same, and so are the numbers, bit by bit.
+`Optimizer.step` spends 30 to 60 us on groups, hooks and checks. The kernel takes
+200 us for a slice of 4 MiB, and much less for a small slice. The state has torch's
+names, so that it is exchangeable with the optimizer's. The kernels are the same, so
+the results are bitwise equal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 Options = Mapping[str, Any]
 
 Kernel = Callable[[Tensor, Tensor, State, Options, Tensor | None], None]
-"""Updates values by gradient / divisor and the state with them; may leave the quotient in gradient."""
+"""Updates values and state with gradient / divisor; may overwrite gradient with the quotient."""
 
 
 def sgd(values: Tensor, gradient: Tensor, state: State, options: Options, divisor: Tensor | None) -> None:

@@ -1,10 +1,10 @@
-"""A mean and an optimizer's step in one pass over memory, in torch's very bits.
+"""A mean and an optimizer's step in one pass over memory, bitwise equal to torch.
 
-torch sums two gradients, and steps with their sum: the sum is written and read once more. Here each cache
-line of gradients, parameters and state is read once, and what changes is written once. The arithmetic is that
-of torch's fused kernels, operation by operation, down to which of them round once. So every loop is held
-against torch's kernels when it is made, bit by bit. Where it differs, on another processor or with another
-torch, or without llvmlite, there is none, and torch's serve.
+torch sums the gradients first and then steps with the sum, so the sum is written and read once more. Here
+each cache line of gradients, parameters and state is read once, and each changed line is written once. The
+arithmetic follows torch's fused kernels operation by operation, including fused multiply-adds. Every loop is
+compared bitwise with torch's kernel when it is compiled. If the results differ, for example on another
+processor or with another torch, or without llvmlite, torch's kernels are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_BETA = 0.51
-"""Up to a half, as rounded to float32, torch interpolates from the other end."""
+"""The smallest beta1 for a loop. Up to 0.5, as rounded to float32, torch's kernels interpolate differently."""
 
 
 class Step(NamedTuple):
@@ -36,8 +36,8 @@ class Step(NamedTuple):
 
     Attributes:
         state: Names of the state's tensors that change.
-        numbers: What it computes with, by name, in a step of these options and state.
-        write: Makes new values and state of the old ones, the mean gradient and the numbers.
+        numbers: Returns the scalars of a step, by name, from its options and state.
+        write: Computes new values and state from the old ones, the mean gradient and the scalars.
     """
 
     state: tuple[str, ...]
@@ -46,14 +46,14 @@ class Step(NamedTuple):
 
 
 class OnePass:
-    """Steps values by the mean of some number of gradients.
+    """Steps values with the mean of a fixed number of gradients.
 
     Args:
         step: The optimizer's arithmetic.
-        kernel: torch's, for the elements after the last whole vector.
-        gradients: How many are summed.
-        options: Which of them are zero, and which way it steps, is fixed by these.
-        finite: Whether elements stay as they are where the sum of the gradients is NaN or infinite.
+        kernel: torch's kernel, for the elements after the last whole vector.
+        gradients: How many gradients are summed.
+        options: They fix which options are zero, and the direction of the step.
+        finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
     """
 
     def __init__(self, step: Step, kernel: Kernel, gradients: int, options: Options, *, finite: bool) -> None:
@@ -79,10 +79,11 @@ class OnePass:
 
         self._loop = Loop(1 + len(step.state), gradients, ["count", *names], body, adds_up=finite)
 
-    def goes_on_from(self, values: Tensor, state: State) -> bool:
-        """Whether these values have a state to step from: an optimizer's first step makes it, and is torch's.
+    def fits(self, values: Tensor, state: State) -> bool:
+        """Returns whether the state fits these values. torch's kernel makes the first step and the state.
 
-        A loop takes memory by its address. So what is not like the values is torch's to refuse.
+        A loop gets raw addresses, so it must not run with a state of another shape or dtype. torch's kernel
+        refuses such a state.
         """
         return all(
             name in state and state[name].shape == values.shape and state[name].dtype == values.dtype
@@ -92,21 +93,22 @@ class OnePass:
     def __call__(
         self, values: Tensor, gradients: Sequence[Tensor], count: int, state: State, options: Options
     ) -> float:
-        """Updates values and state, as torch's kernel would with the sum of the gradients.
+        """Updates values and state, as torch's kernel does with the sum of the gradients.
 
         Args:
-            values: Flat, contiguous, float32, as all the others; at least a vector's.
-            gradients: As many as this was made for; only read.
-            count: By what their sum is divided.
-            state: As torch's kernel left it.
-            options: torch's, with zeros where there were zeros when this was made.
+            values: Flat, contiguous, float32, like all other tensors; at least one vector long.
+            gradients: The number of gradients from `__init__`; only read.
+            count: The divisor of the sum.
+            state: The state that torch's kernel created.
+            options: torch's options, with zeros where the options of `__init__` have zeros.
 
         Returns:
-            If all must be finite: the sum of all elements of the gradients' sum, which is finite only if
-            each of them is.
+            With `finite`, the sum of all elements of the gradients' sum, which is finite only if each
+            element is.
 
         Raises:
-            NonFinite: What is left for torch's kernel is not, and should be; nothing has changed.
+            NonFinite: With `finite`, an element after the last whole vector is not finite. Nothing has
+                changed.
         """
         elements = 0.0
         whole = values.numel() // LANES * LANES
@@ -114,7 +116,7 @@ class OnePass:
             rest = {name: tensor[whole:] if tensor.dim() else tensor for name, tensor in state.items()}
             total = self._sum([gradient[whole:] for gradient in gradients], torch.empty(LANES)).clone()
             if self._finite:
-                elements = float(total.sum())  # before the kernel, which may leave the mean there
+                elements = float(total.sum())  # before the kernel, which may overwrite it
             self._kernel(values[whole:], total, rest, options, torch.tensor(float(count)))
         elif "step" in state:
             state["step"] += 1
@@ -124,13 +126,13 @@ class OnePass:
 
 
 def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
-    """What does the work of torch's fused kernel of this name; None where nothing does.
+    """Returns a replacement for torch's fused kernel; None if there is none.
 
     Args:
-        name: The optimizer's.
-        gradients: How many are summed.
-        options: Which of them are zero tells which arithmetic it is.
-        finite: Whether elements stay as they are where the sum of the gradients is NaN or infinite.
+        name: The optimizer.
+        gradients: How many gradients are summed.
+        options: The options that are zero select the arithmetic.
+        finite: Whether elements stay unchanged where the sum of the gradients is NaN or infinite.
     """
     if gradients > MOST or not work():
         return None
@@ -147,7 +149,7 @@ def one_pass(name: str, gradients: int, options: Options, *, finite: bool) -> On
 def _sgd(
     gradients: int, plain: bool, decays: bool, nesterov: bool, maximize: bool, finite: bool
 ) -> OnePass | None:
-    """`torch.optim.SGD`'s; `plain`: without momentum."""
+    """Compiles `torch.optim.SGD`; `plain` means without momentum."""
 
     def numbers(options: Options, _: State) -> Mapping[str, float]:
         return {
@@ -177,12 +179,12 @@ def _sgd(
         "nesterov": nesterov,
         "maximize": maximize,
     }
-    return _proven("SGD", step, gradients, options, finite=finite)
+    return _compiled("SGD", step, gradients, options, finite=finite)
 
 
 @cache
 def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool, finite: bool) -> OnePass | None:
-    """That of `torch.optim.Adam`, and of `AdamW` where decay is `decoupled`."""
+    """Compiles `torch.optim.Adam`, or `AdamW` if the decay is `decoupled`."""
 
     def numbers(options: Options, state: State) -> Mapping[str, float]:
         (beta1, beta2), taken = options["betas"], float(state["step"])
@@ -221,20 +223,20 @@ def _adam(gradients: int, decays: bool, decoupled: bool, maximize: bool, finite:
         "maximize": maximize,
         "decoupled_weight_decay": decoupled,
     }
-    return _proven("AdamW" if decoupled else "Adam", step, gradients, options, finite=finite)
+    return _compiled("AdamW" if decoupled else "Adam", step, gradients, options, finite=finite)
 
 
-def _proven(name: str, step: Step, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
-    """The step as a loop, if it makes of random numbers the very bits that torch's kernels make of them."""
+def _compiled(name: str, step: Step, gradients: int, options: Options, *, finite: bool) -> OnePass | None:
+    """Compiles the step; returns None if its results on random numbers differ bitwise from torch's."""
     made = OnePass(step, KERNELS[name], gradients, options, finite=finite)
     if _agrees(made, KERNELS[name], gradients, options):
         return made
-    log.info("%s steps by torch's kernels: a loop for this processor rounds otherwise", name)
+    log.info("%s uses torch's kernel: the compiled loop rounds differently on this processor", name)
     return None
 
 
 def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> bool:
-    """Whether two steps of both, after a first one of torch's, end in the same bits."""
+    """Returns whether two steps of both, after a first step of torch's kernel, are bitwise equal."""
     source = torch.Generator().manual_seed(0)
     values, *parts = (torch.randn(64 * LANES + 5, generator=source) for _ in range(1 + gradients))
     divisor, state = torch.tensor(float(gradients)), State()
@@ -251,5 +253,5 @@ def _agrees(made: OnePass, kernel: Kernel, gradients: int, options: Options) -> 
 
 
 def _bits(tensor: Tensor) -> list[int]:
-    """By which -0 is not 0."""
+    """Returns the bits of each element, in which -0 differs from 0."""
     return tensor.view(torch.int32).reshape(-1).tolist()

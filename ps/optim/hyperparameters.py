@@ -1,4 +1,4 @@
-"""An optimizer's hyperparameters as numbers, which travel with every push."""
+"""An optimizer's hyperparameters as numbers, which every push contains."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TRAVELS: Mapping[str, tuple[str, ...]] = {
     "Adagrad": ("lr", "lr_decay", "eps", "weight_decay", "initial_accumulator_value", "maximize"),
     "RMSprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "centered", "maximize"),
 }
-"""The options in a parameter group that change what a step computes.
+"""The options of a parameter group that change the result of a step.
 
-The others choose among implementations of the same step (foreach, fused), which
-is the hub's own affair, or belong to the script (a scheduler's initial_lr).
+Other options choose among implementations of the same step (foreach, fused), which
+the hub does by itself, or belong to the script (a scheduler's initial_lr).
 """
 
 ALLOWED = tuple(_TRAVELS)
-"""Names of torch.optim classes that the hub can run."""
+"""Names of the torch.optim classes that the hub supports."""
 
 _FLAGS = frozenset({"nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay"})
 _SHARES = frozenset({"beta1", "beta2"})
@@ -33,19 +33,19 @@ _REFUSED = ("differentiable", "capturable")
 
 
 def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
-    """A parameter group's hyperparameters as numbers; `betas` become beta1 and beta2.
+    """Returns a parameter group's hyperparameters as numbers; `betas` become beta1 and beta2.
 
     Args:
         param_group: One of `optimizer.param_groups`.
         name: The optimizer's class name.
 
     Raises:
-        ConfigError: The hub does not run this optimizer, or an option has no meaning there.
+        ConfigError: The hub does not support this optimizer or an option.
     """
     check_name(name)
     for option in _REFUSED:
         if param_group.get(option):
-            raise ConfigError(f"{name}({option}=True) cannot run on the hub: leave {option} out")
+            raise ConfigError(f"the hub does not support {name}({option}=True); leave out {option}")
     hyper: dict[str, float] = {}
     for option in _TRAVELS[name]:
         value = param_group[option]
@@ -60,23 +60,25 @@ def hyper_of(param_group: Mapping[str, Any], name: str) -> Hyper:
 
 
 def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
-    """What `hyper_of` made numbers of, as torch.optim spells it.
+    """Converts numbers from `hyper_of` back to torch.optim's options.
 
     Raises:
-        ConfigError: The names are not this optimizer's, or a number is none that it could step with.
+        ConfigError: The names do not match this optimizer, or a number is invalid.
     """
     check_name(name)
     expected = _names(name)
     if hyper.keys() != expected:
         raise ConfigError(
-            f"{name} came with the hyperparameters {sorted(hyper)}, it takes {sorted(expected)}:"
-            " start workers and server from the same version"
+            f"{name} got the hyperparameters {sorted(hyper)}, expected {sorted(expected)};"
+            " install the same version of Hubring on workers and server"
         )
     for option, value in hyper.items():
         if not isfinite(value):
-            raise ConfigError(f"{name} came with {option}={value}; look at the learning rate's schedule")
+            raise ConfigError(
+                f"{name} got {option}={value}, expected a finite number; check the learning rate schedule"
+            )
         if option in _SHARES and not 0 <= value < 1:
-            raise ConfigError(f"{name} came with {option}={value}; it must be at least 0 and less than 1")
+            raise ConfigError(f"{name} got {option}={value}; it must be at least 0 and less than 1")
     kwargs: dict[str, Any] = {
         option: bool(hyper[option]) if option in _FLAGS else hyper[option] for option in hyper
     }
@@ -86,26 +88,26 @@ def kwargs_of(hyper: Hyper, name: str) -> dict[str, Any]:
 
 
 def check_name(name: str) -> None:
-    """Makes sure that the hub runs this optimizer.
+    """Checks that the hub supports this optimizer.
 
     Raises:
-        ConfigError: It does not; lists those that it runs.
+        ConfigError: The hub does not support it.
     """
     if name not in _TRAVELS:
         raise ConfigError(
-            f"the hub cannot run {name}: use one of {', '.join(ALLOWED)}, or start the workers with"
-            " --aggregate, where the hub averages and your own optimizer steps"
+            f"the hub does not support the optimizer {name}; use one of {', '.join(ALLOWED)}, or start the"
+            " workers with --aggregate, which runs your optimizer on the workers"
         )
 
 
 def _names(name: str) -> set[str]:
-    """What a Hyper for this optimizer consists of."""
+    """Returns the keys of a Hyper for this optimizer."""
     options = set(_TRAVELS[name])
     return options - {"betas"} | {"beta1", "beta2"} if "betas" in options else options
 
 
 def _number(name: str, option: str, value: object) -> float:
-    """A number, a bool as 0 or 1, a tensor's one element."""
+    """Returns a number; a bool becomes 0 or 1, a tensor its single element."""
     if not isinstance(value, (int, float, Tensor)):
-        raise ConfigError(f"{name}({option}={value!r}) is not a number, so it cannot travel to the hub")
+        raise ConfigError(f"the hub does not support {name}({option}={value!r}); {option} must be a number")
     return float(value)

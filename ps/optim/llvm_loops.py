@@ -1,9 +1,9 @@
-"""Loops over flat float32 tensors, compiled for this very processor by LLVM.
+"""Loops over flat float32 tensors, compiled by LLVM for this processor.
 
-torch's kernels make one pass over memory each: one sums two gradients, another steps with the sum. Where
-memory is the limit, what counts is how often it is passed over; a loop that does all at once passes once.
+Each of torch's kernels makes its own pass over memory: one sums the gradients, another steps with the sum. If
+memory limits the speed, the number of passes decides. A compiled loop does everything in one pass.
 
-Only where `loops.work()` says so may this file be imported: it needs llvmlite.
+Import this file only if `loops_available.work()` is true: it needs llvmlite.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from torch import Tensor
 from hubring.ps.optim.loops_available import LANES
 
 Vector = Any
-"""LANES elements of a tensor, or one number LANES times, in the loop that is being written."""
+"""LANES elements of a tensor, or one number LANES times, in the code that is being generated."""
 
 _FLOAT = ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _ZEROS = ir.Constant(_VECTOR, [0.0] * LANES)
 _INDEX = ir.IntType(64)
 _ALIGNED = 4
-"""Bytes: a payload may begin between vectors, and what begins at one is read no slower for it."""
+"""Bytes: a payload may begin between vectors. Aligned payloads are not slower with this setting."""
 
 
 class Arithmetic:
-    """What a loop's body computes with; each operation rounds once, as IEEE 754 has it.
+    """The operations for a loop's body; each rounds once, as in IEEE 754.
 
     Args:
-        builder: Where the instructions go.
+        builder: Receives the instructions.
     """
 
     def __init__(self, builder: ir.IRBuilder) -> None:
@@ -46,19 +46,19 @@ class Arithmetic:
         self.neg: Callable[[Vector], Vector] = builder.fneg
 
     def fma(self, one: Vector, two: Vector, three: Vector) -> Vector:
-        """`one * two + three`, rounded once."""
+        """Returns `one * two + three`, rounded once."""
         return self._call("fma", one, two, three)
 
     def sqrt(self, one: Vector) -> Vector:
-        """The square root."""
+        """Returns the square root."""
         return self._call("sqrt", one)
 
     def sum(self, vectors: Sequence[Vector]) -> Vector:
-        """Of all of them, in their order."""
+        """Returns the sum of all vectors, in their order."""
         return reduce(self.add, vectors)
 
     def where_finite(self, one: Vector, then: Vector, otherwise: Vector) -> Vector:
-        """`then` in the lanes in which `one` is neither NaN nor infinite, `otherwise` in the others."""
+        """Returns `then` in the lanes in which `one` is finite, `otherwise` in the other lanes."""
         finite = self._builder.fcmp_ordered("==", self.sub(one, one), _ZEROS)
         return self._builder.select(finite, then, otherwise)
 
@@ -71,44 +71,44 @@ class Arithmetic:
 
 
 Body = Callable[[Arithmetic, list[Vector], list[Vector], Mapping[str, Vector]], list[Vector]]
-"""Given vectors of the tensors that are changed, of those that are read, and numbers by their names: what the
-first ones hold afterwards, and behind these, in a loop that adds up, the vector whose elements it adds."""
+"""Computes new vectors for the changed tensors from the vectors of the changed tensors, the vectors of the
+read tensors, and the numbers by name. In a loop that adds up, the last result is the vector to add."""
 
 
 class Loop:
-    """A compiled loop; may be called from any thread, and lets others run meanwhile.
+    """A compiled loop. Any thread can call it; it releases the interpreter lock.
 
     Args:
-        changed: How many tensors it changes.
-        read: How many it only reads.
-        numbers: Names of the numbers that it is given.
-        body: Writes what happens to each vector.
-        adds_up: Whether a call returns a sum: of all elements of the last vectors that the body gives.
+        changed: How many tensors the loop changes.
+        read: How many tensors the loop only reads.
+        numbers: Names of the loop's scalar arguments.
+        body: Generates the code for each vector.
+        adds_up: Whether a call returns the sum of all elements of the body's last vector.
     """
 
     def __init__(
         self, changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool = False
     ) -> None:
         self._numbers = tuple(numbers)
-        module = _written(changed, read, self._numbers, body, adds_up=adds_up)
-        self._engine = _engine(module)  # with which the code would go
+        module = _module(changed, read, self._numbers, body, adds_up=adds_up)
+        self._engine = _engine(module)  # owns the code
         kinds = [ctypes.c_size_t, *[ctypes.c_void_p] * (changed + read), *[ctypes.c_float] * len(numbers)]
         self._call = ctypes.CFUNCTYPE(ctypes.c_float, *kinds)(self._engine.get_function_address("loop"))
 
     def __call__(
         self, changed: Sequence[Tensor], read: Sequence[Tensor], numbers: Mapping[str, float]
     ) -> float:
-        """Runs over all whole vectors of contiguous float32 tensors of one length, none of which overlap.
+        """Runs over all whole vectors of contiguous float32 tensors of one length, which must not overlap.
 
         Returns:
-            The sum, in a loop that adds up; else 0.
+            The sum if the loop adds up, otherwise 0.
         """
         pointers = [tensor.data_ptr() for tensor in (*changed, *read)]
         given = [numbers[name] for name in self._numbers]
         return float(self._call(changed[0].numel() // LANES * LANES, *pointers, *given))
 
 
-def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool) -> ir.Module:
+def _module(changed: int, read: int, numbers: Sequence[str], body: Body, *, adds_up: bool) -> ir.Module:
     module = ir.Module("loop")
     module.triple = llvm.get_process_triple()
     pointer = _FLOAT.as_pointer()
@@ -150,7 +150,7 @@ def _written(changed: int, read: int, numbers: Sequence[str], body: Body, *, add
 
 
 def _spread(builder: ir.IRBuilder, scalar: Vector) -> Vector:
-    """A number in every lane."""
+    """Returns a vector with the number in every lane."""
     nothing = ir.Constant(_VECTOR, ir.Undefined)
     first = builder.insert_element(nothing, scalar, ir.IntType(32)(0))
     return builder.shuffle_vector(

@@ -1,13 +1,13 @@
-"""torch's optimizers on the hub: by name, on flat slices, with numbers that travel.
+"""torch's optimizers on the hub: chosen by name, applied to flat slices.
 
-An optimizer is chosen by name from ALLOWED; nothing is ever unpickled. Its
-hyperparameters come with every push, so a schedule made on a worker acts here.
+An optimizer is chosen by name from ALLOWED; the hub never unpickles anything. Every
+push contains the hyperparameters, so schedules on the workers apply here.
 
-All five work element by element, so a slice's update is that of the tensor it
-was cut from. It is so bitwise where torch's own runs the same kernel (fused,
-and slices start at multiples of 64 bytes, as `hubring.ps.job.sharding` cuts them); against
-torch's unfused loop it differs by a few units in the last place, since the
-fused kernels contract a multiplication and an addition into one rounding.
+All five optimizers work element by element, so the update of a slice equals that of
+the whole tensor. It is bitwise equal to torch's fused kernel, because slices start at
+multiples of 64 bytes (`hubring.ps.job.sharding`). It differs from torch's unfused loop
+by a few units in the last place, because fused kernels round a multiplication and an
+addition together.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ from hubring.ps.optim.sums import finite_sum, fits_loops, summed
 _CPU = torch.device("cpu")
 _FULL = frozenset({torch.float32, torch.float64})
 _FUSED: Mapping[str, frozenset[torch.dtype]] = {
-    # Of half-precision tensors torch 2.13's fused SGD updates the last few elements only (pytorch#191763).
+    # torch 2.13's fused SGD updates only the last few elements of half-precision tensors (pytorch#191763).
     "SGD": _FULL,
     "Adam": _FULL | {torch.float16, torch.bfloat16},
     "AdamW": _FULL | {torch.float16, torch.bfloat16},
     "Adagrad": _FULL | {torch.float16, torch.bfloat16},
 }
-"""Where one fused pass over memory replaces torch's loop: 3 to 10 times as fast on a 4 MiB slice."""
+"""The dtypes of torch's fused kernels, which are 3 to 10 times as fast as its loop on a 4 MiB slice."""
 
 
 class SliceStep(Protocol):
-    """What turns a round's gradient into a slice's next values."""
+    """Applies a round's gradients to a slice's values."""
 
     def check(self, hyper: Hyper) -> None:
-        """Refuses what `step` could not use.
+        """Checks the hyperparameters of a step.
 
         Raises:
-            ConfigError: Says what, and the mend.
+            ConfigError: `step` cannot use them.
         """
 
     def step(
         self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
     ) -> None:
-        """Updates `values` in place by the mean of `count` gradients.
+        """Updates `values` in place with the mean of `count` gradients.
 
         Args:
             values: Flat.
-            gradients: These gradients; or their sum alone, if it lies in `scratch`. Not kept, and only read.
+            gradients: The gradients, only read; or their sum alone, which must be in `scratch`.
             count: At least one.
-            hyper: For this step.
-            scratch: At least as long as the values, and of their dtype; overwritten.
+            hyper: Hyperparameters of this step.
+            scratch: At least as long as the values, with the same dtype; overwritten.
 
         Raises:
-            NonFinite: Their sum is NaN or infinite somewhere, and was to be refused. It has not come into
-                values and state, but other elements may have stepped, so they are of no step any more.
+            NonFinite: The sum has a NaN or an infinity that must be refused. The affected elements are
+                unchanged, but other elements may have stepped, so the values are at no single step.
         """
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must hold besides the values: the tensors themselves, not copies."""
+        """Returns the tensors that a checkpoint saves besides the values; not copies."""
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from such a state; it belongs to the optimizer from then on."""
+        """Restores a state from `state()` and takes ownership of its tensors."""
 
 
 class FusedStep:
-    """One slice's optimizer, in one pass over memory where that can be, else by torch's fused kernel."""
+    """One slice's optimizer: a compiled loop if there is one, otherwise torch's fused kernel."""
 
     def __init__(self, name: str, *, finite: bool = False) -> None:
         self._name = name
@@ -85,7 +85,7 @@ class FusedStep:
         self._options: dict[str, Any] = {}
         self._divisors: dict[int, Tensor | None] = {1: None}
         self._made: dict[int, OnePass | None] = {}
-        """By how many gradients are given, what steps with them under these hyperparameters."""
+        """Compiled loops for the current hyperparameters, by number of gradients."""
 
     def check(self, hyper: Hyper) -> None:
         if hyper != self._hyper:
@@ -98,14 +98,14 @@ class FusedStep:
     ) -> None:
         self.check(hyper)
         made = self._one_pass(len(gradients)) if fits_loops(values) else None
-        if made is not None and made.goes_on_from(values, self._state):
+        if made is not None and made.fits(values, self._state):
             elements = made(values, gradients, count, self._state, self._options)
             if self._finite and not isfinite(elements):
-                finite_sum(gradients, scratch)  # raises, but where elements are beyond float32 only together
+                finite_sum(gradients, scratch)  # raises, unless only the sum of the elements overflows
             return
         if count not in self._divisors:
             self._divisors[count] = torch.tensor(float(count), device=values.device)
-        # The kernel divides on its way, which spares a pass over memory: 10 % of a round.
+        # The kernel divides too, which saves a pass over memory: 10 % of a round.
         total = self._sum(gradients, scratch)
         self._kernel(values, total, self._state, self._options, self._divisors[count])
 
@@ -124,14 +124,14 @@ class FusedStep:
 class SliceOptimizer:
     """One slice's torch optimizer.
 
-    `values` must be the same tensor in every step, since it is the parameter.
+    `values` must be the same tensor in every step, because it is the parameter.
     """
 
     def __init__(self, name: str, *, finite: bool = False) -> None:
         self._name = name
         self._sum = finite_sum if finite else summed
         self._kind: type[torch.optim.Optimizer] = getattr(torch.optim, name)
-        # A process's first optimizer makes torch load its compiler, for a second: now, not in a push.
+        # A process's first optimizer loads torch's compiler, which takes a second: now, not in a push.
         self._kind([torch.zeros(1)])
         self._optimizer: torch.optim.Optimizer | None = None
         self._loaded: dict[str, Tensor] = {}
@@ -168,7 +168,7 @@ class SliceOptimizer:
         self._optimizer = None
 
     def _build(self, values: Tensor, hyper: Hyper) -> torch.optim.Optimizer:
-        # The options are put into the group by `step`, but for the one that shapes the first state.
+        # `step` sets the options of the group, except the one that the initial state depends on.
         options: dict[str, Any] = (
             {"fused": True} if values.dtype in _FUSED.get(self._name, ()) else {"foreach": False}
         )
@@ -182,10 +182,10 @@ class SliceOptimizer:
 
 
 class Assign:
-    """Makes the mean the values: the hub averages, the worker steps."""
+    """Makes the values the mean: the hub averages, and the workers' optimizers step."""
 
     def check(self, hyper: Hyper) -> None:
-        """Takes anything: nothing is used."""
+        """Accepts any hyperparameters, because none are used."""
 
     def step(
         self, values: Tensor, gradients: Sequence[Tensor], count: int, hyper: Hyper, scratch: Tensor
@@ -196,18 +196,19 @@ class Assign:
         return {}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Keeps nothing: there is no state."""
+        """Does nothing: there is no state."""
 
 
 def optimizer_for(
     name: str, dtype: torch.dtype, device: torch.device = _CPU, *, finite: bool = False
 ) -> SliceStep:
-    """What steps a slice of a bucket with this `BucketSpec.optimizer` and dtype on this device.
+    """Returns the optimizer for a slice with this `BucketSpec.optimizer` and dtype on this device.
 
-    With `finite` it refuses gradients that are not, but where the workers step: a mean is theirs to judge.
+    With `finite`, an optimizer refuses gradients that are not finite. A mean for the workers' optimizers is
+    not checked, because the workers check it.
 
     Raises:
-        ConfigError: The hub does not run it, or not there.
+        ConfigError: The hub does not support the optimizer, or not on this device.
     """
     if not name:
         return Assign()
@@ -216,8 +217,8 @@ def optimizer_for(
         return FusedStep(name, finite=finite)
     if device.type != "cpu":
         raise ConfigError(
-            f"the hub runs no {name} of {dtype} on {device}, only {', '.join(KERNELS)} (SGD in full"
-            " precision): use one of these, or start the server with --device cpu, or the workers with"
+            f"the hub does not support {name} with {dtype} on {device}; use one of {', '.join(KERNELS)} (SGD"
+            " only with float32 or float64), restart the server with --device cpu, or start the workers with"
             " --aggregate"
         )
     return SliceOptimizer(name, finite=finite)

@@ -1,4 +1,4 @@
-"""Zeros: tensors on the CPU that begin as zeros, the large ones in huge pages."""
+"""Zeroed tensors on the CPU; large tensors use huge pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hubring.ps.core import huge_pages
 
 
 def zeros(numel: int, dtype: torch.dtype) -> Tensor:
-    """As torch's, flat."""
+    """Returns a flat tensor as `torch.zeros` does."""
     nbytes = numel * dtype.itemsize
     if nbytes < huge_pages.HUGE_BYTES:
         return torch.zeros(numel, dtype=dtype)
@@ -17,7 +17,7 @@ def zeros(numel: int, dtype: torch.dtype) -> Tensor:
 
 
 def zeros_like(tensor: Tensor) -> Tensor:
-    """As torch's, on the tensor's device."""
+    """Returns a tensor as `torch.zeros_like` does, on the tensor's device."""
     if tensor.device.type != "cpu":
         return torch.zeros_like(tensor)
     return zeros(tensor.numel(), tensor.dtype).view(tensor.shape)

@@ -1,1 +1,1 @@
-"""The shard process: one loop around one store."""
+"""The shard process: one loop that runs one store."""

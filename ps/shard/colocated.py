@@ -1,8 +1,8 @@
-"""The shard that a worker brings along to a hub that starts none (`--colocate`).
+"""The shard that a worker starts for a server with `--colocate`.
 
-It is a process of its own: as a thread it would wait for the interpreter lock of
-a script that computes, and all other workers with it. It must outlive the
-worker's own training, and never the worker.
+The shard is a separate process. As a thread it would wait for the interpreter lock
+of the training script, and all other workers would wait with it. The shard must
+outlive the worker's training, but never the worker process.
 """
 
 from __future__ import annotations
@@ -22,35 +22,36 @@ log = logging.getLogger(__name__)
 
 
 def outlast(shard: Child, needs: Callable[[], str]) -> None:
-    """Returns once no other worker needs this worker's shard, or the shard has ended.
+    """Returns once no other worker needs this worker's shard, or the shard has exited.
 
     Args:
-        shard: This worker's.
-        needs: Waits a little; returns who needs it, empty if nobody does.
+        shard: This worker's shard.
+        needs: Waits a short time; returns which workers need the shard, empty if none do.
     """
-    told = -math.inf
-    while (whom := needs()) and not shard.ended:
-        if time.monotonic() - told > TOLD_EVERY:
-            log.info("done here; %s still serves %s", shard, whom)
-            told = time.monotonic()
+    logged = -math.inf
+    while (workers := needs()) and not shard.ended:
+        if time.monotonic() - logged > TOLD_EVERY:
+            log.info("training has finished; %s still serves %s", shard, workers)
+            logged = time.monotonic()
 
 
 def place(dialled: str, told: str, insecure: bool) -> str:
-    """The address on which this host's shard listens: all who reach the server must reach it.
+    """Returns the address on which this worker's shard listens. All clients of the server must reach it.
 
     Args:
-        dialled: The server's host, as this worker reached it.
-        told: The server's host, as it stands in the server's banner.
-        insecure: The server allows shards beyond loopback.
+        dialled: The server's host, as this worker connects to it.
+        told: The server's host in the server's banner.
+        insecure: Whether the server allows shards beyond loopback.
 
     Raises:
-        ConfigError: It would be beyond loopback, and that is not allowed.
+        ConfigError: The address is beyond loopback, and the server does not allow that.
     """
-    # Who dials a server by loopback shares its host, but other workers may not.
+    # A worker that reaches the server by loopback is on the same host, but other workers may not be.
     here = towards(told if is_loopback(dialled) else dialled)
     if not is_loopback(here) and not insecure:
         raise ConfigError(
-            f"this worker's shard would listen on {here}, which other machines reach, and the server at"
-            f" {dialled} was not told that the network is trusted: start it with --host and --insecure"
+            f"this worker's shard would listen on {here}, which other hosts can reach, but the server at"
+            f" {dialled} runs without --insecure; if the network is trusted, restart the server with --host"
+            " and --insecure"
         )
     return here

@@ -1,8 +1,8 @@
-"""ShardControl: what the coordinator asks of a shard, brought to the shard's loop.
+"""ShardControl: the coordinator's calls to a shard, passed to the shard's loop.
 
-Calls come in on gRPC's threads; everything that touches the store is handed to
-the loop. Saving is split: the loop clones tensors when each key is at the
-version wanted, the calling thread writes them to disk.
+Calls arrive on gRPC's threads. All access to the store runs in the loop. A save is
+split: the loop clones each key at the version to save, and the calling thread
+writes the clones to disk.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from hubring.ps.store.snapshot import Snapshot
 _T = TypeVar("_T")
 
 _CODES = {1: Code.NOT_FINITE, 78: Code.MISMATCH}
-"""In which words a failed job is refused, by the exit code that its workers are to end with."""
+"""The refusal's code for a failed job, by the exit code of its workers."""
 
 
 class ShardControl(ShardControlServicer):
-    """Serves `ShardControl` beside the data on the shard's gRPC port, with health and reflection.
+    """Serves `ShardControl`, health and reflection on the gRPC port of the shard's data.
 
-    The port must be known before the shard can register, and the shard's number
-    only comes with the registration; calls that come in between wait.
+    The port must be open before the shard can register, and the registration returns
+    the shard's number. Calls in between wait.
     """
 
     def __init__(self) -> None:
         self._ready = threading.Event()
         self._saving = threading.Lock()
         self._health = ShardHealth()
-        early = "it has no place at its hub yet"
+        early = "the shard has not joined its server yet"
         self._health.tell({PROCESS: "", SHARD_CONTROL: early, DATA: early})
 
     def add_to(self, server: grpc.Server) -> None:
-        """Registers the services on a server that has not started yet."""
+        """Adds the services to a server that has not started yet."""
         add_ShardControlServicer_to_server(self, server)
         self._health.add_to(server)
         names = (DATA, SHARD_CONTROL, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
 
     def serve(self, loop: ShardLoop, index: int) -> None:
-        """Begins to answer: the shard is number `index` and `loop` is about to run."""
+        """Begins to answer calls for shard number `index`, whose `loop` is about to run."""
         self._loop = loop
         self._index = index
         self._ready.set()
@@ -114,7 +114,7 @@ class ShardControl(ShardControlServicer):
                 )
             snapshot = self._catch(context)
         if snapshot is None:
-            return pb.SaveReply(refused=f"nobody waits any more for the job to reach step {request.step}")
+            return pb.SaveReply(refused=f"shard {self._index}: the save of step {request.step} was cancelled")
         path = Path(request.directory) / f"shard-{self._index}.safetensors"
         try:
             self._check(snapshot)
@@ -152,10 +152,10 @@ class ShardControl(ShardControlServicer):
         )
 
     def _check(self, snapshot: Snapshot) -> None:
-        """Finite gradients can still make infinite parameters, and no checkpoint may hold those.
+        """Refuses a snapshot with NaN or infinite parameters, which finite gradients can still produce.
 
         Raises:
-            NonFinite: Names the first.
+            NonFinite: A parameter is not finite; names the first.
         """
         for key, state in snapshot.items():
             if not all_finite(state.values):
@@ -163,9 +163,9 @@ class ShardControl(ShardControlServicer):
                 raise NonFinite(f"{self._in_loop(name)} after step {state.version}; {NonFinite.mend}")
 
     def _catch(self, context: grpc.ServicerContext) -> Snapshot | None:
-        """The snapshot that `capture_at` asked for, once the loop has every key of it.
+        """Waits for the snapshot that `capture_at` began; returns None if the caller cancels.
 
-        None if the caller gave up: no other end is needed, its patience has one.
+        It needs no timeout of its own: the caller has one.
         """
         caught = threading.Event()
         found: list[Snapshot] = []

@@ -1,4 +1,4 @@
-"""`--device`: which GPU a shard keeps its parameters on."""
+"""`--device`: the GPU that holds a shard's parameters."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 
 
 class Room(NamedTuple):
-    """A shard's parameters on a GPU, and what tells workers of it.
+    """A shard's memory on a GPU, and its invitation for workers.
 
     Attributes:
-        parameters: For its store.
-        addresses: What tells workers of it, beside the shard's other addresses.
-        token: Lies where that says; to be held as long as the shard lives.
+        parameters: The store's memory.
+        addresses: The invitation, in addition to the shard's other addresses.
+        token: The bytes that the invitation refers to; must live as long as the shard.
     """
 
     parameters: GpuMemory
@@ -31,29 +31,30 @@ class Room(NamedTuple):
 
 
 def find(name: str) -> torch.device:
-    """The GPU that `cuda` or `cuda:N` names.
+    """Returns the GPU for `cuda` or `cuda:N`.
 
     Raises:
-        ConfigError: It is not here.
+        ConfigError: This host does not have the GPU.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     index = int(name.partition(":")[2] or 0)
     if count == 0:
-        built = "" if torch.version.cuda else ", which was installed without CUDA"
+        built = "" if torch.version.cuda else " (a build without CUDA)"
         raise ConfigError(
-            f"--device {name}: torch{built} finds no GPU here; take --device cpu, or ask ps-server doctor why"
+            f"--device {name}: torch{built} finds no GPU on this host; use --device cpu, or run ps-server"
+            " doctor to find the cause"
         )
     if index >= count:
-        last = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0"
-        raise ConfigError(f"--device {name}: torch finds {count} GPU(s) here, {last}; take one of these")
+        names = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0"
+        raise ConfigError(f"--device {name}: torch finds only {count} GPU(s) on this host; use {names}")
     return torch.device("cuda", index)
 
 
 def room(name: str) -> Room:
-    """Makes room for parameters on this GPU, which becomes the process's current one.
+    """Creates the memory for parameters on this GPU, and makes the GPU the process's current device.
 
     Raises:
-        ConfigError: It is not here.
+        ConfigError: This host does not have the GPU.
     """
     device = find(name)
     torch.cuda.set_device(device)
@@ -63,6 +64,6 @@ def room(name: str) -> Room:
     try:
         invitation = gpu_tensor.invitation(gpu_name(device), memory, token)
     except ConfigError as error:
-        log.warning("workers on this GPU go through host memory: %s", error)
+        log.warning("workers on this GPU exchange tensors through host memory: %s", error)
         return Room(parameters, {}, token)
     return Room(parameters, {gpu_tensor.ADDRESS: invitation}, token)

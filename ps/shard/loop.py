@@ -1,9 +1,8 @@
 """A shard's loop: Message -> KVStore -> Replies.
 
-One thread polls every listener and feeds the store; nothing in here waits for
-anything else. What the coordinator wants of the shard arrives on gRPC threads
-and is handed to the loop as a command, so that the store is touched by one
-thread only.
+One thread polls every listener and passes requests to the store. The loop never
+blocks on anything else. The coordinator's calls arrive on gRPC threads, which pass
+them to the loop as commands, so that only one thread uses the store.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The way back of one reply.
+    """The return path of one reply.
 
     Attributes:
-        listener: Who brought the request.
-        reply_to: Whom it brought it from.
-        request: Its number there.
-        rank: Whose request it is.
-        since: When it was taken up, by `time.monotonic_ns`.
+        listener: The listener that received the request.
+        reply_to: The listener's return path to the sender.
+        request: The sender's number of the request.
+        rank: The sender's rank.
+        since: When the loop began to handle the request, by `time.monotonic_ns`.
     """
 
     listener: Listener
@@ -61,13 +60,13 @@ class Ticket:
 
 
 class ShardLoop:
-    """Feeds one store from many listeners.
+    """Serves one store to many listeners.
 
     Args:
-        consistency: The policy of every store that this shard will hold.
-        listeners: Where workers reach it; closed when `run` returns.
-        memory: Where each store keeps its parameters; None: in memory of this process alone.
-        trace: Where what the shard does is noted; None: nowhere.
+        consistency: The policy of every store of this shard.
+        listeners: The listeners for workers; closed when `run` returns.
+        memory: The memory for each store's parameters; None uses this process's private memory.
+        trace: Where to record the shard's work; None disables the trace.
     """
 
     def __init__(
@@ -83,13 +82,13 @@ class ShardLoop:
         self.service = Service()
         self._trace = trace
         self._now = 0
-        """When the loop began what it is at."""
+        """When the current request or command began, by `time.monotonic_ns`."""
         self.after_turn: Callable[[], None] | None = None
-        """Called in the loop whenever the store has changed; for whoever waits for a snapshot."""
+        """Called in the loop after each turn, so that a waiting save can check its snapshot."""
         self._listeners = listeners
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Not when the loop ends: whoever comes too late with a command still writes there.
+        # Not closed when the loop ends: a late `command` still writes to it.
         weakref.finalize(self, os.close, self._wake)
         self._stopping = False
         self._ended = False
@@ -103,7 +102,7 @@ class ShardLoop:
                 ready = spin_wait.wait()
                 if self._wake in ready:
                     os.eventfd_read(self._wake)
-                    self._obey()
+                    self._run_commands()
                 for listener in self._listeners:
                     if listener.waitable in ready:
                         envelopes, arrived = listener.receive(), time.monotonic_ns()
@@ -115,7 +114,7 @@ class ShardLoop:
                     self.after_turn()
         finally:
             self._ended = True
-            self._obey()
+            self._run_commands()
             news.close()
             for listener in self._listeners:
                 listener.close()
@@ -128,7 +127,7 @@ class ShardLoop:
         os.eventfd_write(self._wake, 1)
 
     def command(self, action: Callable[[], _T]) -> Future[_T]:
-        """Runs `action` in the loop's thread; from any thread. Cancelled where the loop has ended."""
+        """Runs `action` in the loop's thread; from any thread. Cancelled if the loop has ended."""
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -143,23 +142,23 @@ class ShardLoop:
         self._commands.append(run)
         os.eventfd_write(self._wake, 1)
         if self._ended:
-            self._obey()
+            self._run_commands()
         return future
 
     def reset(self) -> None:
-        """Forgets the job; in the loop's thread."""
+        """Discards the job's state; in the loop's thread."""
         self.store = self._make_store()
         self.traffic.clear()
         self.service.clear()
 
     def assign(self, slices: Sequence[Slice], buckets: Sequence[BucketSpec]) -> None:
-        """As the store's, and counts the traffic from here on; in the loop's thread."""
+        """Calls the store's `assign` and resets the traffic counters; in the loop's thread."""
         self.store.assign(slices, buckets)
         self.traffic.clear()
         self.service.clear()
 
     def send(self, deliveries: list[Delivery]) -> None:
-        """Sends what the store wants sent; in the loop's thread."""
+        """Sends the store's replies; in the loop's thread."""
         for ticket, reply in deliveries:
             assert isinstance(ticket, Ticket)
             if ticket.since < self._now:
@@ -169,8 +168,8 @@ class ShardLoop:
                 self.traffic.bytes_sent += message.payload.nbytes
             ticket.listener.send(ticket.reply_to, message, stable=getattr(reply, "stable", False))
 
-    def _obey(self) -> None:
-        """Takes all commands; after the loop's end whoever gives one does this too, so that none is left."""
+    def _run_commands(self) -> None:
+        """Runs all commands. After the loop's end `command` calls this too, so that no command is left."""
         with contextlib.suppress(IndexError):
             while True:
                 command, self._now = self._commands.popleft(), time.monotonic_ns()
@@ -186,7 +185,7 @@ class ShardLoop:
             self._trace.span("serves", _title(request), began, ended)
 
     def _answer(self, listener: Listener, envelope: Envelope) -> Request | None:
-        """Answers whom it can; returns what was asked, if that could be read."""
+        """Handles one message and sends the replies; returns the request, or None if it is malformed."""
         message = envelope.message
         if message.payload is not None:
             self.traffic.bytes_received += message.payload.nbytes
@@ -194,9 +193,9 @@ class ShardLoop:
             number, request = wire.decode_request(message)
         except wire.MalformedMessage as error:
             log.warning("refused a message: %s", error)
-            if error.request is not None:  # else there is no number to answer to
-                nobody = Ticket(listener, envelope.reply_to, error.request, -1, self._now)
-                self.send([Delivery(nobody, _bad(error))])
+            if error.request is not None:  # without a request number there is nothing to answer
+                unknown = Ticket(listener, envelope.reply_to, error.request, -1, self._now)
+                self.send([Delivery(unknown, _bad(error))])
             return None
         ticket = Ticket(listener, envelope.reply_to, number, request.sender.rank, self._now)
         try:

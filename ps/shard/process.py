@@ -1,4 +1,4 @@
-"""A shard process, `python -m hubring.ps.shard.process`: the child of `ps-server start`, or of a worker."""
+"""A shard process, `python -m hubring.ps.shard.process`: a child of `ps-server start` or of a worker."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from hubring.ps.transport.registry import host_id, open_doors
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
-"""How long a shard looks for its coordinator."""
+"""How long a shard tries to reach its coordinator."""
 SILENT_SECONDS = 4.0
-"""How long the hub may be silent, however short the lease: one that was held up comes back."""
+"""How long the server may not answer, even with a shorter lease: a paused server can recover."""
 
 
 class Registration:
-    """This shard's tie to the coordinator: registers, then keeps the lease."""
+    """Registers this shard with the coordinator, and renews its lease."""
 
     def __init__(
         self, settings: Settings, host_id: str, addresses: dict[str, str], orphaned: threading.Event
     ) -> None:
         self.failure: HubringError | None = None
-        """Why the shard ends, where nobody told it to."""
+        """Why the shard exits without a request to exit."""
         self._orphaned = orphaned
         self._control = settings.control
         self._stub = ControlStub(open_channel(settings.control))
@@ -71,45 +71,50 @@ class Registration:
         self.consistency = replace(rule, finite=not self._reply.allow_nonfinite)
 
     def _register(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        heard, told = time.monotonic(), False
+        heard, logged = time.monotonic(), False
         while not self._orphaned.wait(0.2):
             try:
                 reply = self._stub.RegisterShard(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
                 if time.monotonic() - heard > CONNECT_SECONDS:
                     raise ServerUnreachable(
-                        f"no hub answers at {self._control} for {CONNECT_SECONDS:g} s: {probe(self._control)}"
-                        f" ({error.code().name}: {error.details()}); check the address, or start it first"
+                        f"no server answers at {self._control} for {CONNECT_SECONDS:g} s:"
+                        f" {probe(self._control)} ({error.code().name}: {error.details()});"
+                        " check the address, or start the server first"
                     ) from error
-                if not told:
-                    log.info("no hub at %s yet; looking for %g s", self._control, CONNECT_SECONDS)
-                told = True
+                if not logged:
+                    log.info("no server at %s yet; retrying for %g s", self._control, CONNECT_SECONDS)
+                logged = True
                 continue
             if reply.refused:
                 raise ConfigError(reply.refused)
             if reply.lease_seconds > 0:
                 return reply
-            log.info("a job is running; this shard joins when it is over")
+            log.info("a job is running; this shard joins after the job")
             self._orphaned.wait(2.0)
             heard = time.monotonic()
-        raise SystemExit  # the process that started this shard is gone, and nothing is held yet
+        raise SystemExit  # the parent process is gone, and the shard holds no parameters yet
 
     def clock_offset(self) -> Offset:
-        """How far the coordinator's clock is ahead of this host's.
+        """Measures how far the coordinator's clock is ahead of this host's clock.
 
         Raises:
-            ServerUnreachable: It does not answer any more.
+            ServerUnreachable: The coordinator does not answer.
         """
         try:
             return measure(lambda: self._stub.Clock(pb.ClockRequest(), timeout=CONNECT_SECONDS).time_ns)
         except grpc.RpcError as error:
             raise ServerUnreachable(
-                f"the hub at {self._control} went away ({error.code().name}: {error.details()});"
-                " start it again"
+                f"the server at {self._control} stopped answering ({error.code().name}: {error.details()});"
+                " restart the server"
             ) from error
 
     def keep(self, lost: Callable[[], None]) -> None:
-        """Renews the lease in a thread; calls `lost` once coordinator or parent are gone, or it says stop."""
+        """Renews the lease in a thread.
+
+        Args:
+            lost: Called once the coordinator requests the exit, or the coordinator or the parent is gone.
+        """
         threading.Thread(target=self._beat, args=(lost,), name="heartbeat", daemon=True).start()
 
     def _beat(self, lost: Callable[[], None]) -> None:
@@ -127,17 +132,18 @@ class Registration:
                 break
         else:
             self.failure = ServerUnreachable(
-                f"the hub at {self._control} has not answered for {patience:g} s: it was killed, stopped or"
-                " cut off. Start it again with the same --checkpoint-dir, then its shards and the workers"
+                f"the server at {self._control} has not answered for {patience:g} s (it was killed, suspended"
+                " or disconnected). Restart the server with the same --checkpoint-dir, then restart its"
+                " shards and the workers"
             )
         lost()
 
 
 def main(argument: str) -> None:
-    """Runs one shard until the coordinator or the parent process is gone."""
+    """Runs one shard until the coordinator requests the exit, or the coordinator or the parent is gone."""
     settings = msgspec.json.decode(argument, type=Settings)
-    # torch's fused optimizers wake their thread pool however small the slice, and on a host that
-    # the workers keep busy that costs milliseconds. More cores are used by more shards.
+    # torch's fused optimizers wake their thread pool even for a small slice. On a host with busy
+    # workers that costs milliseconds. Start more shards to use more cores.
     torch.set_num_threads(1)
     place = logs.configure(settings.log_format)
     place.role = "shard"
@@ -166,18 +172,20 @@ def main(argument: str) -> None:
 
 
 def _watch_parent(parent: int, orphaned: threading.Event) -> None:
-    """Our parent holds the other end of our standard input: when that says a word or ends, so do we.
+    """Waits until the parent writes to or closes this process's standard input, or exits.
 
-    A worker's forked children hold that end too and may outlive it, so we look at the parent itself as well.
+    A worker's forked children inherit the other end of the pipe and may outlive the worker, so the pipe
+    alone is not enough.
     """
     alive = os.pidfd_open(os.getppid())
-    if os.getppid() == parent:  # else it ended before we looked, and somebody else took us in
+    if os.getppid() == parent:  # otherwise the parent has exited already, and this process has another one
         select.select([sys.stdin.fileno(), alive], [], [])
     orphaned.set()
 
 
 if __name__ == "__main__":
-    # A terminal or a scheduler signals the whole group; the coordinator drains, and tells us when to stop.
+    # A terminal or a scheduler signals the whole group. The coordinator drains the job first, and then
+    # requests the exit of its shards.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""How a shard process is started: what its parents have in common."""
+"""Starts a shard process, for a server or a worker."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hubring.ps.process.command import module_command
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What its parent tells a shard process.
+    """The settings that a shard process gets from its parent.
 
     Attributes:
         control: The coordinator's `HOST:PORT`.
         host: Address to listen on.
-        log_format: How its log looks.
-        worker: Incarnation of the worker that brings it; 0 where `ps-server` started it.
-        parent: The process without which the shard ends.
-        device: Where it keeps its parameters: cpu, cuda or cuda:N.
-        trace: Folder for a trace of what it does; empty: none.
+        log_format: Format of the log.
+        worker: Incarnation of the worker that starts the shard; 0 if `ps-server` starts it.
+        parent: Process id; the shard exits when this process exits.
+        device: Device of the parameters: cpu, cuda or cuda:N.
+        trace: Folder for a trace; empty disables the trace.
     """
 
     control: str
@@ -35,6 +35,6 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def start(name: str, settings: Settings) -> Child:
-    """Starts a shard process. A byte on its standard input, or its end, ends the shard."""
+    """Starts a shard process. It exits when its standard input receives a byte or is closed."""
     words = msgspec.json.encode(settings).decode()
     return Child(name, module_command("hubring.ps.shard.process", words), stdin=PIPE)

@@ -80,7 +80,7 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
 def unusable(entry: Entry, push: Push) -> Refusal | None:
     """The key has no initial values yet, or the optimizer refuses the hyperparameters."""
     if not entry.initialised:
-        text = f"key {entry.key} has no values yet; rank 0 must send them and other ranks must pull them first"
+        text = f"key {entry.key} has no values yet; rank 0 must send them, then other ranks must pull them"
         return Refusal(Code.BAD_REQUEST, text)
     try:
         entry.optimizer.check(push.hyper)

@@ -70,7 +70,7 @@ def test_a_step_in_one_pass_is_torchs_bit_by_bit(
     divisor = torch.tensor(float(count))
     KERNELS[name](values, summed(given, torch.empty(ODD)).clone(), state, torch_options, divisor)
     own, own_state = values.clone(), {key: tensor.clone() for key, tensor in state.items()}
-    assert made.goes_on_from(own, own_state)
+    assert made.fits(own, own_state)
     for _ in range(3):
         KERNELS[name](values, summed(given, torch.empty(ODD)).clone(), state, torch_options, divisor)
         elements = made(own, given, count, own_state, torch_options)
@@ -171,10 +171,10 @@ def test_an_optimizers_first_step_is_torchs() -> None:
     made = one_pass("SGD", 2, options_of("SGD", {"momentum": 0.9}), finite=True)
     assert isinstance(made, OnePass)
     values = torch.ones(ODD)
-    assert not made.goes_on_from(values, {})
-    assert not made.goes_on_from(values, {"momentum_buffer": torch.ones(ODD, dtype=torch.float64)})
-    assert not made.goes_on_from(values, {"momentum_buffer": torch.ones(1)})
-    assert made.goes_on_from(values, {"momentum_buffer": torch.ones(ODD)})
+    assert not made.fits(values, {})
+    assert not made.fits(values, {"momentum_buffer": torch.ones(ODD, dtype=torch.float64)})
+    assert not made.fits(values, {"momentum_buffer": torch.ones(1)})
+    assert made.fits(values, {"momentum_buffer": torch.ones(ODD)})
 
 
 def test_a_loop_runs_over_whole_vectors_and_no_further() -> None:
