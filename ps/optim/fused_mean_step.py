@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_BETA = 0.51
-"""The smallest beta1 for a loop. Up to 0.5, as rounded to float32, torch's kernels interpolate differently."""
+"""The smallest beta1 for a loop. Up to 0.5 (as float32), torch's kernels interpolate differently."""
 
 
 class Step(NamedTuple):

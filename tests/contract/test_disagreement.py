@@ -65,12 +65,12 @@ def odd(rank: int) -> dict[str, tuple[Callable[[Communicator], object], str, str
         "count": (
             lambda own: c.grouped_allreduce([ones(1)] * (9 if one else 8), communicator=own),
             "allreduce average 8 tensors",
-            "allreduce average 9 tensors, of which number 8 is float32[1]",
+            "allreduce average 9 tensors (number 8: float32[1])",
         ),
         "one of many": (
             lambda own: c.grouped_allreduce([*[ones(1)] * 8, ones(2 if one else 1)], communicator=own),
-            "9 tensors, of which number 8 is float32[1]",
-            "9 tensors, of which number 8 is float32[2]",
+            "9 tensors (number 8: float32[1])",
+            "9 tensors (number 8: float32[2])",
         ),
         "group": (
             lambda own: c.new_group([0, 1] if one else [0, 2], communicator=own),
@@ -106,7 +106,7 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: s
     [
         (
             lambda own: c.alltoall(torch.ones(4), communicator=own),
-            "rank 0 gave 4 rows, which do not divide by 3",
+            "rank 0 passed 4 rows, which are not divisible by 3",
         ),
         (
             lambda own: c.alltoall(torch.ones(4), [1, 1, 2 + (own.rank == 1)], communicator=own),
@@ -116,15 +116,18 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: s
             lambda own: c.alltoall(torch.ones(4), [5, -1, 0], communicator=own),
             r"rank 0 splits 4 rows as \[5, -1, 0\]",
         ),
-        (lambda own: c.alltoall(torch.ones(()), communicator=own), "rank 0 gave a tensor without dimensions"),
-        (lambda own: c.reduce_scatter(torch.ones(()), communicator=own), "has no rows to deal out"),
+        (
+            lambda own: c.alltoall(torch.ones(()), communicator=own),
+            "rank 0 passed a tensor without dimensions",
+        ),
+        (lambda own: c.reduce_scatter(torch.ones(()), communicator=own), "has no rows to scatter"),
         (
             lambda own: c.scatter([torch.ones(1)] * 2 if own.rank == 0 else None, communicator=own),
-            "root 0 gave 2 tensors to scatter; give one for each of the ranks 0, 1, 2",
+            "root 0 passed 2 tensors to scatter; pass one for each of ranks 0, 1, 2",
         ),
         (
             lambda own: own.collective(Call(Collective.BROADCAST, "none", root=1)).get(),
-            "root 1 gave no tensor; ranks taking part: 0, 1, 2",
+            "root 1 passed no tensor; pass the tensor on the root (members: 0, 1, 2)",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_rank_without_data_joins_and_the_others_go_on(pool: RankPool) -> None:
 def test_a_root_that_has_joined_has_nothing_to_give(three: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         if communicator.rank != 1:
-            with pytest.raises(ConfigError, match="root 1 gave no tensor"):
+            with pytest.raises(ConfigError, match="root 1 passed no tensor"):
                 c.broadcast(torch.ones(2), 1, communicator=communicator)
         c.join(communicator=communicator)
 

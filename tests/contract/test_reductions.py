@@ -96,7 +96,7 @@ def test_an_average_of_integers_is_refused(pool: RankPool) -> None:
     def action(communicator: Communicator) -> None:
         for op in (ReduceOp.AVERAGE, ReduceOp.ADASUM):
             with pytest.raises(
-                ConfigError, match=rf"no {op.name.lower()} of torch\.int64; sum it, or convert"
+                ConfigError, match=rf"{op.name.lower()} does not support torch\.int64; use sum, or convert"
             ):
                 c.allreduce(torch.tensor([1]), op, communicator=communicator)
 

@@ -60,7 +60,7 @@ def test_an_average_of_sparse_integers_is_refused_as_of_dense_ones(
     own = torch.eye(3).to(dtype).to_sparse()
 
     def action(communicator: Communicator) -> None:
-        with pytest.raises(ConfigError, match=f"no average of {dtype}; sum it, or convert"):
+        with pytest.raises(ConfigError, match=f"average does not support {dtype}; use sum, or convert"):
             c.allreduce(own, communicator=communicator)
 
     pool.run(action)

@@ -119,7 +119,7 @@ def test_a_hub_goes_on_without_a_worker_that_is_killed_and_the_job_succeeds(
     job.submit_printed("--", SMALL, "40", "16", "hold", str(go), "10")
     job.until_said("holding at 10", 4)
     kill(job, 3)
-    job.until_said("going on with 3 of 4 workers")
+    job.until_said("the job continues with 3 of 4 workers")
     go.touch()
     assert job.ended() == 0, job.said()
     assert (job.result()["finished"], list(job.result()["lost"])) == ([0, 1, 2], ["3"])

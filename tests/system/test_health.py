@@ -72,7 +72,7 @@ def test_a_server_that_is_being_stopped_is_not_ready(cluster: Cluster, tmp_path:
         until(ready, NOT_SERVING)
     probe(address, "hubring.v1.Data", PATIENCE)  # the job goes on to its next step
     refused = probed(cluster, address, "ready").done(69)["error"]
-    assert refused == f"ready at {address} is NOT_SERVING: the server is being stopped"
+    assert refused == f"ready at {address} is NOT_SERVING: the server is stopping"
     go.touch()
     worker.done(75)
     server.done(75)

@@ -34,7 +34,7 @@ def test_shards_may_come_before_their_server(cluster: Cluster) -> None:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     host = joined(cluster, f"127.0.0.1:{port}")
-    host.until_said(f"no hub at 127.0.0.1:{port} yet")
+    host.until_said(f"no server at 127.0.0.1:{port} yet")
     flags = ["--shards", "0", "--await-shards", "1", "--workers", "1", "--once"]
     server = cluster.run("server", "hubring.ps.cli", "start", "--port", port, *flags)
     cluster.worker(f"127.0.0.1:{port}", SMALL, "5").done()
@@ -47,9 +47,9 @@ def test_shards_without_a_server_end_with_a_sentence(cluster: Cluster) -> None:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         host = joined(cluster, address)
-        host.until_said(f"no hub at {address} yet")  # the seconds count from here
+        host.until_said(f"no server at {address} yet")  # the seconds count from here
         host.done(69, timeout=15)
-    assert f"no hub answers at {address}" in host.said()
+    assert f"no server answers at {address}" in host.said()
 
 
 def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster) -> None:
@@ -58,4 +58,4 @@ def test_shards_whose_server_was_killed_end_with_69_and_say_so(cluster: Cluster)
     cluster.worker(address, SMALL, "5").done()  # the server says who joined before that one hears of it
     server.process.kill()
     host.done(69, timeout=15)
-    assert f"the hub at {address} has not answered for 4 s" in host.said()
+    assert f"the server at {address} has not answered for 4 s" in host.said()

@@ -37,11 +37,11 @@ def test_the_others_finish_when_a_worker_is_killed(cluster: Cluster, tmp_path: P
     workers, go = three(cluster, address, tmp_path)
     workers[1].process.kill()
     if mode[1] == "asp":  # there nobody waits for anybody, and the others might be done before the lease
-        workers[0].until_said("going on with 2 of 3 workers")
+        workers[0].until_said("the job continues with 2 of 3 workers")
     go.touch()
     results = [workers[rank].done() for rank in (0, 2)]
     assert [result["steps"] for result in results] == [60, 60]
-    assert all("going on with 2 of 3 workers" in workers[rank].said() for rank in (0, 2))
+    assert all("the job continues with 2 of 3 workers" in workers[rank].said() for rank in (0, 2))
     summary = server.done()
     assert (summary["finished"], list(summary["lost"])) == ([0, 2], ["1"])
     if mode[1] == "bsp":
@@ -82,7 +82,7 @@ def test_nobody_is_lost_while_the_server_was_held_up(cluster: Cluster, tmp_path:
     server.process.send_signal(signal.SIGSTOP)
     time.sleep(3)  # longer than the lease, and short enough for those who wait for the server
     server.process.send_signal(signal.SIGCONT)
-    server.until_said("leases go on from where they were")
+    server.until_said("all leases are extended by that time")
     go.touch()
     assert [worker.done()["steps"] for worker in workers] == [60, 60, 60]
     assert (server.done()["finished"], server.done()["lost"]) == ([0, 1, 2], {})
@@ -108,7 +108,7 @@ def test_the_ring_ends_with_a_clear_error(cluster: Cluster, tmp_path: Path) -> N
     for rank in (0, 2):
         error = workers[rank].done(69, timeout=20)["error"]
         assert "rank 1" in error
-        assert "a ring cannot go on without it" in error
+        assert "a ring cannot continue without it" in error
     server.done(1)
 
 
@@ -116,10 +116,10 @@ def test_a_stopped_worker_is_fenced_when_it_comes_back(cluster: Cluster, tmp_pat
     server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
     workers, go = three(cluster, address, tmp_path)
     workers[1].process.send_signal(signal.SIGSTOP)
-    workers[0].until_said("going on with 2 of 3 workers")
+    workers[0].until_said("the job continues with 2 of 3 workers")
     workers[1].process.send_signal(signal.SIGCONT)
     go.touch()
-    assert "Start the worker again" in workers[1].done(75, timeout=15)["error"]
+    assert "Restart the worker" in workers[1].done(75, timeout=15)["error"]
     for rank in (0, 2):
         workers[rank].done()
     server.done()
@@ -129,7 +129,7 @@ def test_a_restarted_worker_takes_its_place_again(cluster: Cluster, tmp_path: Pa
     server, address = cluster.server("--workers", "3", "--once", "--lease", "2")
     workers, go = three(cluster, address, tmp_path)
     workers[1].process.kill()
-    workers[0].until_said("going on with 2 of 3 workers")
+    workers[0].until_said("the job continues with 2 of 3 workers")
     again = cluster.worker(address, "--rank", "1", SMALL, "60", "16", "hold", str(go), "20", name="again")
     again.until_said("holding at 20")
     go.touch()

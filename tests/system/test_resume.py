@@ -84,7 +84,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(
     newest.write_bytes(content)
     server, address = cluster.server("--once", "--checkpoint-dir", str(saved), name="third")
     server.until_said("resumes   step 10")
-    assert "differs from its digest" in server.said()
+    assert "does not match its digest" in server.said()
     cluster.worker(address, SMALL, "20").done()
     server.done()
 

@@ -87,7 +87,7 @@ def test_a_file_that_may_not_be_read_is_no_whole_checkpoint(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(checkpoint_folder, "digest", locked)
-    with pytest.raises(CheckpointCorrupt, match=r"shard-0\.safetensors cannot be read: Permission denied"):
+    with pytest.raises(CheckpointCorrupt, match=r"cannot read .*shard-0\.safetensors: Permission denied"):
         checkpoint_folder.newest(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_a_file_name_cannot_leave_the_folder(tmp_path: Path) -> None:
     folder = checkpoint_folder.begin(tmp_path / "saved")
     entry = FileEntry("../../secret", checkpoint_folder.digest(tmp_path / "secret"), 7, (0,))
     path = checkpoint_folder.publish(folder, Manifest("job", "bsp", 1, 1, BUCKETS, SLICES, (entry,)))
-    with pytest.raises(CheckpointCorrupt, match="plain file name"):
+    with pytest.raises(CheckpointCorrupt, match=r"lists the file '\.\./\.\./secret', which is invalid"):
         checkpoint_folder.read(path)
 
 
@@ -138,7 +138,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_no_reason_to_fail(
     for step in (10, 11):
         found = write(tmp_path, step)
         assert checkpoint_folder.newest(tmp_path) == (found, checkpoint_folder.read(found))
-    assert f"the old checkpoint {stuck} cannot be removed: [Errno 39] Directory not empty" in caplog.text
+    assert f"cannot remove the old checkpoint {stuck}: [Errno 39] Directory not empty" in caplog.text
     kept = sorted(int(path.name.rpartition("-")[2]) for path in tmp_path.iterdir())
     assert kept == [0, 2, 10, 11]
 

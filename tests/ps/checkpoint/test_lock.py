@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ def test_a_claimed_directory_is_refused_to_other_processes_until_its_holder_ends
     with lock(tmp_path):
         refused = another()
         assert refused.returncode == 1
-        assert f"pid {os.getpid()} keeps its checkpoints in {tmp_path}" in refused.stderr
+        assert f"{tmp_path} is locked by {socket.gethostname()} pid {os.getpid()}" in refused.stderr
     assert another().returncode == 0
 
 
@@ -40,7 +41,7 @@ def test_a_claim_sweeps_nothing_that_another_process_is_writing(
 
     writing = checkpoint_folder.begin(tmp_path)
     monkeypatch.setattr(fcntl, "lockf", locked)
-    with pytest.raises(ConfigError, match="another process keeps its checkpoints in"):
+    with pytest.raises(ConfigError, match="is locked by another process"):
         lock(tmp_path)
     assert writing.is_dir()
 
@@ -53,4 +54,4 @@ def test_where_nothing_can_be_locked_a_warning_says_so(
 
     monkeypatch.setattr(fcntl, "lockf", no_locks)
     lock(tmp_path).close()
-    assert "cannot be locked (No locks available)" in caplog.text
+    assert f"cannot lock {tmp_path} (No locks available)" in caplog.text

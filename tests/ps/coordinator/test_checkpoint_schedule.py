@@ -44,7 +44,7 @@ def test_a_checkpoint_that_somebody_asked_for_does_not_hold_up_the_end(
         await asyncio.sleep(0)
         await schedule.give_up()
         if asked is not None:
-            with pytest.raises(ConfigError, match="came to rest before all shards"):
+            with pytest.raises(ConfigError, match="the job stopped before all shards"):
                 await asked
         assert not schedule._saving.locked()
         assert schedule.written == 0

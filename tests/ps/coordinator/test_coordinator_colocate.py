@@ -139,7 +139,7 @@ def test_nobody_joins_a_job_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> N
         await hub.leave(first)
         late = await hub.join("c")
         assert (late.state, late.exit_code) == (pb.JoinReply.REFUSED, 78)
-        assert "takes nobody in any more" in late.text
+        assert "no worker can join a job with --colocate" in late.text
 
     run(story())
 
@@ -204,7 +204,7 @@ def test_a_lost_worker_ends_the_job_but_not_the_server(
         told = await hub.beat(first)
         assert told.exit_code == 69
         assert told.failed.startswith(f"rank {second.rank} ")
-        assert "nobody goes on without its shard" in told.failed
+        assert "the job cannot continue without its shard" in told.failed
         assert hub.fleet.failures == [told.failed]
         await hub.leave(first, "FAILED")
         await hub.coordinator.tick()
@@ -382,6 +382,8 @@ def test_a_worker_that_does_not_wait_for_the_others_ends_the_job(monkeypatch: py
         hub = Colocated(monkeypatch, lease=5.0)
         first, second = await hub.brought("a", "b")
         await hub.leave(first, "PREEMPTED")
-        assert "was asked to stop; nobody goes on without its shard" in (await hub.beat(second)).failed
+        assert (
+            "stopped on request; the job cannot continue without its shard" in (await hub.beat(second)).failed
+        )
 
     run(story())

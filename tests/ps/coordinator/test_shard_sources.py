@@ -23,7 +23,7 @@ def test_the_servers_shards_are_as_many_as_it_was_told_and_numbered_as_they_come
 
 
 def test_a_shard_that_nobody_brought_has_no_place_among_the_workers() -> None:
-    with pytest.raises(ConfigError, match="its workers bring its shards, and it takes no others"):
+    with pytest.raises(ConfigError, match="its workers start all shards"):
         WorkersShards().number(0, job(), [])
 
 

@@ -75,7 +75,7 @@ def test_survivors_hear_once_of_a_lost_worker() -> None:
     news = running.beat(first, 8, 0.5, 6.5)
     assert len(news) == 1
     assert "rank 1" in news[0]
-    assert "going on with 1 of 2 workers" in news[0]
+    assert "the job continues with 1 of 2 workers" in news[0]
     assert running.beat(first, 9, 0.5, 7.0) == []
     with pytest.raises(Fenced):
         running.beat(second, 7, 0.5, 7.0)
@@ -148,7 +148,7 @@ def test_of_workers_in_lockstep_the_slowest_is_the_one_that_does_not_wait() -> N
 def test_a_ring_that_has_begun_takes_nobody_in() -> None:
     running, (first, _) = full(topology="ring")
     running.leave(first, Reason.FINISHED, "", 9)
-    with pytest.raises(ConfigError, match="takes nobody in"):
+    with pytest.raises(ConfigError, match="no worker can join a ring"):
         running.admit(joiner("c", topology="ring"), 1.0)
     assert running.admit(joiner("b", topology="ring"), 1.0).rank == 1
 
@@ -163,7 +163,7 @@ def test_the_others_hear_of_one_who_was_asked_to_stop() -> None:
     running.leave(second, Reason.PREEMPTED, "", 9)
     (line,) = running.beat(first, 10, 0.5, 1.0)
     assert "rank 1" in line
-    assert "was asked to stop; going on with 1 of 2 workers" in line
+    assert "stopped on request; the job continues with 1 of 2 workers" in line
 
 
 def test_nobody_hears_of_those_who_leave_when_all_are_asked_to() -> None:

@@ -23,14 +23,12 @@ def test_a_bucket_survives_the_control_plane() -> None:
 def test_workers_that_compress_differently_are_told_so() -> None:
     plain = replace(BUCKET, codec="")
     assert difference([BUCKET], [BUCKET]) is None
-    assert difference([BUCKET], [plain]) == "--compress not given where it is topk:0.01"
-    assert difference([plain], [BUCKET]) == "--compress topk:0.01 where it is not given"
+    assert difference([BUCKET], [plain]) == "expected --compress topk:0.01, got no --compress"
+    assert difference([plain], [BUCKET]) == "expected no --compress, got --compress topk:0.01"
 
 
 def test_parameters_in_other_groups_are_told_so() -> None:
-    assert difference([BUCKET], [replace(BUCKET, group=2)]) == (
-        "other parameter groups: give every worker the same"
-    )
+    assert difference([BUCKET], [replace(BUCKET, group=2)]) == "the parameter groups differ"
 
 
 def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
@@ -48,7 +46,7 @@ def test_a_checkpoint_of_other_buckets_says_how_to_have_them() -> None:
     manifest = Manifest("job", "bsp", 7, 3, held, plan(held, 1, 1 << 20).slices, ())
     agreed_model = AgreedModel(BSP(), "bsp", None, (Path("checkpoint"), manifest))
     with pytest.raises(
-        ConfigError, match=r"has other buckets, as overlap=False .*--bucket-bytes 800, on every worker"
+        ConfigError, match=r"the bucket sizes differ, .* overlap=False .*--bucket-bytes 800 on every worker"
     ):
         agreed_model.draw(whole, 1)
 

@@ -89,7 +89,7 @@ def test_a_server_that_is_being_stopped_lets_its_job_end_but_nobody_in(
         hub = Hub(monkeypatch)
         workers = await hub.started()
         await hub.coordinator.drain()
-        assert hub.coordinator.troubles() == {**FINE, READY: "the server is being stopped"}
+        assert hub.coordinator.troubles() == {**FINE, READY: "the server is stopping"}
         for worker in workers:
             await hub.leave(worker, "PREEMPTED")
         await hub.coordinator.tick()
@@ -143,7 +143,7 @@ def test_whoever_watches_is_told_of_changes_alone() -> None:
             assert (await watching.read()).status == SERVING
             await hub.health.tell(FINE)
             await hub.health.tell({**FINE, DATA: "waiting for 1 of 2 shards"})
-            await hub.health.tell({READY: "the server is being stopped"})
+            await hub.health.tell({READY: "the server is stopping"})
             assert (await watching.read()).status == NOT_SERVING
             await hub.health.tell(FINE)
             assert (await watching.read()).status == SERVING
@@ -240,7 +240,9 @@ def shard() -> Iterator[Shard]:
 def test_a_shard_serves_once_it_has_its_place(shard: Shard) -> None:
     probe(shard.address, PROCESS, SOON)
     for service in (SHARD_CONTROL, DATA):
-        with pytest.raises(ServerUnreachable, match=f"{service} at .* it has no place at its hub yet"):
+        with pytest.raises(
+            ServerUnreachable, match=f"{service} at .* the shard has not joined its server yet"
+        ):
             probe(shard.address, service, SOON)
     shard.begin()
     for service in (PROCESS, SHARD_CONTROL, DATA):

@@ -121,7 +121,7 @@ def test_a_slice_of_several_blocks_is_never_saved_half_stepped(monkeypatch: pyte
     store = hub(BSP(), 1)
     refusals_of(store.handle(push(0, 0, torch.tensor([1.0, 1.0, math.nan, 1.0])), "a"))
     assert values(store) == [1.0, 1.0, 0.0, 0.0]
-    assert "in the midst of a step" in store.unsound
+    assert "in the middle of a step" in store.unsound
 
 
 def test_the_first_cause_counts() -> None:

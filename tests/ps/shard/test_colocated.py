@@ -40,7 +40,7 @@ def test_a_shard_listens_where_the_servers_guests_reach_it(dialled: str, told: s
 
 @pytest.mark.usefixtures("elsewhere")
 def test_beyond_loopback_the_server_must_have_said_that_the_network_is_trusted() -> None:
-    with pytest.raises(ConfigError, match=r"10\.0\.0\.7.*start it with --host and --insecure"):
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.7.*restart the server with --host and --insecure"):
         place("10.0.0.1", "127.0.0.1", insecure=False)
 
 

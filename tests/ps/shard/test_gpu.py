@@ -25,7 +25,9 @@ def test_a_gpu_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, 0)
-    with pytest.raises(ConfigError, match=r"--device cuda:1: torch.* finds no GPU here; take --device cpu"):
+    with pytest.raises(
+        ConfigError, match=r"--device cuda:1: torch.* finds no GPU on this host; use --device cpu"
+    ):
         gpu.find("cuda:1")
 
 
@@ -54,5 +56,5 @@ def test_colocated_shards_have_no_device_of_the_servers() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_the_program_ends_with_a_sentence_before_it_starts_anything(cluster: Cluster) -> None:
     server = cluster.run("server", "hubring.ps.cli", "start", "--port", "0", "--device", "cuda")
-    assert "finds no GPU here; take --device cpu" in server.done(78)["error"]
+    assert "finds no GPU on this host; use --device cpu" in server.done(78)["error"]
     assert "ps-server on" not in server.said()

@@ -62,7 +62,7 @@ def test_what_one_gives_alone_is_copied() -> None:
 def test_a_transfer_is_for_the_other_alone() -> None:
     sent = part(4, Collective.TRANSFER, torch.ones(1), root=4)
     assert results([part(1, Collective.TRANSFER, root=4), sent]) == {1: [[1.0]], 4: []}
-    assert "only rank 4 takes part" in refused([sent]).text
+    assert "only rank 4 is left" in refused([sent]).text
 
 
 def test_who_is_absent_gives_zeros_or_no_rows_or_nothing() -> None:
@@ -99,13 +99,16 @@ def test_a_broadcast_compares_what_is_expected_with_what_is_given() -> None:
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ([part(1, Collective.BROADCAST, root=7)], "root 7 takes no part in it; ranks taking part: 1"),
-        ([part(1, Collective.BROADCAST, root=1)], "root 1 gave no tensor"),
-        ([part(1, Collective.SCATTER, root=1)], "root 1 gave 0 tensors to scatter"),
-        ([part(0, Collective.REDUCE, torch.ones(1).bool(), op=ReduceOp.AVERAGE)], "no average of torch.bool"),
+        ([part(1, Collective.BROADCAST, root=7)], "root 7 is not a member; members: 1"),
+        ([part(1, Collective.BROADCAST, root=1)], "root 1 passed no tensor"),
+        ([part(1, Collective.SCATTER, root=1)], "root 1 passed 0 tensors to scatter"),
+        (
+            [part(0, Collective.REDUCE, torch.ones(1).bool(), op=ReduceOp.AVERAGE)],
+            "average does not support torch.bool",
+        ),
         ([part(0, Collective.ALLTOALL, torch.ones(2), splits=(1,))], r"rank 0 splits 2 rows as [1]"),
-        ([part(0, Collective.ALLTOALL)], "ranks gave 0 tensors to exchange; give one"),
-        ([part(0, Collective.REDUCE_SCATTER, torch.ones(()))], "has no rows to deal out"),
+        ([part(0, Collective.ALLTOALL)], "ranks passed 0 tensors to alltoall; pass one"),
+        ([part(0, Collective.REDUCE_SCATTER, torch.ones(()))], "has no rows to scatter"),
     ],
 )
 def test_what_makes_no_sense_is_named(parts: list[Part], says: str) -> None:
@@ -126,4 +129,4 @@ def test_calls_are_spelt_with_all_that_must_agree() -> None:
     )
     assert spell(call(Collective.GROUP, splits=(0, 2))) == "group of ranks [0, 2]"
     many = call(Collective.ALLGATHER, *[torch.ones(at) for at in range(9)])
-    assert spell(many, 7) == "allgather 9 tensors, of which number 7 is float32[7]"
+    assert spell(many, 7) == "allgather 9 tensors (number 7: float32[7])"

@@ -156,7 +156,7 @@ def test_numbers_of_a_name_that_fall_are_refused() -> None:
     play([part(0, torch.ones(1), sequence=5)], book)
     refusal = refusal_of(play([part(0, torch.ones(1), sequence=4)], book)[0])
     assert refusal.code is Code.OUT_OF_ORDER
-    assert "after its call 5, which is open" in refusal.text
+    assert "after its call 5, which is still open" in refusal.text
 
 
 def test_replies_cost_no_memory_for_ever() -> None:
@@ -225,7 +225,7 @@ def test_the_lost_are_never_waited_for_by_whoever_calls_them_by_name() -> None:
     sent = part(0, torch.ones(1), collective=Collective.TRANSFER, ranks=(0, 2), name="to 2")
     assert book.contribute(sent, 0, LIVE) == []
     ((_, reply),) = book.on_view({0: 10, 1: 11})
-    assert "only rank 0 takes part; the other has left" in refusal_of(reply).text
+    assert "only rank 0 is left" in refusal_of(reply).text
 
 
 def test_giving_up_refuses_every_open_round_once() -> None:
@@ -255,7 +255,7 @@ def test_a_lost_member_is_left_out_of_its_group() -> None:
 
 def test_who_is_no_member_is_refused() -> None:
     refusal = refusal_of(play([part(2, torch.ones(1), ranks=(0, 1))])[2])
-    assert refusal.text.startswith("rank 2 is none of the members [0, 1]")
+    assert refusal.text.startswith("rank 2 is not a member of 'loss'; only ranks [0, 1] can call it")
 
 
 # Join

@@ -51,11 +51,11 @@ def test_a_name_with_its_constants_makes_the_rule() -> None:
 @pytest.mark.parametrize(
     ("mode", "staleness", "backup", "named"),
     [
-        ("sync", 0, 0, "no mode 'sync': give --mode bsp, asp, ssp or backup"),
-        ("bsp", 3, 0, "--staleness 3 does not fit --mode bsp"),
+        ("sync", 0, 0, "--mode sync is invalid; use bsp, asp, ssp or backup"),
+        ("bsp", 3, 0, "--staleness 3 is invalid with --mode bsp"),
         ("ssp", -1, 0, "--staleness -1"),
-        ("ssp", 0, 2, "--backup 2 does not fit --mode ssp"),
-        ("backup", 0, 0, "--backup 0 .* a whole number from 1"),
+        ("ssp", 0, 2, "--backup 2 is invalid with --mode ssp"),
+        ("backup", 0, 0, "--backup 0 .* a whole number of at least 1"),
     ],
 )
 def test_a_constant_that_does_not_fit_is_named(mode: str, staleness: int, backup: int, named: str) -> None:

@@ -33,14 +33,14 @@ def test_a_part_lies_further_on_in_the_same_storage() -> None:
 @pytest.mark.parametrize("code", [b"", b"\x00", b"\x93\x01\x02\x03", b"\xff" * 40])
 def test_bytes_that_name_no_place_are_refused(code: bytes) -> None:
     payload = torch.tensor(list(code), dtype=torch.uint8)
-    with pytest.raises(ConfigError, match="name no place"):
+    with pytest.raises(ConfigError, match="are not a location in GPU memory"):
         gpu_tensor.decode(payload)
 
 
 @pytest.mark.parametrize(("offset", "numel"), [(0, 1025), (4, 1024), (-4, 1), (2, 1), (4096, 1)])
 def test_a_place_beyond_its_storage_is_refused(offset: int, numel: int) -> None:
     place = GpuTensor(b"h", 4096, 0, b"", 0, b"", False, offset)
-    with pytest.raises(ConfigError, match="do not lie in 4096 bytes"):
+    with pytest.raises(ConfigError, match="do not fit in 4096 bytes"):
         gpu_tensor.check(gpu_tensor.encode(place), numel, torch.float32)
 
 
@@ -60,7 +60,7 @@ def test_a_place_that_does_not_add_up_is_a_malformed_message() -> None:
     header = pb.Header(request=5, codec=gpu_tensor.CODEC, dtype=pb.FLOAT32, shape=[5000])
     header.payload_bytes = code.nbytes
     header.push.key = 1
-    with pytest.raises(wire.MalformedMessage, match="do not lie in"):
+    with pytest.raises(wire.MalformedMessage, match="do not fit in"):
         wire.decode_request(Message(header.SerializeToString(), code))
 
 

@@ -42,7 +42,7 @@ def test_pulls_wait_for_the_first_values_and_a_second_init_is_ignored() -> None:
 def test_a_push_before_the_first_values_is_refused() -> None:
     refusal = refusal_of(hub(BSP(), 1, initialise=False).handle(push(0, 0), "p"))
     assert refusal.code is Code.BAD_REQUEST
-    assert "no values to update yet" in refusal.text
+    assert "key 0 has no values yet" in refusal.text
 
 
 def test_an_averaging_hub_needs_no_first_values_and_returns_the_mean() -> None:
@@ -162,7 +162,7 @@ def test_an_echo_of_an_older_push_leaves_the_open_round_alone() -> None:
 def test_a_clock_beyond_the_expected_one_is_out_of_order() -> None:
     refusal = refusal_of(hub(BSP(), 2).handle(push(0, 3), "p"))
     assert refusal.code is Code.OUT_OF_ORDER
-    assert "at clock 3, expected was 0" in refusal.text
+    assert "at clock 3, expected clock 0" in refusal.text
 
 
 def test_a_worker_that_does_not_wait_for_its_read_is_out_of_order() -> None:

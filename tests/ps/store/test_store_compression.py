@@ -92,7 +92,7 @@ def test_no_mean_is_taken_over_those_gradients_alone_that_came_in_the_right_form
     entry = Entry.make(Slice(0, 0, 0, 4, 0), bucket(4, codec=codec), torch.zeros(16, dtype=torch.uint8))
     pushes = (push(0, 0), coded_push(1, 0, torch.ones(4)))
     entry.contributions = {each.sender.rank: Contribution(each, [], each.gradient) for each in pushes}
-    with pytest.raises(AssertionError, match="key 0 took gradients in another form"):
+    with pytest.raises(AssertionError, match="key 0 has gradients in another form"):
         entry.close(torch.empty(8))
 
 

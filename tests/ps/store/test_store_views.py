@@ -55,7 +55,7 @@ def test_what_a_dead_worker_gave_is_discarded_and_its_tries_are_refused() -> Non
     assert refusal_of(store.on_view(view(2, sender(0), sender(2)))).code is Code.FENCED
     refusal = refusal_of(store.handle(push(1, 0), "zombie"))
     assert refusal.code is Code.FENCED
-    assert "rank 1 (incarnation 101) takes no part as of epoch 2" in refusal.text
+    assert "rank 1 (incarnation 101) is not a member at epoch 2" in refusal.text
     assert answered(store.handle(push(2, 0), "c")) == ["a", "c"]
     assert parameters(store).tolist() == [1.0] * 4
 

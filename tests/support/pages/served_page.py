@@ -79,8 +79,10 @@ def served_page(count: int = 4, shards: int = 2, **changes: Any) -> Iterator[Ser
     log = logging.getLogger("hubring.ps.job.job")
     log.setLevel(logging.INFO)
     log.info("rank 0 (node1 pid 1000) joined")
-    log.warning("rank 6 (node1 pid 1006) sent no heartbeat for 5.3 s: it was killed, stopped or cut off")
-    log.error("no checkpoint: the disk of node0 is full")
+    log.warning(
+        "rank 6 (node1 pid 1006) sent no heartbeat for 5.3 s (it was killed, suspended or disconnected)"
+    )
+    log.error("checkpoint failed: the disk of node0 is full")
     try:
         yield page
     finally:

@@ -13,7 +13,7 @@ from tests.system.mishaps.mishap import HOLD, Mishap, Stage
 
 RANK_1 = r"rank 1 \(.* pid \d+\)"
 SILENT = r"sent no heartbeat for \d+\.\d s"
-AGAIN = "start the server again with its --checkpoint-dir, then the workers"
+AGAIN = "Restart the server with the same --checkpoint-dir, then restart the workers"
 
 
 def two_held(stage: Stage, *flags: str, topology: str = "hub") -> list[Program]:
@@ -36,7 +36,7 @@ def a_stopped_worker(stage: Stage, topology: str = "hub") -> Program:
 def a_worker_that_was_frozen(stage: Stage) -> Program:
     first, second = two_held(stage)
     second.process.send_signal(signal.SIGSTOP)
-    first.until_said("going on with 1 of 2 workers")
+    first.until_said("the job continues with 1 of 2 workers")
     second.process.send_signal(signal.SIGCONT)
     return at_once(stage, second)
 
@@ -138,8 +138,8 @@ LOSSES = [
         "the other workers",
         who=RANK_1,
         since=SILENT,
-        why="it was killed, stopped or cut off; going on with 1 of 2 workers",
-        mend="started again with --rank 1 it takes part again",
+        why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
+        mend="To replace the worker, start one with --rank 1",
         code=0,
         provoke=a_killed_worker,
     ),
@@ -148,8 +148,8 @@ LOSSES = [
         "the other workers",
         who=RANK_1,
         since=SILENT,
-        why="it was killed, stopped or cut off; --on-loss wait does not go on without it",
-        mend="start the job again from its checkpoint",
+        why="suspended or disconnected.*with --on-loss wait the job cannot continue without it",
+        mend="Restart the job from its checkpoint",
         code=69,
         provoke=lambda stage: a_killed_worker(stage, "--on-loss", "wait"),
     ),
@@ -158,18 +158,18 @@ LOSSES = [
         "the other workers",
         who=RANK_1,
         since=SILENT,
-        why="it was killed, stopped or cut off; going on with 1 of 2 workers",
-        mend="started again with --rank 1 it takes part again",
+        why="it was killed, suspended or disconnected.*the job continues with 1 of 2 workers",
+        mend="To replace the worker, start one with --rank 1",
         code=0,
         provoke=a_stopped_worker,
     ),
     Mishap(
         "a worker goes on after it was stopped",
         "that worker",
-        who=f"{RANK_1} has no place in the job",
+        who=f"{RANK_1} is not a member of the job",
         since=SILENT,
-        why="its lease is 8 s",
-        mend="Start the worker again to rejoin",
+        why="lease: 8 s",
+        mend="Restart the worker to rejoin",
         code=75,
         provoke=a_worker_that_was_frozen,
     ),
@@ -186,8 +186,8 @@ LOSSES = [
         "a training script fails",
         "the other workers",
         who=RANK_1,
-        why="failed: ZeroDivisionError: division by zero; going on with 1 of 2 workers",
-        mend="started again with --rank 1 it takes part again",
+        why="failed: ZeroDivisionError: division by zero; the job continues with 1 of 2 workers",
+        mend="To replace the worker, start one with --rank 1",
         code=0,
         provoke=lambda stage: a_failing_script(stage, own=False),
     ),
@@ -206,8 +206,8 @@ LOSSES = [
         "the other members",
         who=RANK_1,
         since=SILENT,
-        why="it was killed, stopped or cut off; a ring cannot go on without it",
-        mend="start the job again",
+        why="it was killed, suspended or disconnected.*a ring cannot continue without it",
+        mend="Restart the job",
         code=69,
         provoke=lambda stage: a_killed_worker(stage, topology="ring"),
     ),
@@ -216,8 +216,8 @@ LOSSES = [
         "the other members",
         who=RANK_1,
         since=SILENT,
-        why="it was killed, stopped or cut off; a ring cannot go on without it",
-        mend="start the job again",
+        why="it was killed, suspended or disconnected.*a ring cannot continue without it",
+        mend="Restart the job",
         code=69,
         provoke=lambda stage: a_stopped_worker(stage, topology="ring"),
     ),
@@ -257,7 +257,7 @@ LOSSES = [
         who=r"shard 1 \(rank 1's, .* pid \d+\)",
         since=r"at about step \d+",
         why="was killed by signal 9",
-        mend="start the job again from its checkpoint",
+        mend="Restart the job from its checkpoint",
         code=69,
         provoke=a_shard_beside_a_worker,
     ),

@@ -92,7 +92,7 @@ def join_of_nobody(stage: Stage) -> Program:
     joining = stage.cluster.run(
         "joining", "hubring.ps.cli", "start", "--join", f"127.0.0.1:{free.getsockname()[1]}"
     )
-    joining.until_said("looking for")
+    joining.until_said("retrying for")
     stage.happens()
     return joining
 
@@ -191,10 +191,10 @@ REACHING = [
     Mishap(
         "`ps-server start --join` of no server",
         "the joining host",
-        who=f"no hub answers at {ANY}",
+        who=f"no server answers at {ANY}",
         since="for 10 s",
         why="nobody listens on that port",
-        mend="check the address, or start it first",
+        mend="check the address, or start the server first",
         code=69,
         provoke=join_of_nobody,
     ),

@@ -74,13 +74,13 @@ BLANKS = [
     (r"\.writing-\d+", ".writing-N"),
     (r"\d+(\.\d+)? s\b", "N s"),
     (r"\d+ bytes", "N bytes"),
-    (r"protocol \d+, this server \d+", "protocol N, this server M"),
-    (r"where \d+ were written", "where N were written"),
+    (r"protocol \d+, but this server uses protocol \d+", "protocol N, but this server uses protocol M"),
+    (r"N bytes, expected \d+", "N bytes, expected N"),
     (r"\bstep=?\s?\d+", "step N"),
     (r"line \d+\)", "line N)"),
-    (r" \([A-Z_]{5,}: .*?\)(?=[;.]|$)", ""),  # gRPC's own words
+    (r" \([A-Z_]{5,}: .*?\)(?=[;.,]|$)", ""),  # gRPC's own words
     (r"/torch_\w+", "/torch_N"),
-    (r", which was installed without CUDA", ""),
+    (r" \(a build without CUDA\)", ""),
     (r"-inf in", "inf in"),
     (r"[\w./-]*/?DIR", "DIR"),
 ]
