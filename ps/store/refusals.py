@@ -65,7 +65,7 @@ def misfitting(entry: Entry, gradient: Tensor | Coded) -> Refusal | None:
     codec = gradient.codec if isinstance(gradient, Coded) else ""
     if codec != due and not (entry.shown and is_placed(gradient)):
         text = (
-            f"key {entry.key} expects gradients {f'in {due}' if due else 'uncompressed'}, got"
+            f"key {entry.key} expects {f'gradients in {due}' if due else 'uncompressed gradients'}, got"
             f" {f'a gradient in {codec}' if codec else 'an uncompressed gradient'};"
             " start all workers with the same --compress"
         )

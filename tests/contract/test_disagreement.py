@@ -110,7 +110,7 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: s
         ),
         (
             lambda own: c.alltoall(torch.ones(4), [1, 1, 2 + (own.rank == 1)], communicator=own),
-            r"rank 1 splits 4 rows as \[1, 1, 3\]; give 3 counts that add up to 4",
+            r"rank 1 splits 4 rows as \[1, 1, 3\]; pass 3 counts that add up to 4",
         ),
         (
             lambda own: c.alltoall(torch.ones(4), [5, -1, 0], communicator=own),

@@ -79,7 +79,7 @@ def test_gradients_of_which_only_the_sum_is_infinite_are_refused_as_such() -> No
     store = hub(BSP(), 2)
     store.handle(push(0, 0, torch.full((4,), LARGEST)), "a")
     (text,) = refusals_of(store.handle(push(1, 0, torch.full((4,), LARGEST)), "b"))
-    assert "ranks 0, 1 are finite in step 1, but their sum is beyond float32, in weight [4]" in text
+    assert "ranks 0, 1 are finite in step 1, but their sum overflows float32 in weight [4]" in text
 
 
 def test_a_hub_that_is_told_to_allow_them_applies_them() -> None:

@@ -33,7 +33,9 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_an_index_too_high_is_told_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, 2)
-    with pytest.raises(ConfigError, match=r"--device cuda:2: torch finds 2 GPU\(s\) here, cuda:0 to cuda:1"):
+    with pytest.raises(
+        ConfigError, match=r"--device cuda:2: torch finds only 2 GPU\(s\) on this host; use cuda:0 to cuda:1"
+    ):
         gpu.find("cuda:2")
 
 

@@ -76,7 +76,7 @@ def test_whoever_reads_the_same_memory_accepts() -> None:
 def test_another_gpu_is_named_beside_ones_own() -> None:
     memory = FakeMemory()
     invitation = gpu_tensor.invitation(GPU, memory, torch.arange(16, dtype=torch.uint8))
-    with pytest.raises(ConfigError, match="store is on GPU-fake, and the parameters are on GPU-other"):
+    with pytest.raises(ConfigError, match="parameters are on GPU-fake, but this worker's are on GPU-other"):
         gpu_tensor.accept(invitation, "GPU-other", memory)
 
 
@@ -84,7 +84,7 @@ def test_memory_that_does_not_hold_the_token_is_not_the_shards() -> None:
     memory, token = FakeMemory(), torch.arange(16, dtype=torch.uint8)
     invitation = gpu_tensor.invitation(GPU, memory, token)
     token.zero_()
-    with pytest.raises(ConfigError, match="other bytes lie on GPU-fake"):
+    with pytest.raises(ConfigError, match="reads other bytes on GPU-fake"):
         gpu_tensor.accept(invitation, GPU, memory)
 
 

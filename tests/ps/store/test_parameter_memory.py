@@ -125,7 +125,7 @@ def test_places_are_refused_where_values_may_change_while_they_are_read() -> Non
     hub = OnGpu(ASP())
     refusal = refusal_of(hub.push(0, hub.place(torch.ones(4)), "near"))
     assert refusal.code is Code.WRONG_SIZE
-    assert "takes gradients as they are, what came is in cuda-ipc" in refusal.text
+    assert "expects uncompressed gradients, got a gradient in cuda-ipc" in refusal.text
 
 
 def test_places_are_refused_by_a_store_in_host_memory() -> None:
@@ -134,7 +134,7 @@ def test_places_are_refused_by_a_store_in_host_memory() -> None:
     hub.store = KVStore(BSP())
     hub.view(1, Sender(0, 1))
     hub.store.assign([Slice(0, 0, 0, 4, 0)], [bucket("")])
-    assert "takes gradients as they are" in refusal_of(hub.push(0, near, "near")).text
+    assert "expects uncompressed gradients" in refusal_of(hub.push(0, near, "near")).text
 
 
 def test_a_place_of_another_size_is_refused() -> None:

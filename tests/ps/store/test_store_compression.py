@@ -70,11 +70,11 @@ def test_a_retry_is_answered_with_the_same_code() -> None:
 @pytest.mark.parametrize(
     ("codec", "gradient", "says"),
     [
-        ("int8", torch.ones(4), "takes gradients in int8, what came is uncompressed"),
-        ("", coded(torch.ones(4)), "takes gradients as they are, what came is in int8"),
-        ("bf16", coded(torch.ones(4)), "takes gradients in bf16, what came is in int8"),
-        ("int8", coded(torch.ones(5)), "holds float32[4], what came is float32[5] in int8"),
-        ("int8", coded(torch.ones(4).double()), "what came is float64[4] in int8"),
+        ("int8", torch.ones(4), "expects gradients in int8, got an uncompressed gradient"),
+        ("", coded(torch.ones(4)), "expects uncompressed gradients, got a gradient in int8"),
+        ("bf16", coded(torch.ones(4)), "expects gradients in bf16, got a gradient in int8"),
+        ("int8", coded(torch.ones(5)), "expects float32[4], got float32[5] in int8"),
+        ("int8", coded(torch.ones(4).double()), "got float64[4] in int8"),
     ],
 )
 def test_a_gradient_in_another_codec_or_size_is_refused(

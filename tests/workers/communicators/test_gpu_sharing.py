@@ -66,7 +66,12 @@ def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.Lo
         ("in mode asp values may change while they are read", "asp", "here", on_device),
         ("only 1 of 2 shards keep their part on a GPU", "bsp", "here and on a CPU", on_device),
         ("the model is on cpu", "bsp", "here", on_cpu),
-        ("the server's store is on GPU-other, and the parameters are on GPU-fake", "bsp", "there", on_device),
+        (
+            "the server's parameters are on GPU-other, but this worker's are on GPU-fake",
+            "bsp",
+            "there",
+            on_device,
+        ),
         ("cannot reach another process's memory", "bsp", "cut off", on_device),
     ],
 )
