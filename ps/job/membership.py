@@ -159,8 +159,8 @@ class Membership:
             return free[0]
         if not 0 <= rank < self.world_size:
             raise ConfigError(
-                f"rank {rank} is invalid; with --workers {self.world_size} ranks are 0 to"
-                f" {self.world_size - 1}. Restart the server with --workers {rank + 1} or more,"
+                f"rank {rank} is invalid; the job has {self.world_size} workers (ranks 0 to"
+                f" {self.world_size - 1}). Restart the server with --workers {rank + 1} or more,"
                 " or start the worker with a lower --rank"
             )
         if rank not in free:

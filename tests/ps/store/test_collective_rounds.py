@@ -164,7 +164,7 @@ def test_replies_cost_no_memory_for_ever() -> None:
     for step in range(1, 20):
         name = f"step {step}"
         play([part(rank, torch.ones(1), sequence=step, settled=step - 1, name=name) for rank in LIVE], book)
-    assert [list(kept.replies) for kept in book._kept.values()] == [[19]] * 3
+    assert [list(sent.replies) for sent in book._sent.values()] == [[19]] * 3
     assert not book._open
 
 
@@ -175,7 +175,7 @@ def test_a_call_that_waits_for_long_keeps_no_replies_of_others() -> None:
         closed = (step - 1,) if step > 2 else ()
         parts = [part(rank, torch.ones(1), sequence=step, closed=closed) for rank in LIVE]
         assert play(parts, book).keys() == LIVE.keys()
-    assert [list(kept.replies) for kept in book._kept.values()] == [[19]] * 3
+    assert [list(sent.replies) for sent in book._sent.values()] == [[19]] * 3
 
 
 def test_an_echo_of_a_call_whose_sender_has_gone_on_opens_no_round() -> None:

@@ -139,7 +139,7 @@ def test_places_are_refused_by_a_store_in_host_memory() -> None:
 
 def test_a_place_of_another_size_is_refused() -> None:
     hub = OnGpu()
-    assert "holds float32[4]" in refusal_of(hub.push(0, hub.place(torch.ones(5)), "near")).text
+    assert "expects float32[4]" in refusal_of(hub.push(0, hub.place(torch.ones(5)), "near")).text
 
 
 def test_a_place_that_cannot_be_reached_leaves_the_round_open_for_another_try() -> None:
@@ -190,7 +190,7 @@ def test_optimizers_without_a_fused_kernel_on_the_gpu_are_refused(name: str) -> 
 
 
 def test_dtypes_without_a_fused_kernel_on_the_gpu_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"no SGD of torch\.float16 on cuda"):
+    with pytest.raises(ConfigError, match=r"does not support SGD with torch\.float16 on cuda"):
         optimizer_for("SGD", torch.float16, torch.device("cuda"))
 
 

@@ -187,7 +187,7 @@ PLACES = [
         "a rank beyond the world",
         "the worker",
         who="rank 5",
-        why="is invalid; with --workers 2 ranks are 0 to 1",
+        why=r"is invalid; the job has 2 workers \(ranks 0 to 1\)",
         mend="Restart the server with --workers 6 or more, or start the worker with a lower --rank",
         code=78,
         provoke=a_rank_too_high,
