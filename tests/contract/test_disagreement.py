@@ -127,7 +127,7 @@ def test_ranks_that_disagree_are_all_told_who_sent_what(three: RankPool, what: s
         ),
         (
             lambda own: own.collective(Call(Collective.BROADCAST, "none", root=1)).get(),
-            "root 1 passed no tensor; pass the tensor on the root (members: 0, 1, 2)",
+            r"root 1 passed no tensor; pass the tensor on the root \(members: 0, 1, 2\)",
         ),
     ],
 )
