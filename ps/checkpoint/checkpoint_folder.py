@@ -174,7 +174,7 @@ def newest(directory: Path) -> tuple[Path, Manifest] | None:
     if damage:
         raise CheckpointCorrupt(
             f"no valid checkpoint in {directory}: {'; '.join(damage)}. Restore the files or their"
-            " permissions, or use another --checkpoint-dir to start from step 0"
+            " permissions, or use another --checkpoint-dir to start without a checkpoint"
         )
     return None
 

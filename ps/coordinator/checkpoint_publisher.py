@@ -79,7 +79,7 @@ class CheckpointWriter:
                 raise ConfigError(f"the job passed the step to save in all {ATTEMPTS} attempts; try again")
             for reply in replies:
                 if reply.refused:
-                    raise ConfigError(f"a shard cannot save: {reply.refused}")
+                    raise ConfigError(reply.refused)
             files = tuple(
                 FileEntry(reply.file, reply.sha256, reply.bytes, tuple(reply.keys)) for reply in replies
             )

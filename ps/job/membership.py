@@ -152,8 +152,9 @@ class Membership:
         free = self.missing()
         if rank is None and not free:
             raise ConfigError(
-                f"all {self.world_size} ranks are taken, by {', '.join(map(str, self.members))};"
-                f" restart the server with --workers {self.world_size + 1}, or wait until a worker leaves"
+                f"no rank is free; the job has {self.world_size} of {self.world_size} workers:"
+                f" {', '.join(map(str, self.members))}. Restart the server with --workers"
+                f" {self.world_size + 1}, or wait until a worker leaves"
             )
         if rank is None:
             return free[0]

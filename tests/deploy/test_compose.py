@@ -69,7 +69,7 @@ def test_training_goes_on_without_a_worker_and_a_second_start_resumes_from_the_v
     demo.until(lambda: bool(_ended(demo, "worker")), "end of the worker that was too many")
     (extra,) = _ended(demo, "worker")
     assert code(extra) == 78
-    assert "all 4 ranks are taken" in demo.result(extra)["error"]
+    assert "no rank is free; the job has 4 of 4 workers: " in demo.result(extra)["error"]
 
     killed = next(one for one in demo.containers("worker") if one["Id"] != extra["Id"])
     demo.kill(killed)

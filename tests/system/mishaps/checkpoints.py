@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.processes.cluster import SMALL, Program
 from tests.system.mishaps.mishap import Mishap, Stage, like_anybody, mounted
 
-AFRESH = "Restore the files or their permissions, or use another --checkpoint-dir to start from step 0"
+AFRESH = "Restore the files or their permissions, or use another --checkpoint-dir to start without"
 WIDE = "4096"
 """Makes a model of 131 KB, and its momentum another."""
 

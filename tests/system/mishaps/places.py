@@ -168,9 +168,9 @@ PLACES = [
     Mishap(
         "too many workers",
         "the worker",
-        who=r"by rank 0 \(.* pid \d+\)",
-        why="all 1 ranks are taken",
-        mend="restart the server with --workers 2, or wait until a worker leaves",
+        who=r"rank 0 \(.* pid \d+\)",
+        why="no rank is free; the job has 1 of 1 workers",
+        mend="Restart the server with --workers 2, or wait until a worker leaves",
         code=78,
         provoke=too_many,
     ),
