@@ -233,11 +233,11 @@ class Coordinator:
     async def tick(self) -> None:
         """Handles leases, failures, checkpoints and the job's end; called a few times a second."""
         try:
-            await self._look_after()
+            await self._check()
         except JobFailed as error:
             self.shard_lost(str(error))
 
-    async def _look_after(self) -> None:
+    async def _check(self) -> None:
         now = self._clock.now()
         self.job.expire(now)
         if not self.quorum.complete:
@@ -249,7 +249,7 @@ class Coordinator:
         # Also completes a Leave whose caller disconnected in the middle.
         await self._publish_or_fail()
         if self.job.over:
-            await self._end_beside()
+            await self._end_in_background()
         elif self.trains and self.checkpoints.due(now):
             self.checkpoints.save_in_passing()
 
@@ -347,7 +347,7 @@ class Coordinator:
         except JobFailed as error:
             self.job.fail(error)
 
-    async def _end_beside(self) -> None:
+    async def _end_in_background(self) -> None:
         """Ends the job in a task, so that leases are still checked: a lost shard must not block the end."""
         if self._end is None:
             self._end = asyncio.create_task(self._end_job())

@@ -47,7 +47,7 @@ class Shard:
     heard: float
     worker: int = 0
     """Incarnation of the worker that started the shard; 0 if a server started it."""
-    told: pb.ShardStats = field(default_factory=pb.ShardStats)
+    last_stats: pb.ShardStats = field(default_factory=pb.ShardStats)
     """The counters in the shard's last answer."""
     dismissed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the shard has received the request to exit."""
@@ -151,7 +151,7 @@ class Fleet:
         return await self._all(lambda stub: stub.Stats(pb.StatsRequest(), timeout=CALL_SECONDS))
 
     async def look(self, patience: float) -> list[str]:
-        """Updates the `told` counters of each shard; returns per shard an error, or empty text on success.
+        """Updates the `last_stats` of each shard; returns per shard an error, or empty text on success.
 
         Args:
             patience: Seconds that each shard may take to answer.
@@ -179,7 +179,7 @@ class Fleet:
     async def _look(self, shard: Shard, patience: float) -> str:
         request = pb.StatsRequest()
         try:
-            shard.told = await self._one(shard, lambda stub: stub.Stats(request, timeout=patience))
+            shard.last_stats = await self._one(shard, lambda stub: stub.Stats(request, timeout=patience))
         except JobFailed as error:
             return str(error)
         return ""

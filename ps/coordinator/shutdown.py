@@ -41,7 +41,7 @@ class Shutdown:
         self._checkpoints = checkpoints
         self._colocate = colocate
         self._lost = asyncio.Event()
-        self._told = False
+        self._sent = False
 
     async def drain(self) -> None:
         """Makes all workers leave after the same step."""
@@ -73,8 +73,8 @@ class Shutdown:
 
     async def tell_failure(self) -> None:
         """Sends the job's failure to the shards, once, so that they refuse the waiting workers."""
-        if self._job.failure is not None and not self._told:
-            self._told = True
+        if self._job.failure is not None and not self._sent:
+            self._sent = True
             await self._fleet.fail(self._job.failure)
 
     async def settle(self, *, save: bool) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ async def shards_now(fleet: Fleet, patience: float) -> list[dict[str, Any]]:
     asked = fleet.shards
     rows = []
     for each, why in zip(asked, await fleet.look(patience), strict=True):
-        row = {**shard(each, each.told), "address": each.addresses.get("grpc", "")}
+        row = {**shard(each, each.last_stats), "address": each.addresses.get("grpc", "")}
         rows.append({**row, "error": why} if why else row)
     return rows
 

@@ -35,19 +35,19 @@ def outlast(shard: Child, needs: Callable[[], str]) -> None:
             logged = time.monotonic()
 
 
-def place(dialled: str, told: str, insecure: bool) -> str:
+def place(dialled: str, announced: str, insecure: bool) -> str:
     """Returns the address on which this worker's shard listens. All clients of the server must reach it.
 
     Args:
         dialled: The server's host, as this worker connects to it.
-        told: The server's host in the server's banner.
+        announced: The server's host in the server's banner.
         insecure: Whether the server allows shards beyond loopback.
 
     Raises:
         ConfigError: The address is beyond loopback, and the server does not allow that.
     """
     # A worker that reaches the server by loopback is on the same host, but other workers may not be.
-    here = towards(told if is_loopback(dialled) else dialled)
+    here = towards(announced if is_loopback(dialled) else dialled)
     if not is_loopback(here) and not insecure:
         raise ConfigError(
             f"this worker's shard would listen on {here}, which other hosts can reach, but the server at"

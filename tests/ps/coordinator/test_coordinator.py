@@ -224,7 +224,7 @@ def test_a_status_is_given_though_a_shard_is_silent(monkeypatch: pytest.MonkeyPa
     async def story() -> None:
         hub = Hub(monkeypatch)
         await hub.shard()
-        hub.fleet.shards[0].told = pb.ShardStats(pushes=7)
+        hub.fleet.shards[0].last_stats = pb.ShardStats(pushes=7)
         hub.fleet.silent_ones = True
         (row,) = (await hub.coordinator.status())["shards"]
         assert row["error"] == "shard 0 (here pid 1) does not answer"
