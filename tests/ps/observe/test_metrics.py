@@ -46,7 +46,7 @@ async def busy(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub.time.advance(0.5)
     await hub.beat(second, step=119, loss=float("nan"))
     hub.time.advance(0.25)
-    hub.fleet.shards[0].told = pb.ShardStats(
+    hub.fleet.shards[0].last_stats = pb.ShardStats(
         pushes=238,
         duplicates=1,
         dropped=2,
@@ -204,7 +204,7 @@ def test_staleness_is_a_cumulative_histogram(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_shard_that_holds_nothing_is_at_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         hub = await busy(monkeypatch)
-        hub.fleet.shards[0].told = pb.ShardStats(pushes=1)
+        hub.fleet.shards[0].last_stats = pb.ShardStats(pushes=1)
         report = await told(hub)
         names = ("ps_shard_keys", "ps_shard_oldest_version", "ps_shard_newest_version")
         assert [series(report, name) for name in names] == [{("0",): 0}, {}, {}]
@@ -216,7 +216,7 @@ def test_what_is_staler_than_every_bucket_is_counted(monkeypatch: pytest.MonkeyP
     async def story() -> None:
         hub = await busy(monkeypatch)
         last = STALENESS_BUCKETS[-1]
-        hub.fleet.shards[0].told = pb.ShardStats(staleness={int(last) + 1: 5})
+        hub.fleet.shards[0].last_stats = pb.ShardStats(staleness={int(last) + 1: 5})
         report = await told(hub)
         buckets = series(report, "ps_push_staleness", "_bucket")
         assert (buckets[str(last), "0"], buckets["+Inf", "0"]) == (0, 5)
