@@ -6,10 +6,10 @@
     optimizer = hubring.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model)
     sampler = hubring.ShardedSampler(dataset)
 
-The script never names the topology: `ps-worker` does, or the settings.
+The script does not choose the topology: the options of `ps-worker` or the settings do.
 `ps`, `workers` and `protos` in this folder are links to the folders beside it,
-so an installed Hubring is one package. The names that scripts use live in
-`hubring.workers.api`. The first one used imports torch, so `--help` is quick.
+so an installed Hubring is one package. `hubring.workers.api` defines the public names.
+torch is imported at the first use of a public name, so `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hubring.ps.core.shadowed_packages import hidden_by
 
 spare_forks()
 
-if TYPE_CHECKING:  # mypy reads no `__all__` that is put together
+if TYPE_CHECKING:  # mypy cannot read an `__all__` that is built at run time
     from hubring.workers.api import *  # noqa: F403
     from hubring.workers.collectives.barriers import *  # noqa: F403
     from hubring.workers.collectives.broadcasts import *  # noqa: F403
@@ -37,11 +37,11 @@ if TYPE_CHECKING:  # mypy reads no `__all__` that is put together
     from hubring.workers.collectives.transfers import *  # noqa: F403
 
     __version__: str
-else:  # a type checker would take this for a promise that every name exists
+else:  # with a visible __getattr__, a type checker would accept every name
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            from importlib.metadata import version  # late: it takes ten times as long as all else here
+            from importlib.metadata import version  # here: this import is ten times slower than the module
 
             return version("hubring")
         if name == "horovod":
@@ -49,7 +49,7 @@ else:  # a type checker would take this for a promise that every name exists
         if name.startswith("_") and name != "__all__":
             raise AttributeError(f"module 'hubring' has no attribute {name!r}")
         if name != "__all__" and name not in _api().__all__:
-            raise AttributeError(f"module 'hubring' has no attribute {name!r}; dir(hubring) lists all")
+            raise AttributeError(f"module 'hubring' has no attribute {name!r}; dir(hubring) lists the names")
         return getattr(_api(), name)
 
 
@@ -57,9 +57,9 @@ def __dir__() -> list[str]:
     return sorted(["horovod", "__version__", *_api().__all__])
 
 
-@cache  # scripts ask for a name in every step
+@cache  # scripts look up names in every step
 def _api() -> ModuleType:
-    searched = not sys.flags.safe_path and sys.path  # else the script's folder is not the first entry
+    searched = not sys.flags.safe_path and sys.path  # otherwise sys.path[0] is not the script's folder
     if searched and (hidden := hidden_by(Path(sys.path[0]).resolve())):
         raise ImportError(hidden)
     return import_module("hubring.workers.api")

@@ -1,1 +1,1 @@
-"""The training side: programs, optimizer, communicators, comparison. Scripts use `import hubring`."""
+"""The worker side: programs, optimizer, communicators, comparison. Scripts use `import hubring`."""

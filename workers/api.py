@@ -1,4 +1,4 @@
-"""What a training script uses, as `hubring.NAME`."""
+"""The public API of training scripts, as `hubring.NAME`."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ __all__ += collectives.__all__
 
 
 def init(*, aggregate: bool = False) -> None:
-    """Finds this worker its place; call it first. See `hubring.workers.runtime.context.init` for the errors.
+    """Joins the job. Call it first. See `hubring.workers.runtime.context.init` for the errors.
 
     Args:
-        aggregate: This script needs the mean gradient in its hands, to clip it by its norm say, or the
-            optimizer's state, to save it. A hub then only averages, as under `--aggregate`, and the
-            script's own optimizer steps, as it does anyway on a ring and alone.
+        aggregate: Run the optimizer step in the script, as with `--aggregate`: the hub only averages
+            gradients. Set it if the script needs the mean gradient (for example to clip its norm) or
+            the optimizer's state (to save it). It changes nothing on a ring or without a server.
     """
     context.init(aggregate=aggregate)
 
 
 def rank() -> int:
-    """This worker's rank, from 0 to `size() - 1`."""
+    """Returns this worker's rank, from 0 to `size() - 1`."""
     return context.current().communicator.rank
 
 
 def size() -> int:
-    """How many workers the job began with."""
+    """Returns the number of workers that the job started with."""
     return context.current().communicator.size
 
 
 def local_rank() -> int:
-    """This worker's rank among those on its host."""
+    """Returns this worker's rank among the workers on its host."""
     return context.current().placement.local_rank
 
 
 def topology() -> str:
-    """`hub`, `ring` or `local`; for logs, not for decisions."""
+    """Returns `hub`, `ring` or `local`. Use it in logs only; a script must not depend on it."""
     return context.current().communicator.topology
 
 
 def device() -> torch.device:
-    """Where this worker's model should live: its own GPU under NCCL, else the CPU."""
+    """Returns the device for this worker's model: its own GPU with NCCL, otherwise the CPU."""
     return context.current().device
 
 
 def report(**metrics: Any) -> None:
-    """Records metrics of this step: into `--record`'s file, the hub's status and the last line."""
+    """Records metrics of this step in the `--record` file and the last line; the hub's status has `loss`."""
     context.current().report(metrics)

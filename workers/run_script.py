@@ -1,4 +1,4 @@
-"""Runs one training script in this process, and tells how it ended."""
+"""Runs one training script in this process and reports the outcome."""
 
 from __future__ import annotations
 
@@ -36,26 +36,34 @@ INTERRUPTED = 128 + signal.SIGINT
 
 @dataclass(slots=True)
 class Outcome:
-    """How the script ended: exit code, the worker's result, and what to tell a person."""
+    """How the script ended: the exit code, the worker's result, and the error to print."""
 
     code: int
     result: dict[str, Any]
     error: str = ""
     traceback: str = ""
     stuck: bool = False
-    """Threads of a broken ring are left that only the end of the process frees."""
+    """A broken ring left threads that end only with the process."""
 
 
 def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words: list[str]) -> Outcome:
-    """Runs the script that `words` begin with, or else the built-in job with `words` as its arguments.
+    """Runs a script or a built-in job.
+
+    Args:
+        config: Settings of this worker.
+        origin: Prefix of this worker's log lines.
+        module: Module of the built-in job.
+        job: Name of the built-in job.
+        words: The script and its arguments. If the first word is missing or is an option, the built-in
+            job runs with `words` as its arguments.
 
     Raises:
-        UsageError: There is no such script, or a file beside it hides a package that we need.
+        UsageError: The script does not exist, or a file beside it hides a package that Hubring needs.
     """
     if words and not words[0].startswith("-"):
         script = Path(words[0])
         if not script.is_file():
-            raise UsageError(f"no script {script}: name a file, or give a job's arguments behind --")
+            raise UsageError(f"script {script} not found: pass an existing file, or job arguments after --")
         if _searched(environment()) and (hidden := hidden_by(script.resolve().parent)):
             raise UsageError(hidden)
         context.prepare(config, origin, script.name)
@@ -63,18 +71,18 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
         return _warned(_watched(lambda: _run_script(script, words[1:])), config)
-    # The built-in jobs must be told the same everywhere; what a script is told is its own affair.
+    # All ranks must pass the same arguments to a built-in job, so they are part of the job's name.
     context.prepare(config, origin, " ".join([job, *words]))
     return _watched(lambda: importlib.import_module(module).main(words))
 
 
 def _searched(variables: Mapping[str, str]) -> bool:
-    """Whether the script's folder is searched for modules: Python leaves it out where the user says so."""
+    """Whether Python searches the script's folder for modules. `PYTHONSAFEPATH` turns that off."""
     return not variables.get("PYTHONSAFEPATH")
 
 
 def _run_script(script: Path, arguments: list[str]) -> None:
-    """As `python script arguments` would."""
+    """Runs the script as `python script arguments` does."""
     sys.argv = [str(script), *arguments]
     if _searched(environment()):
         if not sys.flags.safe_path:
@@ -84,7 +92,7 @@ def _run_script(script: Path, arguments: list[str]) -> None:
 
 
 def _watched(action: Callable[[], object]) -> Outcome:
-    """Runs the script; whatever happens, the worker leaves the job and says why."""
+    """Runs the script. In every case the worker leaves the job and sends the reason."""
     _heed_signals()
     outcome, reason = Outcome(0, {}), Reason.FINISHED
     try:
@@ -110,7 +118,7 @@ def _watched(action: Callable[[], object]) -> Outcome:
 
 
 def _where(error: BaseException) -> str:
-    """The line of the script that met the error, if one did."""
+    """Returns the script's line in the error's traceback, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
     return f" ({Path(sys.argv[0]).name} line {lines[-1]})" if lines else ""
@@ -120,33 +128,33 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
     worker = context.started()
     last = traceback.format_exception_only(error)[-1].strip()
     if worker is not None and worker.stop_code is not None:
-        # The signal went to the script's own processes too, and it fails by their end.
+        # The signal also stopped the script's own child processes, and their exit made the script fail.
         return Outcome(
-            worker.stop_code, {}, error=f"stopped on request, before its step: {last}"
+            worker.stop_code, {}, error=f"stopped on request, before the step finished: {last}"
         ), Reason.PREEMPTED
     hint = _as_horovod(error) or _shared_memory(error)
     return Outcome(1, {}, error=f"{last}{hint}", traceback=_traceback(error)), Reason.FAILED
 
 
 def _as_horovod(error: BaseException) -> str:
-    """What runs a script that was written for Horovod, which is not installed."""
+    """Returns a hint for a script that imports Horovod where Horovod is not installed."""
     wanted = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
-    return ": ps-worker --as-horovod SCRIPT runs it as it is" if wanted else ""
+    return ": to run the script unchanged, use ps-worker --as-horovod SCRIPT" if wanted else ""
 
 
 def _shared_memory(error: BaseException) -> str:
-    """How much a DataLoader's processes have to hand batches over in, where that may be why one failed."""
+    """Returns the size of /dev/shm if a DataLoader process may have failed because it is too small."""
     if not isinstance(error, RuntimeError) or "shared memory" not in str(error):
         return ""
     room = shutil.disk_usage("/dev/shm")  # noqa: S108 - where torch puts batches
     return (
-        f" (/dev/shm holds {room.total} bytes, {room.free} bytes are free: give the container more,"
-        " as by --shm-size=1g, or the DataLoader num_workers=0)"
+        f" (/dev/shm has {room.total} bytes, {room.free} bytes are free: start the container with more"
+        " shared memory, for example --shm-size=1g, or set num_workers=0 in the DataLoader)"
     )
 
 
 def _to_the_end(action: Callable[[], object]) -> None:
-    """`sys.exit(0)` ends a script as well as its last line does."""
+    """Runs the script. `sys.exit(0)` counts as a normal end."""
     try:
         action()
     except SystemExit as end:
@@ -155,7 +163,7 @@ def _to_the_end(action: Callable[[], object]) -> None:
 
 
 def _cause(error: HubringError) -> HubringError:
-    """Who broke the ring, took a shard along, or lost its place and why, is the server's to say."""
+    """Returns the server's account of a broken ring, a lost shard or a lost place, if it has one."""
     worker = context.started()
     if worker is None or worker.session is None:
         return error
@@ -166,7 +174,8 @@ def _cause(error: HubringError) -> HubringError:
 
 
 def _leave(outcome: Outcome, reason: Reason) -> Outcome:
-    with contextlib.suppress(KeyboardInterrupt, Preempted):  # once more quits, whoever needs our shard
+    # A second signal quits at once, even while other workers still need this worker's shard.
+    with contextlib.suppress(KeyboardInterrupt, Preempted):
         context.shutdown(reason, outcome.error)
     outcome.result = context.result()
     outcome.stuck = outcome.code != 0 and outcome.result.get("topology") == "ring"
@@ -175,12 +184,12 @@ def _leave(outcome: Outcome, reason: Reason) -> Outcome:
 
 def _warned(outcome: Outcome, config: WorkerConfig) -> Outcome:
     if config.server is not None and not outcome.result and outcome.code == 0:
-        log.warning("the script never called hubring.init(): %s was not asked for anything", config.server)
+        log.warning("the script did not call hubring.init(): it did not join the job at %s", config.server)
     return outcome
 
 
 def _traceback(error: BaseException) -> str:
-    """As the script alone would have printed it: our frames and runpy's left out."""
+    """Returns the traceback without the frames of this file and of runpy."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename) and frames.tb_next is not None:
         frames = frames.tb_next
@@ -198,10 +207,10 @@ def _code(end: SystemExit) -> int:
 
 
 def _heed_signals() -> None:
-    """The first signal ends the worker after its step; the second one at once.
+    """Stops the worker after its step at the first signal, and at once at the second.
 
-    A scheduler's second one asks for what the first did, often through the launcher as well, which
-    passes on what everybody got: then only Ctrl-C counts.
+    A scheduler can send its signal twice: directly, and through the launcher, which forwards it.
+    A repeated scheduler signal is therefore ignored; only Ctrl-C then stops the worker at once.
     """
     asked = Preempted.exit_code
     codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
@@ -221,17 +230,17 @@ def _heed_signals() -> None:
                 raise KeyboardInterrupt
             raise Preempted("stopped on request, at once")
         worker.stop_code, worker.notice = codes[signal.Signals(number)], number == signal.SIGUSR1
-        if not forked:  # else Ctrl-C reached a DataLoader's process too, which the worker still needs
-            what = "all workers leave after a common step" if worker.stops_all else "leaving after this step"
-            quits = "Ctrl-C" if _repeats(worker, number) else "once more"
-            log.warning("%s: %s; %s quits", signal.Signals(number).name, what, quits)
+        if not forked:  # a DataLoader's process gets Ctrl-C too; the worker still needs it
+            what = "all workers stop after the same step" if worker.stops_all else "stopping after this step"
+            quits = "press Ctrl-C" if _repeats(worker, number) else "send it again"
+            log.warning("%s: %s; %s to quit at once", signal.Signals(number).name, what, quits)
 
     for number in codes:
         signal.signal(number, heed)
 
 
 def _repeats(worker: Worker, number: int) -> bool:
-    """Whether another such signal is no second wish."""
+    """Whether a second signal of this number only repeats the first one."""
     return number == signal.SIGUSR1 or (
         number == signal.SIGTERM and (worker.notice or worker.placement.ends_together)
     )

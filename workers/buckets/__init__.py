@@ -1,1 +1,1 @@
-"""Gradients and parameters in flat buckets, on the CPU or a GPU."""
+"""Flat buckets of gradients and parameters, on the CPU or a GPU."""

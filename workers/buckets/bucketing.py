@@ -1,8 +1,8 @@
-"""Parameters and gradients laid out flat, in the order in which backward finishes.
+"""Flat buckets of parameters and gradients, in the order in which backward finishes.
 
-A bucket's parameters are views of one flat tensor and their gradients views of
-another, so that an exchange neither gathers nor scatters. The law: when a
-bucket is handed over, every `parameter.grad` is its view of `bucket.gradients`.
+A bucket's parameters are views of one flat tensor, and their gradients are views of
+another, so an exchange copies nothing together or apart. Invariant: when a bucket is
+sent, every `parameter.grad` is its view of `bucket.gradients`.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from hubring.workers.buckets.staging import Staging
 
 
 class Bucket:
-    """A run of parameters of one group, dtype and device that are exchanged together.
+    """Parameters of one group, dtype and device that are exchanged together.
 
     Attributes:
-        spec: What all ranks and the hub agree on.
+        spec: Names, shapes and dtype, which all ranks and the hub agree on.
         parameters: The parameters, in the order of `spec.tensors`.
         gradients: Flat, on the parameters' device; every `parameter.grad` is a view of its memory.
         values: Flat, on the parameters' device; every `parameter.data` is a view of it.
-        gradient_views: What every `parameter.grad` is to be, in the order of `parameters`.
-        stage: Its way between the parameters' device and the wire.
+        gradient_views: The view for each `parameter.grad`, in the order of `parameters`.
+        stage: Moves the bucket between the parameters' device and host memory.
     """
 
     def __init__(
@@ -43,15 +43,15 @@ class Bucket:
         values: torch.Tensor,
         staging: Staging,
     ) -> None:
-        """Lays a bucket over flat tensors of `spec.numel` elements, which it keeps for life."""
+        """Makes a bucket over flat tensors of `spec.numel` elements each."""
         self.spec = spec
         self.parameters = tuple(parameters)
         self.gradients = gradients
         self.values = values
         self.staging = staging
         self.stage = staging.stage(gradients, values)
-        # The same memory with a count of changes of its own: an exchange writes to `gradients`,
-        # perhaps from another thread, and only what the script does is to be counted.
+        # The same memory with a separate version counter: exchanges write to `gradients`, from any
+        # thread, and `changes` must only count backward and the script.
         self._counted = gradients.data
         self.gradient_views = _views(self._counted, self.parameters)
         self._value_views = _views(self.values, self.parameters)
@@ -76,11 +76,11 @@ class Bucket:
 
     @property
     def changes(self) -> int:
-        """How often backward or the script has changed gradients in place; an exchange does not count."""
+        """Number of in-place changes of gradients by backward or the script; exchanges do not count."""
         return self._counted._version
 
     def collect(self) -> None:
-        """Brings gradients that are elsewhere back into the flat tensor; a missing one counts as zeros."""
+        """Copies gradients that are elsewhere into the flat tensor. A missing gradient counts as zeros."""
         if self.holds_gradients():
             return
         for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
@@ -92,33 +92,33 @@ class Bucket:
             parameter.grad = view
 
     def zero_gradients(self) -> None:
-        """Zeroes the gradients and drops what was put in a view's place."""
+        """Zeroes the gradients and drops tensors that replaced a view."""
         self._counted.zero_()
         if not self.holds_gradients():
             for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
                 parameter.grad = view
 
     def holds_gradients(self) -> bool:
-        """Whether every gradient is where it belongs, so that nothing was put in its place."""
+        """Whether every `parameter.grad` is its view."""
         return all(map(is_, [parameter.grad for parameter in self.parameters], self.gradient_views))
 
     @contextmanager
     def lent_gradients(self) -> Iterator[None]:
-        """Every `grad` is its view for a while, even if the script has dropped it since."""
-        kept = [parameter.grad for parameter in self.parameters]
+        """Sets every `parameter.grad` to its view inside the block, even if the script dropped it."""
+        previous = [parameter.grad for parameter in self.parameters]
         for parameter, view in zip(self.parameters, self.gradient_views, strict=True):
             parameter.grad = view
         try:
             yield
         finally:
-            for parameter, gradient in zip(self.parameters, kept, strict=True):
+            for parameter, gradient in zip(self.parameters, previous, strict=True):
                 parameter.grad = gradient
 
     def check_values(self) -> None:
-        """Refuses to go on where a parameter no longer lives in `values`.
+        """Checks that every parameter is still a view of `values`.
 
         Raises:
-            ConfigError: The model was moved or converted, so updates would miss it.
+            ConfigError: The model was moved or converted, so it would not get updates.
         """
         if [parameter.data_ptr() for parameter in self.parameters] == self._addresses:
             return
@@ -127,8 +127,8 @@ class Bucket:
         ):
             if parameter.data_ptr() != address:
                 raise ConfigError(
-                    f"parameter {tensor.name} was given other memory after DistributedOptimizer was made; "
-                    "call model.to(...), .half() and the like before"
+                    f"parameter {tensor.name} was moved to other memory after DistributedOptimizer was made:"
+                    " call model.to(...), .half() and similar methods before you make DistributedOptimizer"
                 )
 
 
@@ -142,20 +142,21 @@ def make_buckets(
     *,
     adjacent: bool = False,
 ) -> list[Bucket]:
-    """Lays the optimizer's trainable parameters out in buckets and points them there.
+    """Puts the optimizer's trainable parameters into buckets and makes them views.
 
     Args:
-        optimizer: Its groups say which parameters belong together.
-        named_parameters: The model's, in order of registration; None names them by group and place.
-        allocate: Makes the flat tensors of parameters on the CPU, and the mirrors of others.
-        bucket_bytes: Where a bucket is full; a larger parameter gets one of its own.
-        optimizer_name: What the hub is to apply; empty where workers step.
-        allocate_values: The same as `allocate` for parameters on the CPU; None makes no difference.
-        adjacent: Lays buckets of one group, dtype and device without gaps in one tensor, for `join`.
+        optimizer: A bucket has parameters of one of its groups.
+        named_parameters: The model's parameters, in order of registration. None names parameters by
+            group and position.
+        allocate: Makes the flat tensors of parameters on the CPU, and host copies of other devices.
+        bucket_bytes: Maximum size of a bucket. A larger parameter gets its own bucket.
+        optimizer_name: The optimizer that the hub runs; empty where workers step.
+        allocate_values: As `allocate`, for the values of parameters on the CPU. None uses `allocate`.
+        adjacent: Put buckets of one group, dtype and device into one tensor without gaps, for `join`.
 
     Raises:
-        ConfigError: A parameter is unknown to the model, unnamed, uninitialised or of a dtype that
-            does not travel; or nothing is trainable.
+        ConfigError: `bucket_bytes` is not positive; a parameter is not in the model, has no unique
+            name, is uninitialised or has an unsupported dtype; or no parameter is trainable.
     """
     layouts = lay_out(optimizer, named_parameters, bucket_bytes, optimizer_name)
     flat = _in_one_tensor if adjacent else _one_by_one
@@ -171,9 +172,9 @@ def make_buckets(
 
 
 def join(buckets: Sequence[Bucket]) -> Bucket:
-    """Buckets that lie side by side, as one over the same memory, for a single exchange.
+    """Returns one bucket over the memory of adjacent buckets, for a single exchange.
 
-    It bears the first one's index; the parameters' views stay those of `buckets`.
+    It has the first bucket's index. `parameter.grad` and `parameter.data` stay views of `buckets`.
     """
     first = buckets[0]
     tensors = tuple(tensor for bucket in buckets for tensor in bucket.spec.tensors)
@@ -184,12 +185,12 @@ def join(buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _one_by_one(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
-    """A flat tensor for every bucket."""
+    """Makes a flat tensor for every bucket."""
     return [_flat_like(layout.parameters[0], layout.spec.numel, allocate) for layout in layouts]
 
 
 def _in_one_tensor(layouts: list[Layout], allocate: Allocate) -> list[torch.Tensor]:
-    """The same, cut from one tensor a kind."""
+    """Makes a flat tensor for every bucket as parts of one tensor per kind."""
     sizes: Counter[Kind] = Counter()
     for layout in layouts:
         sizes[kind_of(layout)] += layout.spec.numel

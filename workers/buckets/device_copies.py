@@ -1,8 +1,8 @@
-"""What staging asks of an accelerator: two queues for copies beside the one that trains, and marks in them.
+"""Copies between an accelerator and the host: two queues beside the training queue, and marks in them.
 
-The law: no call in here makes the calling thread wait. Queues wait for each
-other by marks, and whoever must know on the host that a mark was reached waits
-for it in a thread of its own.
+Invariant: no call here blocks the calling thread. Queues wait for each other's marks.
+If the host must wait for a mark, a separate thread does
+(`hubring.workers.buckets.device_waiter`).
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from hubring.ps.store.gpu_tensor import Mark
 
 
 class Device(Protocol):
-    """An accelerator's queues; for any thread."""
+    """An accelerator's queues. Safe to use from any thread."""
 
     def mark(self) -> Mark:
-        """A mark behind what the calling thread has queued for training so far."""
+        """Returns a mark after the training work that the calling thread has queued so far."""
 
     def copy_out(self, source: Tensor, target: Tensor, after: Mark) -> Mark:
-        """Queues a copy from the device to pinned memory behind `after`; returns the mark behind it."""
+        """Queues a copy from the device to pinned memory, after `after`. Returns the mark after the copy."""
 
     def copy_in(self, source: Tensor, target: Tensor, after: Mark | None = None) -> None:
-        """Queues a copy to the device, from pinned memory or its own, in a queue that has nothing else."""
+        """Queues a copy to the device from pinned or device memory, in a queue for such copies only."""
 
     def landed(self) -> Mark:
-        """A mark behind all copies in so far."""
+        """Returns a mark after all copies to the device so far."""
 
     def follow(self, mark: Mark) -> None:
-        """Lets what the calling thread queues for training from now on wait for `mark`."""
+        """Makes training work that the calling thread queues from now on wait for `mark`."""
 
 
 class CudaDevice:
-    """A CUDA device: training runs on whatever stream is the caller's current one, copies on two others.
+    """A CUDA device. Training runs on the caller's current stream, copies on two other streams.
 
     Args:
-        device: Which one.
+        device: The CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # One for each direction: the bus and the copy engines take both at once.
+        # One stream per direction: the bus and the copy engines run both directions at once.
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
@@ -70,12 +70,12 @@ def _copy(stream: torch.cuda.Stream, source: Tensor, target: Tensor, after: Mark
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
     for tensor in (source, target):
-        if tensor.is_cuda:  # its memory must not be given away before this stream is done with it
+        if tensor.is_cuda:  # the allocator must not reuse its memory before this stream is done
             tensor.record_stream(stream)
 
 
 def _record(stream: torch.cuda.Stream) -> Mark:
-    # A blocking event lets the waiting thread sleep where others would spin.
+    # With a blocking event the waiting thread sleeps; with another one it spins.
     event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     event.record(stream)
     return event

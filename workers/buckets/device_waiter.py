@@ -1,4 +1,4 @@
-"""The thread that waits for a device so that the training thread need not."""
+"""A thread that waits for a device, so that the training thread does not."""
 
 from __future__ import annotations
 
@@ -14,39 +14,39 @@ from hubring.ps.core.work import Work
 from hubring.ps.store.gpu_tensor import Mark
 
 
-class _Errand(NamedTuple):
+class _Task(NamedTuple):
     mark: Mark
     then: Callable[[], object]
     work: Work
 
 
 class DeviceWaiter:
-    """Does what waits for marks, in the order in which it was told; its thread ends with it.
+    """Waits for marks in the order of the calls and runs a function after each.
 
-    Marks of one queue are reached in order, so whoever waits for one after the other is late for none.
+    Marks of one queue are reached in order, so waiting for them in order delays none.
 
     Attributes:
-        end: Ends the thread after the errands so far; called by itself when nobody has the waiter any more.
+        end: Ends the thread after the current tasks. Garbage collection of the waiter calls it.
     """
 
     def __init__(self) -> None:
-        self._errands: SimpleQueue[_Errand | None] = SimpleQueue()
-        # The thread knows the queue alone, so that it keeps nobody alive who could end it.
-        threading.Thread(target=_run, args=(self._errands,), name="device waiter", daemon=True).start()
-        self.end = weakref.finalize(self, self._errands.put, None)
-        self.end.atexit = False  # a daemon that stays asleep is in nobody's way then
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        # The thread only references the queue, so it does not keep the waiter alive.
+        threading.Thread(target=_run, args=(self._tasks,), name="device waiter", daemon=True).start()
+        self.end = weakref.finalize(self, self._tasks.put, None)
+        self.end.atexit = False  # a sleeping daemon thread does not delay the exit
 
     def carry(self, mark: Mark, then: Callable[[], object], work: Work) -> None:
-        """Calls `then()` once `mark` is reached; `work` fails with what either of them raises."""
-        self._errands.put(_Errand(mark, then, work))
+        """Calls `then()` once `mark` is reached. An error in either one fails `work`."""
+        self._tasks.put(_Task(mark, then, work))
 
 
-def _run(errands: SimpleQueue[_Errand | None]) -> None:
-    torch.get_num_threads()  # a thread that never asked has MKL take every core (torch 2.13)
-    while (errand := errands.get()) is not None:
+def _run(tasks: SimpleQueue[_Task | None]) -> None:
+    torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
+    while (task := tasks.get()) is not None:
         try:
-            errand.mark.synchronize()
-            errand.then()
-        except Exception as error:  # whatever it is, somebody waits for this work
-            errand.work.fail(error)
-        del errand  # while nothing is to do, nobody's memory is held
+            task.mark.synchronize()
+            task.then()
+        except Exception as error:  # any error: a caller waits for this work
+            task.work.fail(error)
+        del task  # an idle thread must not keep tensors alive

@@ -1,4 +1,4 @@
-"""Which parameter goes into which bucket; decided alike on all ranks, before anything is allocated."""
+"""Assigns parameters to buckets, equally on all ranks and before any allocation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ NamedParameters = Iterable[tuple[str, torch.nn.Parameter]]
 
 
 Kind = tuple[int, torch.dtype, torch.device]
-"""What parameters of one bucket have in common: group, dtype and device."""
+"""Group, dtype and device, which are the same for all parameters of a bucket."""
 
 
 class Layout(NamedTuple):
-    """A bucket to be: its spec and the parameters in the spec's order."""
+    """A planned bucket: its spec and the parameters in the spec's order."""
 
     spec: BucketSpec
     parameters: list[torch.nn.Parameter]
 
 
 class Parts(Protocol):
-    """A bucket, or one to be."""
+    """A bucket or a planned bucket."""
 
     @property
     def spec(self) -> BucketSpec: ...
@@ -41,13 +41,13 @@ class Parts(Protocol):
 
 
 def kind_of(parts: Parts) -> Kind:
-    """Only buckets of one kind can lie side by side."""
+    """Returns a bucket's kind. Only buckets of one kind can be adjacent in memory."""
     return parts.spec.group, parts.parameters[0].dtype, parts.parameters[0].device
 
 
 @dataclass(frozen=True, slots=True)
 class _Trainable:
-    """A parameter on its way into a bucket; position counts in the order of backward."""
+    """A parameter to put into a bucket; `position` counts in the order of backward."""
 
     position: int
     group: int
@@ -69,17 +69,19 @@ def lay_out(
     bucket_bytes: int,
     optimizer_name: str,
 ) -> list[Layout]:
-    """Sorts the optimizer's trainable parameters into buckets; the arguments are `make_buckets`'s.
+    """Assigns the optimizer's trainable parameters to buckets. See `make_buckets` for arguments and errors.
 
-    They are taken in reverse order of registration, in which backward reaches
-    them, each once; groups, dtypes and devices are kept apart. Buckets are
-    numbered in the order in which the last of their parameters is reached.
+    Each parameter is assigned once, in reverse order of registration, which is the order of
+    backward. A bucket has one group, dtype and device. Buckets are numbered in the order in
+    which backward reaches their last parameter.
     """
     if bucket_bytes <= 0:
         raise ConfigError(f"bucket_bytes is {bucket_bytes}; it must be at least 1")
     trainables = _trainables(optimizer, named_parameters)
     if not trainables:
-        raise ConfigError("the optimizer holds no trainable parameter: nothing can be exchanged")
+        raise ConfigError(
+            "the optimizer has no trainable parameter: pass it at least one parameter with requires_grad=True"
+        )
     _warn_of_strides(trainables)
     return [
         Layout(_spec(index, run, optimizer_name), [one.parameter for one in run])
@@ -90,15 +92,15 @@ def lay_out(
 def _trainables(
     optimizer: torch.optim.Optimizer, named_parameters: NamedParameters | None
 ) -> list[_Trainable]:
-    """The trainable parameters in reverse order of registration, each once."""
+    """Returns the trainable parameters in reverse order of registration, each once."""
     groups = _group_of_each(optimizer)
     names = _default_names(optimizer) if named_parameters is None else dict(_unique(named_parameters))
     known = set(names.values())
     strangers = [_describe(parameter, groups) for parameter in groups if parameter not in known]
     if strangers:
         raise ConfigError(
-            f"the optimizer holds parameters that the model does not: {', '.join(strangers)}; "
-            "give both the same model"
+            f"the optimizer has parameters that the model does not have: {', '.join(strangers)}; "
+            "make the optimizer from the parameters of the same model"
         )
     chosen = [(name, parameter) for name, parameter in names.items() if parameter in groups]
     trainable = [(name, parameter) for name, parameter in chosen if _is_trainable(name, parameter)]
@@ -125,12 +127,12 @@ def _default_names(optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Param
 
 
 def _unique(named_parameters: NamedParameters) -> NamedParameters:
-    """Drops the second name of a tied parameter; refuses one name for two."""
+    """Drops further names of a tied parameter; raises ConfigError if two parameters have one name."""
     owner: dict[str, torch.nn.Parameter] = {}
     seen: set[torch.nn.Parameter] = set()
     for name, parameter in named_parameters:
         if owner.setdefault(name, parameter) is not parameter:
-            raise ConfigError(f"two parameters are named {name!r}; names must tell them apart")
+            raise ConfigError(f"two parameters are named {name!r}; give each parameter a unique name")
         if parameter not in seen:
             seen.add(parameter)
             yield name, parameter
@@ -143,7 +145,9 @@ def _describe(parameter: torch.nn.Parameter, groups: dict[torch.nn.Parameter, in
 
 def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
     if is_lazy(parameter):
-        raise ConfigError(f"parameter {name} has no shape yet; run one forward pass first")
+        raise ConfigError(
+            f"parameter {name} has no shape yet; run one forward pass before you make DistributedOptimizer"
+        )
     if not parameter.requires_grad or parameter.numel() == 0:
         return False
     if _dtype_name(parameter) not in DTYPE_BYTES:
@@ -152,7 +156,7 @@ def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
 
 
 def _runs(trainables: list[_Trainable], bucket_bytes: int) -> list[list[_Trainable]]:
-    """Cuts trainables of one kind into runs of at most `bucket_bytes`, ordered by when the last is ready."""
+    """Splits trainables of one kind into runs of at most `bucket_bytes`, ordered by their last position."""
     runs: list[list[_Trainable]] = []
     newest: dict[Kind, list[_Trainable]] = {}
     filled: Counter[Kind] = Counter()
@@ -176,7 +180,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _warn_of_strides(trainables: list[_Trainable]) -> None:
-    """Shards and checkpoints know shapes, not strides, so every parameter becomes contiguous."""
+    """Warns of strided parameters: shards and checkpoints store no strides, so all become contiguous."""
     strided = [one.name for one in trainables if not one.parameter.is_contiguous()]
     if strided:
-        log.warning("made contiguous, a special memory format is lost: %s", ", ".join(strided))
+        log.warning("parameters made contiguous, their memory format is lost: %s", ", ".join(strided))

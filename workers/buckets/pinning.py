@@ -1,4 +1,4 @@
-"""Host memory that a GPU copies to and from at the bus's speed, without the processor."""
+"""Pinned host memory: a GPU copies to and from it at bus speed, without the CPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError
 
 Allocate = Callable[[int, torch.dtype], Tensor]
-"""Makes a flat zeroed CPU tensor of so many elements; `Communicator.allocate` is one."""
+"""Makes a flat zeroed CPU tensor with a number of elements, as `Communicator.allocate` does."""
 
 
 def pinned(numel: int, dtype: torch.dtype, allocate: Allocate) -> Tensor:
-    """A flat zeroed tensor in pinned memory: the transport's own where that has pages of its own.
+    """Returns a flat zeroed tensor in pinned memory, in the transport's memory if that can be pinned.
 
-    Pinning goes by the page. A shared segment's allocations begin at one and share it with nobody.
-    Memory from the heap does, and a transport that sends from there sends from any: it gets torch's.
+    Pinning works on whole pages. Allocations of a shared segment start at a page and share no page.
+    Heap memory shares pages, so it is not pinned. A transport that uses heap memory can send from any
+    memory, so it gets torch's pinned memory.
 
     Raises:
-        ConfigError: The system does not let this process pin so much.
+        ConfigError: The system does not allow this process to pin that much memory.
     """
     memory = allocate(numel, dtype)
     if not lies_in_pages_of_its_own(memory):
@@ -32,7 +33,7 @@ def pinned(numel: int, dtype: torch.dtype, allocate: Allocate) -> Tensor:
 
 
 def lies_in_pages_of_its_own(memory: Tensor) -> bool:
-    """Whether it begins at a page, as all memory does that comes in whole pages."""
+    """Whether the memory starts at a page, as memory does that is allocated in whole pages."""
     return memory.numel() > 0 and memory.data_ptr() % mmap.PAGESIZE == 0
 
 
@@ -42,6 +43,6 @@ def _register(memory: Tensor) -> None:
     code = int(cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
     if code != 0:
         raise ConfigError(
-            f"cannot pin {memory.nbytes} bytes of host memory (cudaHostRegister: {code}); raise ulimit -l"
+            f"cannot pin {memory.nbytes} bytes of host memory (cudaHostRegister: {code}); increase ulimit -l"
         )
     weakref.finalize(memory, cudart.cudaHostUnregister, memory.data_ptr())

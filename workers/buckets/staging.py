@@ -1,15 +1,15 @@
-"""A bucket's way between its device and the wire.
+"""Moves a bucket between its device and host memory.
 
-On the CPU there is none: a bucket lies where it is sent from. From a GPU the law is
+A bucket on the CPU is sent from where it is. For a GPU the order is
 
-    copy out     after what backward had queued when the bucket was handed over
-    hand-over    after the copy out, by a thread that waits for it (`hubring.workers.buckets.device_waiter`)
+    copy out     after the work that backward had queued when the bucket was sent
+    exchange     after the copy out, started by a thread (`hubring.workers.buckets.device_waiter`)
     copy in      after the answer, queued by the thread that received it
-    training     after the copy in: its stream waits for it, no thread does
+    training     after the copy in; only the training stream waits for it
 
-so the training thread never waits for the device. Nothing that reads old values
-or writes to gradients can be running when an answer is copied in: it was queued
-before the hand-over, and the exchange began when all that was done.
+so the training thread never waits for the device. When an answer is copied in, no kernel
+still reads old values or writes gradients: such kernels were queued before the exchange,
+and the exchange started after they had finished.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from hubring.workers.buckets.device_waiter import DeviceWaiter
 from hubring.workers.buckets.pinning import Allocate, pinned
 
 Start = Callable[[], Work]
-"""Begins an exchange with the host's side of a bucket."""
+"""Starts an exchange of a bucket's host memory."""
 
 Lands = Literal["values", "gradients"]
-"""What the answer is: new values, or the workers' mean gradient."""
+"""The kind of answer: new values, or the mean gradient."""
 
 
 class Stage(Protocol):
-    """One bucket as the host sees it; `gradients` and `values` are flat CPU tensors."""
+    """One bucket in host memory; `gradients` and `values` are flat CPU tensors."""
 
     @property
     def gradients(self) -> Tensor: ...
@@ -45,26 +45,26 @@ class Stage(Protocol):
     def values(self) -> Tensor: ...
 
     def push_pull(self, what: str, start: Start, lands: Lands) -> Work:
-        """Brings the gradients to the host, begins the exchange, and takes back what it left there.
+        """Copies the gradients to the host, starts the exchange, and copies the answer to the device.
 
         Args:
-            what: Is done, for an error's text.
-            start: May run later, in another thread; returns the exchange's work.
-            lands: Where the exchange leaves its answer.
+            what: Name of the exchange, for error messages.
+            start: Starts the exchange and returns its work. It may run later, in another thread.
+            lands: The host tensor to which the exchange writes its answer.
 
         Returns:
-            Done when the answer is on its way to the device: then `arrive`.
+            A work that is done when the copy to the device is queued. Then call `arrive`.
         """
 
     def pull(self, what: str, start: Start) -> Work:
-        """The same for an exchange that takes no gradients and brings values."""
+        """As `push_pull`, for an exchange that only returns values."""
 
     def arrive(self) -> None:
-        """Puts what is queued next behind the last answer; to be called once its work is done."""
+        """Makes work queued from now on wait for the last answer. Call it once the work is done."""
 
 
 class OnHost:
-    """The stage of a bucket on the CPU, which lies in the memory that travels."""
+    """The stage of a bucket on the CPU, which is exchanged in place."""
 
     def __init__(self, gradients: Tensor, values: Tensor) -> None:
         self.gradients = gradients
@@ -77,17 +77,17 @@ class OnHost:
         return start()
 
     def arrive(self) -> None:
-        """It is there."""
+        """Does nothing: the answer is in place."""
 
 
 class ThroughHost:
     """The stage of a bucket on another device: pinned memory on the host.
 
-    The host's side is made when it is first asked for, with the device's contents: a ring never asks.
+    The host tensors are made at first use, with the device's contents. A ring never uses them.
 
     Args:
-        gradients: On the device.
-        values: On the device.
+        gradients: Flat gradients on the device.
+        values: Flat values on the device.
         device: Queues the copies.
         waiter: Waits for the device.
         pin: Makes flat pinned memory.
@@ -116,29 +116,29 @@ class ThroughHost:
         return self._exchange(what, ready, start, lambda: self.device.copy_in(here, self._there[lands]))
 
     def pull(self, what: str, start: Start) -> Work:
-        # The mark also lies behind the last copy in, which read what this one's answer overwrites.
+        # The mark is also after the last copy in, which read the memory that this answer overwrites.
         values = self.values
         return self._exchange(
             what, self.device.mark(), start, lambda: self.device.copy_in(values, self._there["values"])
         )
 
     def in_place(self, what: str, start: Start) -> Work:
-        """An exchange that reads the gradients on the device, and has copied the answer in itself."""
+        """Starts an exchange that reads gradients on the device and queues its own copy of the answer."""
         return self._exchange(what, self.device.mark(), start, _nothing)
 
     def arrive(self) -> None:
         if self._landed is not None:
             self.device.follow(self._landed)
 
-    def _exchange(self, what: str, ready: Mark, start: Start, take_back: Callable[[], None]) -> Work:
+    def _exchange(self, what: str, ready: Mark, start: Start, copy_in: Callable[[], None]) -> Work:
         whole = Work(what)
 
         def answered(work: Work) -> None:
             try:
-                work.wait(0)  # raises what it failed with
-                take_back()
+                work.wait(0)  # raises the exchange's error
+                copy_in()
                 self._landed = self.device.landed()
-            except Exception as error:  # whatever it is, somebody waits for this exchange
+            except Exception as error:  # any error: a caller waits for this exchange
                 whole.fail(error)
             else:
                 whole.complete_part()
@@ -152,10 +152,10 @@ class ThroughHost:
 
 
 class Staging:
-    """Makes the stages of one model's buckets; those of one device share its queues and a waiter.
+    """Makes the stages of one model's buckets. Buckets on one device share its queues and a waiter.
 
     Args:
-        allocate: Makes host memory that travels at its best.
+        allocate: Makes host memory that the transport sends fast.
     """
 
     def __init__(self, allocate: Allocate) -> None:
@@ -163,16 +163,18 @@ class Staging:
         self._devices: dict[torch.device, tuple[Device, DeviceWaiter]] = {}
 
     def stage(self, gradients: Tensor, values: Tensor) -> Stage:
-        """The stage of a bucket.
+        """Returns the stage of a bucket.
 
         Raises:
-            ConfigError: It is on a device that cannot be exchanged from.
+            ConfigError: The bucket is on an unsupported device.
         """
         device = values.device
         if device.type == "cpu":
             return OnHost(gradients, values)
         if device.type != "cuda":
-            raise ConfigError(f"parameters are on {device}; only cpu and cuda devices can be exchanged")
+            raise ConfigError(
+                f"parameters are on {device}; only cpu and cuda are supported: move the model to one of them"
+            )
         if device not in self._devices:
             self._devices[device] = CudaDevice(device), DeviceWaiter()
         return ThroughHost(gradients, values, *self._devices[device], self._pinned)
@@ -182,4 +184,4 @@ class Staging:
 
 
 def _nothing() -> None:
-    """The answer is on its way already."""
+    """Does nothing: the copy of the answer is already queued."""

@@ -1,1 +1,1 @@
-"""`DistributedOptimizer`: hooks, exchange, step, checkpoints."""
+"""`DistributedOptimizer`: hooks, exchange, step and checkpoints."""

@@ -1,9 +1,9 @@
-"""What happens during backward, told by hooks on the parameters.
+"""Follows backward passes through hooks on the parameters.
 
-At the first gradient of a pass the pass is counted and missing gradients become
-zeros. A bucket counts its gradients down, and in the last pass of a step
-`on_ready(bucket)` is called when it has them all; `on_end()` is called before
-`loss.backward()` returns.
+The first gradient of a pass starts the pass. In the last pass of a step,
+`on_ready(bucket)` is called when a bucket has all its gradients, and `on_end()` is
+called before `loss.backward()` returns. Gradients that the pass did not produce
+count as zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BackwardPasses:
     """Follows the backward passes of one step.
 
     Attributes:
-        count: Passes since the step began, the one under way included.
+        count: Passes since the step began, including the current one.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class BackwardPasses:
         self._missing: list[set[int]] = [set() for _ in buckets]
         self._all = [frozenset(range(len(bucket.parameters))) for bucket in buckets]
         self._left: list[Bucket] = []
-        # Backward runs one thread a device; a model may lie on several, but no bucket does.
+        # Backward runs one thread per device. A model can span several devices; a bucket cannot.
         self._lock = threading.Lock()
         for bucket in buckets:
             for position, parameter in enumerate(bucket.parameters):
@@ -58,15 +58,15 @@ class BackwardPasses:
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """Begins the next step."""
+        """Prepares for the next step."""
         self.count = 0
         self._graph_task = -1
 
     def _hook(self, bucket: Bucket, position: int) -> Callable[[torch.Tensor], None]:
-        """What runs once a parameter and pass: a model may have thousands, so it does the least it can.
+        """Returns the hook of one parameter. It runs in every pass, so it does as little as possible.
 
-        It holds no strong reference: torch keeps hooks where the garbage collector does not see them,
-        so a parameter that was reached from its own hook would never be freed.
+        The hook has no strong reference to `self`. The garbage collector cannot see torch's hooks, so a
+        parameter that its own hook references would never be freed.
         """
         missing = self._missing[index := bucket.spec.index]
         current = torch._C._current_graph_task_id
@@ -74,7 +74,7 @@ class BackwardPasses:
 
         def accumulated(_: torch.Tensor) -> None:
             passes = alive()
-            if passes is None:  # the optimizer is gone, and the model goes on without it
+            if passes is None:  # the optimizer was deleted and the model is still in use
                 return
             if current() != passes._graph_task:
                 passes._enter_pass()
@@ -85,7 +85,7 @@ class BackwardPasses:
         return accumulated
 
     def _enter_pass(self) -> None:
-        """Counts the pass at its first gradient; a pass that failed half-way counts too."""
+        """Counts the pass at its first gradient. A pass that fails midway counts too."""
         with self._lock:
             graph_task = torch._C._current_graph_task_id()
             if graph_task == self._graph_task:  # another device's thread was here first
@@ -104,9 +104,10 @@ class BackwardPasses:
     def _check_count(self) -> None:
         if self.count == self._passes_per_step:
             raise ConfigError(
-                f"backward ran more than {self._passes_per_step} time(s) before optimizer.step(): pass "
-                "backward_passes_per_step=... to DistributedOptimizer to accumulate, call "
-                "optimizer.zero_grad() to start over, or use checkpoint(..., use_reentrant=False)"
+                f"backward ran more than {self._passes_per_step} time(s) before optimizer.step(): to"
+                " accumulate gradients, pass backward_passes_per_step=... to DistributedOptimizer; to drop"
+                " them, call optimizer.zero_grad(); with activation checkpointing, use"
+                " checkpoint(..., use_reentrant=False)"
             )
 
     def _filled(self, bucket: Bucket) -> None:
@@ -129,13 +130,13 @@ class BackwardPasses:
             self._on_end()
 
     def _check_waited_for(self, bucket: Bucket) -> None:
-        """A gradient for parameters that are still on their way: some forward used them unasked."""
+        """Raises ConfigError if the bucket got a gradient while its parameters are still in flight."""
         index = bucket.spec.index
         if not self._exchange.has_left(bucket) or len(self._missing[index]) == len(self._all[index]):
             return
         position = min(self._all[index] - self._missing[index])
         raise ConfigError(
-            f"parameter {bucket.spec.tensors[position].name} was used before it was back: the module that"
-            " holds it did not run its forward, so nothing waited; call optimizer.synchronize() before"
-            " the forward, or leave out cross_barrier=True"
+            f"parameter {bucket.spec.tensors[position].name} was used before its exchange was done: its"
+            " module did not run its forward, so nothing waited for it; call optimizer.synchronize() before"
+            " the forward, or remove cross_barrier=True"
         )

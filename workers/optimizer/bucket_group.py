@@ -1,7 +1,8 @@
-"""Buckets that are handed over together.
+"""Buckets that are sent together.
 
-Small buckets leave early, large exchanges cost less by the byte; which counts
-for more only trying tells. So the buckets are small, and groups of them grow.
+Small buckets can leave early; large exchanges cost less per byte. Which matters more
+must be measured (`hubring.workers.optimizer.tuning`). So buckets are small and form
+groups of variable size.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from hubring.workers.buckets.layout import Kind, kind_of
 
 
 class BucketGroup(NamedTuple):
-    """Buckets of one kind, in their order, that wait for the last of them.
+    """Buckets of one kind that are sent once all of them are ready.
 
     Attributes:
-        buckets: At least one.
-        loads: What is given to the communicator: the buckets, or the one that joins them all.
+        buckets: At least one bucket, in order of index.
+        loads: The buckets passed to the communicator: `buckets`, or one bucket that joins them.
     """
 
     buckets: tuple[Bucket, ...]
@@ -27,12 +28,12 @@ class BucketGroup(NamedTuple):
 
 
 def bucket_groups(buckets: Iterable[Bucket], nbytes: int, *, joined: bool) -> list[BucketGroup]:
-    """Puts buckets into groups of at most `nbytes`, ordered by when their last is ready.
+    """Puts buckets into groups of at most `nbytes`, ordered by the index of their last bucket.
 
     Args:
-        buckets: In the order of their indices, which is that of backward.
-        nbytes: Where a group is full; a larger bucket goes alone.
-        joined: Makes one exchange of a group; its buckets must lie side by side.
+        buckets: In order of index, which is the order of backward.
+        nbytes: Maximum size of a group. A larger bucket forms its own group.
+        joined: Exchange each group as one bucket. Its buckets must be adjacent in memory.
     """
     groups: list[list[Bucket]] = []
     newest: dict[Kind, list[Bucket]] = {}

@@ -1,4 +1,4 @@
-"""A local optimizer's step, bucket by bucket: as soon as one's mean gradient is there."""
+"""Runs a local optimizer's step bucket by bucket, as soon as a bucket's mean gradient has arrived."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from torch.optim import Optimizer
 from hubring.ps.core.errors import ConfigError
 from hubring.workers.buckets.bucketing import Bucket
 
-_MEND = "leave out cross_barrier=True, or let the hub step (without --aggregate)"
+_FIX = "remove cross_barrier=True, or let the hub step (without --aggregate)"
 
 
 class Stepper:
-    """Steps parts of torch's own optimizers exactly as `step()` steps the whole.
+    """Steps the parameters of one bucket at a time, with the same result as one `step()`.
 
-    They treat every parameter by itself, so a step of a bucket's parameters is
-    that part of the step: the same kernels on the same tensors, bitwise. State
-    and its owner stay the optimizer's.
+    torch's own optimizers treat each parameter separately. So a step of one bucket runs the same
+    kernels on the same tensors, bitwise. The optimizer still owns its state.
 
     Raises:
-        ConfigError: The optimizer is not one of torch's, or looks at all parameters together.
+        ConfigError: The optimizer is not one of torch's, or it combines parameters (LBFGS).
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         kind = type(optimizer)
         if getattr(torch.optim, kind.__name__, None) is not kind or kind is torch.optim.LBFGS:
             raise ConfigError(
-                f"cross_barrier steps a few parameters at a time, and {kind.__module__}.{kind.__qualname__}"
-                f" may look at all of them together: use one of torch.optim but LBFGS, or {_MEND}"
+                f"cross_barrier=True steps one bucket at a time, and {kind.__module__}.{kind.__qualname__}"
+                f" may need all parameters at once: use a torch.optim optimizer other than LBFGS, or {_FIX}"
             )
         self._optimizer = optimizer
 
     def prepare(self) -> Callable[[Bucket], None]:
-        """What steps one bucket with the hyperparameters of now, whatever a scheduler does meanwhile.
+        """Returns a function that steps one bucket with the current hyperparameters.
+
+        Later changes by a scheduler do not affect the returned function.
 
         Raises:
-            ConfigError: Hooks wait for a step of the whole.
+            ConfigError: The wrapped optimizer has hooks on `step`.
         """
         wrapped = self._optimizer
         if wrapped._optimizer_step_pre_hooks or wrapped._optimizer_step_post_hooks:
             raise ConfigError(
-                "the wrapped optimizer has hooks on its step, which cross_barrier takes in parts: register"
-                f" them on the DistributedOptimizer, or {_MEND}"
+                "the wrapped optimizer has hooks on step(), which cross_barrier=True splits into buckets:"
+                f" register the hooks on the DistributedOptimizer, or {_FIX}"
             )
-        groups = [{name: _kept(value) for name, value in group.items()} for group in wrapped.param_groups]
+        groups = [{name: _copied(value) for name, value in group.items()} for group in wrapped.param_groups]
 
         def step(bucket: Bucket) -> None:
             part = self._part({**groups[bucket.spec.group], "params": list(bucket.parameters)})
@@ -58,15 +59,15 @@ class Stepper:
         return step
 
     def _part(self, group: dict[str, Any]) -> Optimizer:
-        """The optimizer with one group; all else, the state above all, is shared."""
+        """Returns the optimizer with one group only. It shares the state and everything else."""
         part = object.__new__(type(self._optimizer))
         vars(part).update(vars(self._optimizer))
         part.param_groups = [group]
-        # A scheduler's or a hook's wrapping of `step` is for the whole.
+        # Hooks on `step` must run once per full step.
         part._optimizer_step_pre_hooks = OrderedDict()
         part._optimizer_step_post_hooks = OrderedDict()
         return part
 
 
-def _kept(value: Any) -> Any:
+def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value

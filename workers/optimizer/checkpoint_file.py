@@ -1,7 +1,7 @@
-"""What a checkpoint of workers that step themselves holds, and how it lies in a safetensors file.
+"""The checkpoint format of jobs whose workers step: one safetensors file.
 
-Tensors lie there as `INDEX/kept/NAME` and `INDEX/state/PARAMETER/NAME`, one index an optimizer; what its
-state holds besides, numbers alone, and the completed steps are in the header.
+Tensors are named `INDEX/kept/NAME` (the model) and `INDEX/state/PARAMETER/NAME` (the optimizer's state),
+with one index per optimizer. Numbers of the optimizer's state and the completed steps are in the metadata.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from hubring.ps.core.errors import CheckpointCorrupt, ConfigError
 
 
 class Trained(Protocol):
-    """What a checkpoint asks of one optimizer and its model."""
+    """What a checkpoint needs from one optimizer and its model."""
 
     @property
     def completed_steps(self) -> int:
-        """How many steps it has taken."""
+        """Completed steps."""
 
     @property
     def model_state(self) -> Mapping[str, Tensor]:
-        """Parameters, buffers and frozen parameters by name; to read and to overwrite."""
+        """Parameters, buffers and frozen parameters by name, to read and to overwrite."""
 
     @property
     def named_parameters(self) -> Mapping[str, Tensor]:
-        """The trained ones of these."""
+        """The trained parameters by name."""
 
     @property
     def wrapped(self) -> Optimizer:
-        """The optimizer that steps here."""
+        """The local optimizer."""
 
 
 @dataclass(slots=True)
@@ -49,15 +49,15 @@ class Saved:
     step: int
     tensors: dict[str, Tensor]
     state: dict[int, dict[str, Any]]
-    """As in the `state` of an optimizer's `state_dict`."""
+    """The `state` of the optimizer's `state_dict`."""
 
 
 def write(path: Path, all_trained: Sequence[Trained]) -> None:
-    """Writes the state of each.
+    """Writes the state of all optimizers to one file.
 
     Raises:
-        ConfigError: An optimizer's state holds what is neither a tensor nor a number; or the disk is full,
-            or the folder cannot be written.
+        ConfigError: An optimizer's state has a value that is neither a tensor nor a number; the disk is
+            full; or the folder is not writable.
     """
     steps = [trained.completed_steps for trained in all_trained]
     tensors, numbers = _gather(all_trained)
@@ -68,10 +68,10 @@ def write(path: Path, all_trained: Sequence[Trained]) -> None:
 
 
 def read(path: Path) -> list[Saved]:
-    """The state of each, in their order.
+    """Returns the state of each optimizer, in their order.
 
     Raises:
-        CheckpointCorrupt: The file is none of ours.
+        CheckpointCorrupt: The file is unreadable or is not a Hubring checkpoint.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -87,7 +87,7 @@ def read(path: Path) -> list[Saved]:
 
 
 def described(saved: Saved) -> bytes:
-    """What other ranks must know to receive a state: its tensors' kinds, and the numbers themselves."""
+    """Returns what other ranks need to receive a state: dtypes and shapes of tensors, and all numbers."""
     kinds = [
         (parameter, name, _spell(value))
         for parameter, values in saved.state.items()
@@ -97,7 +97,7 @@ def described(saved: Saved) -> bytes:
 
 
 def prepared(description: bytes) -> Saved:
-    """A state with tensors to be overwritten, from `described` of another rank's."""
+    """Returns a state with empty tensors to receive into, from the output of `described` on rank 0."""
     step, kinds = json.loads(description)
     state: dict[int, dict[str, Any]] = {}
     for parameter, name, spelt in kinds:
@@ -109,7 +109,7 @@ def prepared(description: bytes) -> Saved:
 
 
 def kind(tensor: Tensor | None) -> str:
-    """Dtype and shape in words."""
+    """Returns dtype and shape as text."""
     return "nothing" if tensor is None else f"{_dtype(tensor)}{list(tensor.shape)}"
 
 
@@ -149,7 +149,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """A copy that shares its memory with nothing, as safetensors wants it."""
+    """Returns a copy on the CPU. safetensors refuses tensors that share memory."""
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -157,6 +157,6 @@ def _number(optimizer: Optimizer, name: str, value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float)):
         return value
     raise ConfigError(
-        f"{type(optimizer).__name__} keeps a {type(value).__name__} as {name!r} in its state, and checkpoints"
-        " hold tensors and numbers alone: leave --checkpoint-dir out, or take another optimizer"
+        f"{type(optimizer).__name__} has a {type(value).__name__} as {name!r} in its state; a checkpoint can"
+        " only store tensors and numbers: remove --checkpoint-dir, or use another optimizer"
     )

@@ -1,12 +1,12 @@
-"""What rank 0 keeps of a job whose workers step themselves: around a ring, under --aggregate, or alone.
+"""Checkpoints of a job whose workers step: on a ring, with --aggregate, or without a server.
 
-A hub saves its own. Here every rank holds the same parameters and optimizer state, so rank 0 writes them into
-DIR/workers, in the format of `ps/checkpoint/checkpoint_folder.py`. At the start rank 0 reads the file and
-broadcasts it: the other ranks need no access to the folder.
+A hub that steps saves its own checkpoints. Otherwise every rank has the same parameters and optimizer
+state, so rank 0 writes them to DIR/workers in the format of `ps/checkpoint/checkpoint_folder.py`. At the
+start rank 0 reads the file and broadcasts it. The other ranks need no access to the folder.
 
-The law: what is saved is a whole step, the same on all ranks, and nobody leaves a job that is stopped
-before it is saved. Hyperparameters are the script's and are not restored, as on a hub; nor is what codecs
-left out, nor the script's own random state.
+Invariants: a checkpoint holds one completed step, the same on all ranks. When a job is stopped, no rank
+leaves before the checkpoint is saved. Not restored: hyperparameters (as on a hub, the script sets them),
+the residuals of gradient compression, and the script's random state.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _FILE = "rank-0.safetensors"
 
 
 class Checkpoints:
-    """Saves and brings back, on rank 0; the other ranks take part where all must.
+    """Saves and restores on rank 0. All ranks must call `share` and `save_together`.
 
     Args:
         directory: `--checkpoint-dir`.
-        every: Seconds from one checkpoint to the next.
-        communicator: Ties the ranks together.
+        every: Seconds between periodic checkpoints.
+        communicator: Connects the ranks.
         job: Name of the script, for the manifest.
 
     Raises:
-        ConfigError: Rank 0 cannot read or write there, or another job's does.
+        ConfigError: Rank 0 cannot read or write the folder, or another job uses it.
     """
 
     def __init__(self, directory: Path, every: float, communicator: Communicator, job: str) -> None:
@@ -62,10 +62,10 @@ class Checkpoints:
         self._saved_step = -1
 
     def adopt(self, trained: Trained) -> None:
-        """Takes one more optimizer in. Rank 0 overwrites its tensors with what was saved, before ranks meet.
+        """Adds an optimizer. Rank 0 loads the saved model state, before the ranks compare their models.
 
         Raises:
-            ConfigError: The checkpoint is of another model; names the first difference.
+            ConfigError: The checkpoint is of another model. The error names the first difference.
         """
         self._trained.append(trained)
         saved = self._saved_of(trained)
@@ -76,23 +76,27 @@ class Checkpoints:
             mine, theirs = (kind(part.get(name)) for part in (here, saved.tensors))
             if mine != theirs:
                 raise ConfigError(
-                    f"the checkpoint in {self._directory} is of another model: it has {theirs} as {name!r},"
-                    f" where this one has {mine}. Start with another --checkpoint-dir, or the same script"
+                    f"the checkpoint in {self._directory} is of another model: {name!r} is {theirs} in the"
+                    f" checkpoint and {mine} in this model; use another --checkpoint-dir or the same script"
                 )
         with torch.no_grad():
             for name, tensor in here.items():
                 tensor.copy_(saved.tensors[name])
 
     def share(self, trained: Trained) -> int:
-        """Gives all ranks rank 0's optimizer state; all take part. Returns the steps completed before."""
+        """Broadcasts rank 0's saved optimizer state; all ranks must call it.
+
+        Returns:
+            The completed steps of the checkpoint; 0 without one.
+        """
         saved = self._saved_of(trained)
         description = checkpoint_file.described(saved) if saved is not None else b""
-        given = torch.tensor(list(description), dtype=torch.uint8)
-        # Of any length on rank 0, of none elsewhere.
-        told = collectives.allgather(given, "checkpoint", communicator=self._communicator)
-        if not told.numel():
+        own = torch.tensor(list(description), dtype=torch.uint8)
+        # An allgather, because only rank 0 knows the length; the other ranks add no bytes.
+        gathered = collectives.allgather(own, "checkpoint", communicator=self._communicator)
+        if not gathered.numel():
             return 0
-        saved = saved or checkpoint_file.prepared(bytes(told.tolist()))
+        saved = saved or checkpoint_file.prepared(bytes(gathered.tolist()))
         for index, values in saved.state.items():
             tensors = [value for value in values.values() if isinstance(value, Tensor)]
             name = f"checkpoint.{index}"
@@ -102,23 +106,23 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save in passing: rank 0 alone does, the others go on until they need it."""
+        """Whether it is time for a periodic checkpoint; always False on ranks other than 0."""
         return self._communicator.rank == 0 and time.monotonic() - self._saved_at >= self._every
 
     def save_in_passing(self) -> None:
-        """Saves as `save` does; what goes wrong is told in the log, and tried again when it is due."""
+        """Saves a periodic checkpoint. Logs a ConfigError and retries at the next due time."""
         try:
             self.save()
         except ConfigError as error:
-            log.error("no checkpoint: %s; the one before stays the last", error)
+            log.error("checkpoint not saved: %s; the previous checkpoint is still valid", error)
             self._saved_at = time.monotonic()
 
     def save(self) -> None:
-        """Writes a checkpoint of the step just completed; elsewhere than on rank 0 it does nothing.
+        """Writes a checkpoint of the last completed step. Does nothing on ranks other than 0.
 
         Raises:
-            ConfigError: The folder cannot be written, or an optimizer's state cannot be kept.
-            NonFinite: A parameter is NaN or infinite: the checkpoint before is the last good one.
+            ConfigError: The folder is not writable, or an optimizer's state cannot be stored.
+            NonFinite: A parameter is NaN or infinite. The previous checkpoint stays valid.
         """
         steps = [trained.completed_steps for trained in self._trained]
         if self._communicator.rank != 0 or not steps or steps[0] == self._saved_step:
@@ -142,12 +146,15 @@ class Checkpoints:
         log.info("checkpoint of step %d in %s", steps[0], final)
 
     def save_together(self) -> None:
-        """Saves, and returns on every rank once it is saved: a launcher may end all when one leaves."""
+        """Saves, and returns on every rank only once it is saved.
+
+        A launcher may stop all ranks when the first one exits.
+        """
         self.save()
         collectives.barrier("checkpoint", communicator=self._communicator)
 
     def close(self) -> None:
-        """Leaves its folder to others."""
+        """Releases the folder."""
         if self._lock is not None:
             self._lock.close()
 
@@ -159,6 +166,6 @@ class Checkpoints:
         newest = checkpoint_folder.newest(self._directory)
         if newest is None:
             return []
-        folder, said = newest
-        log.info("going on from step %d: %s", said.step, folder)
+        folder, manifest = newest
+        log.info("continuing from step %d: %s", manifest.step, folder)
         return checkpoint_file.read(folder / _FILE)

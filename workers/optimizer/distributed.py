@@ -1,17 +1,17 @@
-"""The optimizer that a training script uses in place of its own.
+"""`DistributedOptimizer`, which wraps a training script's optimizer.
 
-    steps_on     gradients are exchanged         who steps              .grad after backward
+    steps_on     gradients are exchanged         what steps             .grad after backward
     worker       during backward                 the wrapped optimizer  the mean over all ranks
-    server       during backward, or in step()   the hub                this rank's own
+    server       during backward, or in step()   the hub                this rank's own gradient
 
-On a hub the first step is watched: a script that unscales, clips or otherwise
-changes gradients after backward has them exchanged in `step()`, any other
-during backward.
+On a hub, the first step decides when gradients are exchanged. If the script unscales,
+clips or otherwise changes gradients after backward, they are exchanged in `step()`;
+otherwise during backward.
 
-With `cross_barrier`, from the second step on, `step()` leaves the exchange under
-way: every module's forward waits for its own parameters (`hubring.workers.optimizer.forward`), and
-where workers step, that is when their part of the step is taken. A step counts
-as completed when its gradients are handed over: nothing can take it back then.
+With `cross_barrier`, from the second step on, `step()` returns while the exchange is in
+flight. Each module's forward waits for its own parameters (`hubring.workers.optimizer.forward`);
+where workers step, the bucket's part of the step runs then. A step counts as completed once
+its gradients are sent: it cannot be undone after that.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ log = logging.getLogger(__name__)
 
 
 class DistributedOptimizer(OptimizerWrapper):
-    """Makes `optimizer` one of all ranks: exchanges gradients, then steps here or on the hub.
+    """Exchanges gradients between all ranks, then steps on the worker or on the hub.
 
-    It is an optimizer as any other: schedulers, hooks, `GradScaler`, closures and
-    `state_dict` work on it. `param_groups`, `state` and `defaults` are those of
-    the wrapped optimizer; where the hub steps, the state is the hub's, and
-    `state_dict` holds the groups alone. A parameter without a gradient counts as
-    one with a gradient of zeros. With a `GradScaler`, a step that one rank must
-    skip is skipped by all; on a hub every rank keeps a loss scale of its own.
+    Schedulers, hooks, `GradScaler`, closures and `state_dict` work as on any optimizer.
+    `param_groups`, `state` and `defaults` are those of the wrapped optimizer. If the hub steps,
+    it holds the state, and `state_dict` has only the groups. A parameter without a gradient
+    counts as one with a gradient of zeros. With a `GradScaler`, all ranks skip a step that one
+    rank must skip; on an asynchronous hub each rank skips on its own. On a hub each rank has its
+    own loss scale.
 
-    Ranks count alike, so a rank whose batch has another size than the others'
-    weighs its mean loss by `its samples * size / all samples`. Buffers come from
-    rank 0 once, here; from then on BatchNorm normalises by each rank's own batch,
-    as under DDP without SyncBatchNorm, and each rank keeps running statistics of its own.
+    All ranks have the same weight. If batch sizes differ, multiply each rank's mean loss by
+    `its samples * size / all samples`. Buffers are copied from rank 0 once, in the constructor.
+    After that BatchNorm uses each rank's own batch and running statistics, as in DDP without
+    SyncBatchNorm.
     """
 
-    # GradScaler then leaves unscaling and skipping to step(), which knows of the other ranks.
+    # GradScaler then leaves unscaling and skipping to step(), which asks the other ranks.
     _step_supports_amp_scaling = True
 
     def __init__(
@@ -82,39 +82,41 @@ class DistributedOptimizer(OptimizerWrapper):
         uneven: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Lays parameters and gradients out flat and brings rank 0's values to all ranks.
+        """Moves parameters and gradients into flat buckets and copies rank 0's values to all ranks.
 
-        By now the model must be on its device, of its dtype, and loaded if it is to be: from
-        here on every `parameter.data` and `.grad` is a view of a bucket.
+        Before this call, load the model and move it to its device and dtype. Afterwards every
+        `parameter.data` and `.grad` is a view of a bucket.
 
         Args:
-            optimizer: Over the parameters to train.
-            model: Names the parameters; its buffers and frozen parameters come from rank 0 as well.
-            named_parameters: Names the parameters where there is no one model.
-            backward_passes_per_step: How many backward passes one step sums up before the exchange.
-            bucket_bytes: Where a bucket is full; None takes the worker's setting. If that is None too,
-                the first steps try how many bytes are best handed over together
+            optimizer: The optimizer of the parameters to train.
+            model: Names the parameters. Its buffers and frozen parameters are copied from rank 0 as well.
+            named_parameters: Names the parameters if they do not belong to one model.
+            backward_passes_per_step: Backward passes that one step accumulates before the exchange.
+            bucket_bytes: Maximum size of a bucket. None uses the worker's setting. If that is None too,
+                the first steps measure how many bytes to send together
                 (`hubring.workers.optimizer.tuning`).
-            communicator: None takes that of `hubring.init()`.
-            after_step: Called with `completed_steps` after each step; None takes `hubring.init()`'s.
-            overlap: False never exchanges during backward: for scripts that begin to change gradients
-                after the first step, or whose backward reads a detached view of a parameter. Where a hub
-                steps a model on the CPU there is then one bucket a group and dtype, and no size to try,
-                unless `bucket_bytes` is given or `cross_barrier`.
-            cross_barrier: Lets `step()` return before the parameters are back. For scripts that read
-                parameters through modules' forwards and `state_dict` alone, or call `synchronize()`
-                before they read them otherwise (`copy.deepcopy`, averages of weights, `torch.compile`,
-                a penalty on weights computed before the model's forward): what is read too early is
-                the last step's, and not always found out. Nor may such scripts touch `.grad` between
-                `step()` and the next forward, but by `optimizer.zero_grad()`.
-            uneven: Ranks may have differently many batches: each calls `join()` after its last step. Costs
-                one small collective a step, in which all are asked who still trains.
-            timeout: Seconds that one step's exchange may take; None takes the communicator's.
+            communicator: None uses the communicator of `hubring.init()`.
+            after_step: Called with `completed_steps` after each step. None uses the function of
+                `hubring.init()`.
+            overlap: False disables exchange during backward. Set it if the script starts to change
+                gradients only after the first step, or if backward reads a detached view of a parameter.
+                If a hub then steps a model on the CPU, each group and dtype has one bucket and nothing is
+                tuned, unless `bucket_bytes` or `cross_barrier` is set.
+            cross_barrier: Let `step()` return before the parameters have arrived. The script may then read
+                parameters only through modules' forwards and `state_dict`. Before any other read
+                (`copy.deepcopy`, averages of weights, `torch.compile`, a penalty on weights computed
+                before the model's forward) it must call `synchronize()`; otherwise it reads values of the
+                previous step, which Hubring cannot always detect. Between `step()` and the next forward
+                the script may change `.grad` only with `optimizer.zero_grad()`.
+            uneven: Ranks may have different numbers of batches; each rank calls `join()` after its last
+                step. Costs one small collective per step, which finds out whether any rank still trains.
+            timeout: Seconds that one step's exchange may take. None uses the communicator's timeout.
 
         Raises:
-            ConfigError: The model is something else, or does not fit the optimizer, or ranks differ; names
-                the first difference. Or `cross_barrier` has no model to watch, or an optimizer that steps
-                only as a whole; or `uneven` is asked for beside what it cannot go with.
+            ConfigError: `model` is not a module or does not match the optimizer; the ranks' models differ
+                (the error names the first difference); `cross_barrier` is set without a model or with an
+                optimizer that cannot step bucket by bucket; or `uneven` is set with an option that
+                excludes it.
         """
         check_model(model)
         setup = Setup.of(communicator, bucket_bytes, after_step)
@@ -123,12 +125,15 @@ class DistributedOptimizer(OptimizerWrapper):
         self._after_step = setup.after_step
         self._steps_on_server = communicator.steps_on == "server"
         if cross_barrier and model is None:
-            raise ConfigError("cross_barrier=True needs the model: its modules' forwards are what waits")
+            raise ConfigError(
+                "cross_barrier=True needs the model, because its modules' forwards wait for parameters:"
+                " call DistributedOptimizer(optimizer, model, cross_barrier=True)"
+            )
         self._asks = asks_for_loss(optimizer)
         if uneven and (cross_barrier or self._asks or not communicator.lockstep):
             raise ConfigError(
-                "uneven=True is for ranks that keep step, with one exchange a step that it waits for: it goes"
-                " neither with cross_barrier=True nor with LBFGS, and an asynchronous hub does not need it"
+                "uneven=True needs ranks in lockstep and one exchange per step that step() waits for: remove"
+                " uneven=True, cross_barrier=True or LBFGS; an asynchronous hub does not need uneven=True"
             )
         self._uneven_inputs = UnevenInputs(communicator, optimizer) if uneven else None
         self._stepper = None if self._steps_on_server or not cross_barrier else Stepper(optimizer)
@@ -142,7 +147,8 @@ class DistributedOptimizer(OptimizerWrapper):
         self._steps = self._start_from_rank_0(setup.checkpoints)
         self._exchange = Exchange(communicator, self._buckets, self._hyper, self._timeout, setup.recorder)
         self._watch = ChangeWatch(self._buckets, self._hyper)
-        self._begin_slow = setup.watch(self._tensors.exchanged)  # its hooks stand before those that hand over
+        # Before BackwardPasses: hooks run in the order in which they were registered.
+        self._begin_slow = setup.watch(self._tensors.exchanged)
         guard = self._watch_forward(model) if cross_barrier and model is not None else None
         self._overlap = Overlap(communicator, self._exchange, self._watch, guard, wanted=overlap)
         self._passes = BackwardPasses(
@@ -160,42 +166,43 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def completed_steps(self) -> int:
-        """Steps that changed the parameters, those before a restart included: where the script goes on."""
+        """Completed steps, including the steps before a restart. A restarted script continues from here."""
         self._asked = True
         return self._steps
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Every trained parameter by name."""
+        """All trained parameters by name."""
         return self._tensors.trained()
 
     @property
     def model_state(self) -> dict[str, torch.Tensor]:
-        """All that a checkpoint holds of the model by name: parameters, buffers, frozen parameters."""
+        """The model's part of a checkpoint: parameters, buffers and frozen parameters by name."""
         return self._tensors.state()
 
     @property
     def exchange_seconds(self) -> float:
-        """Time that exchanges took from training: handing over, and waiting for what nothing hid."""
+        """Seconds that training spent sending buckets and waiting for exchanges."""
         return self._exchange.seconds
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes one step on all ranks; afterwards the parameters are the ones to use next.
+        """Takes one step on all ranks. When it returns, the parameters are updated.
 
-        With `cross_barrier` they are when a module's forward, `state_dict` or `synchronize()` reads them.
+        With `cross_barrier`, the update is complete only when a module's forward, `state_dict` or
+        `synchronize()` reads the parameters.
 
         Args:
-            closure: Computes the loss anew, gradients and all; called once, before the exchange. An
-                optimizer that cannot do without, as LBFGS, calls it as often as it likes, each time with
-                an exchange; all ranks must then be given one, and ask it equally often.
+            closure: Recomputes the loss and the gradients. It is called once, before the exchange. An
+                optimizer that requires a closure (LBFGS) may call it several times, each time with an
+                exchange; then all ranks must pass a closure and call it equally often.
 
         Returns:
-            What the closure returned; where it was LBFGS that asked, the mean of the ranks' losses.
+            The closure's result. With LBFGS, the mean of the ranks' losses.
 
         Raises:
-            ConfigError: The script changed gradients that were handed over already.
+            ConfigError: The script changed gradients that were already sent.
             DeadlineExceeded: The exchange took longer than the timeout.
-            HubringError: What the exchange failed with; with `cross_barrier` whoever waits next is told.
+            HubringError: The exchange failed. With `cross_barrier` the next wait raises it.
             Preempted: The job stops at this step.
         """
         loss = None
@@ -209,7 +216,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._tensors.check_frozen()
         self._overlap.settle(self._passes.count, scales=hasattr(self, "found_inf"))
         if self._uneven_inputs is not None:
-            self._anybody(self._uneven_inputs, trains=True)
+            self._any_trains(self._uneven_inputs, trains=True)
         if self._must_skip():
             self._begin_step()
             if self._tuner is not None:
@@ -220,44 +227,47 @@ class DistributedOptimizer(OptimizerWrapper):
         return loss
 
     def join(self) -> None:
-        """Says that this rank has no batch left, and takes the others' steps until none of them has.
+        """Takes part in the other ranks' steps, without a batch, until no rank has a batch left.
 
-        In these its gradient is zeros and counts in the mean, and numbers in its groups, such as the
-        learning rate, are the others'. So all ranks end with the same parameters and `completed_steps`.
+        In these steps this rank's gradient is zeros and counts in the mean. It copies float
+        hyperparameters, such as the learning rate, from the ranks that train. So all ranks finish with
+        the same parameters and `completed_steps`.
 
         Raises:
-            ConfigError: `uneven=True` was not given, so the others do not ask.
-            HubringError: What `step()` raises.
+            ConfigError: The optimizer was made without `uneven=True`.
+            HubringError: See `step`.
         """
         if self._uneven_inputs is None:
-            raise ConfigError("join() needs DistributedOptimizer(..., uneven=True), on all ranks")
+            raise ConfigError(
+                "join() needs uneven=True: call DistributedOptimizer(..., uneven=True) on all ranks"
+            )
         while True:
             self.zero_grad()
-            if not self._anybody(self._uneven_inputs, trains=False):
+            if not self._any_trains(self._uneven_inputs, trains=False):
                 self._begin_step()
                 return
             self._take_step()
             self._end_step()
 
     def synchronize(self) -> None:
-        """Waits until all parameters are the ones to use next; without `cross_barrier` they are already.
+        """Waits until all parameters are updated. Without `cross_barrier` it returns at once.
 
         Raises:
             DeadlineExceeded: The exchange took longer than the timeout.
-            HubringError: What the exchange failed with.
+            HubringError: The exchange failed.
         """
         self._exchange.settle_all()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zeroes all gradients in place, whatever `set_to_none`: they must stay where they are.
+        """Zeroes all gradients in place. `set_to_none` has no effect: gradients are views of buckets.
 
         Raises:
-            ConfigError: They were handed over already; a push cannot be taken back.
+            ConfigError: The gradients were already sent; a push cannot be undone.
         """
-        if self._overlap.handed_over:
+        if self._overlap.sent:
             raise ConfigError(
-                "zero_grad() came after the gradients were pushed during backward: call step() first, "
-                f"or pass {self._overlap.fix} to DistributedOptimizer if the script skips steps"
+                "zero_grad() was called after the gradients were pushed during backward: call step() first;"
+                f" if the script skips steps, pass {self._overlap.fix} to DistributedOptimizer"
             )
         if self._passes.count:
             self._watch.note_dropped()
@@ -266,13 +276,13 @@ class DistributedOptimizer(OptimizerWrapper):
             self._exchange.zero_gradients(bucket)
 
     def refresh(self) -> None:
-        """Brings the newest parameters of an asynchronous hub; elsewhere they are here already."""
+        """Pulls the newest parameters from an asynchronous hub. Elsewhere the parameters do not change."""
         self._exchange.refresh()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads into the wrapped optimizer; where the hub steps, the groups alone count."""
+        """Loads into the wrapped optimizer. If the hub steps, only the groups have an effect."""
         if self._steps_on_server and state_dict.get("state"):
-            log.warning("the hub holds the optimizer's state: only the parameter groups were loaded")
+            log.warning("load_state_dict() loaded only the parameter groups: the hub holds the state")
         super().load_state_dict(state_dict)
 
     def _lay_out(self, named_parameters: NamedParameters | None, bucket_bytes: int) -> list[Bucket]:
@@ -289,20 +299,21 @@ class DistributedOptimizer(OptimizerWrapper):
         )
 
     def _name_on_server(self) -> str:
-        """What the hub is to run; refused here, not in the first backward, if it cannot."""
+        """Returns the name of the hub's optimizer; raises ConfigError if the hub cannot run it."""
         kind: type[Optimizer] = type(self.wrapped)
         name: str = kind.__name__
         for group in self.param_groups:
             hyper_of(group, name)
         if getattr(torch.optim, name) is not kind:
             raise ConfigError(
-                f"the hub runs torch.optim.{name}, which {kind.__module__}.{name} is not:"
-                " start the workers with --aggregate, where the hub averages and your own optimizer steps"
+                f"the hub can run torch.optim.{name}, but the script's optimizer is {kind.__module__}.{name}:"
+                " start the workers with --aggregate; the hub then only averages, and the script's optimizer"
+                " steps"
             )
         return name
 
     def _start_from_rank_0(self, checkpoints: Checkpoints | None) -> int:
-        """Brings everybody to one beginning; returns the completed steps to go on from."""
+        """Gives all ranks the same model and state; returns the completed steps to continue from."""
         if checkpoints is not None:
             checkpoints.adopt(self)
         with self._communicator.waiting:
@@ -322,22 +333,25 @@ class DistributedOptimizer(OptimizerWrapper):
         self.wrapped.register_load_state_dict_pre_hook(lambda *_: self.synchronize())
         return ForwardGuard(model, self._buckets, self._exchange)
 
-    def _anybody(self, inputs: UnevenInputs, *, trains: bool) -> bool:
-        """Asks where whoever has joined stands too: before a hub steps, and after a worker has the mean."""
+    def _any_trains(self, inputs: UnevenInputs, *, trains: bool) -> bool:
+        """Whether some rank has a batch: before the hub steps, or after the mean where workers step."""
         if hasattr(self, "found_inf"):
-            raise ConfigError("uneven=True does not go with a GradScaler: who has joined has none to ask")
+            raise ConfigError(
+                "uneven=True does not support GradScaler, because a rank in join() has no scaler:"
+                " remove uneven=True or the GradScaler"
+            )
         if not self._steps_on_server:
             self._exchange.finish()
-        return inputs.anybody(trains=trains)
+        return inputs.any_trains(trains=trains)
 
     def _must_skip(self) -> bool:
-        """Deals with a GradScaler: True if some rank's gradients overflowed, else unscales."""
+        """Returns True if some rank's scaled gradients overflowed; otherwise unscales them."""
         if not hasattr(self, "found_inf"):
             return False
         if not self._steps_on_server and not self._exchange.complete:
             raise ConfigError(
-                f"step() came after {self._passes.count} backward pass(es), fewer than "
-                "backward_passes_per_step; with a GradScaler every step needs them all"
+                f"step() was called after {self._passes.count} backward pass(es), fewer than"
+                " backward_passes_per_step: with a GradScaler, run all passes before every step()"
             )
         if scaling.overflowed(self.found_inf, self._communicator, self._timeout):
             return True
@@ -348,18 +362,18 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._overlap.crossing:
             self._exchange.leave(self._stepper.prepare() if self._stepper else ignore)
             if self._communicator.drains:
-                # Its answer says whether the job stops here: all ranks must know now. It left first.
+                # The answer to the first bucket has the stop request, which all ranks need now.
                 self._exchange.settle(self._buckets[0])
         else:
             self._exchange.finish()
             if not self._steps_on_server:
                 self.wrapped.step()
-        # A scheduler made on the wrapped optimizer wants to know that a step was taken.
+        # A scheduler of the wrapped optimizer warns if no step was taken before it.
         self.wrapped._opt_called = True  # type: ignore[attr-defined]
         self._overlap.step_taken(self._passes.count)
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
-        """The mean gradient for an optimizer that asks for it, and the mean loss, by which it decides."""
+        """Computes the mean gradient and returns the mean loss, for an optimizer with a closure (LBFGS)."""
         self._begin_step()
         with torch.enable_grad():
             loss = closure()
@@ -370,21 +384,21 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _end_step(self) -> None:
         self._begin_step()
-        # Where all is handed over in step(), how much at a time makes no difference.
+        # If step() sends everything at once, the group size makes no difference.
         if self._tuner is not None and self._overlap.backward:
             self._tuner.note_step()
         self._steps += 1
         if not self._asked:
             self._asked = True
             log.warning(
-                "this is step %d of a job that goes on, and the script has not asked for"
-                " optimizer.completed_steps: does it begin anew?",
+                "this is step %d of a restarted job, but the script did not read optimizer.completed_steps:"
+                " read it to continue from that step instead of step 0",
                 self._steps,
             )
         try:
             self._after_step(self._steps)
         except BaseException:
-            self.synchronize()  # whoever leaves now leaves a whole step behind
+            self.synchronize()  # a worker that stops here must complete the step first
             raise
         self._begin_slow(self._steps)
 

@@ -1,15 +1,14 @@
-"""What the forward pass waits for, where a step leaves its exchange under way.
+"""Makes the forward pass wait for parameters that a step left in flight.
 
-As ByteScheduler's and BytePS's crossing of the global barrier (Peng et al.,
-SOSP 2019): the exchange of one step hides behind the next step's forward too.
-A hook before each module's forward waits for that module's parameters alone.
+This is the cross-barrier scheme of ByteScheduler and BytePS (Peng et al., SOSP 2019): the
+exchange of one step overlaps with the next step's forward. A hook before each module's
+forward waits for that module's parameters only.
 
-The law: between two steps nobody reads a parameter that is on its way. Modules
-with a forward of their own are waited for by it. Parameters of a module whose
-forward does not run (`nn.MultiheadAttention` reads those of its `out_proj`) are
-waited for by the nearest module around it that does run; which these are, the
-first step tells. Without gradients, as in evaluation, modules may take other
-ways, so there everything is waited for; so it is before `state_dict`.
+Invariant: no parameter is read while it is in flight. If a module's forward does not run
+(`nn.MultiheadAttention` reads the parameters of its `out_proj` directly), the nearest
+enclosing module that runs waits for its parameters. The first step shows which modules run.
+Without gradients, as in evaluation, other modules may run, so every forward waits for all
+parameters. `state_dict` waits for all parameters too.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from hubring.workers.optimizer.exchange import Exchange
 
 
 class Hook:
-    """What a module calls before its forward, or before it is copied.
+    """A hook that a module calls before its forward or its `state_dict`.
 
-    A module that is copied or pickled takes its hooks along. The copy's parameters
-    are its own and wait for nothing, so its hooks do nothing.
+    Copying or pickling a module copies its hooks. The copy has its own parameters, which are
+    never in flight, so the copied hook does nothing.
     """
 
     def __init__(self, act: Callable[[nn.Module], None]) -> None:
@@ -44,12 +43,12 @@ class Hook:
 
 
 class ForwardGuard:
-    """Lets every module of a model wait for its own parameters' buckets.
+    """Makes every module of a model wait for the buckets of its parameters.
 
     Args:
-        model: Whose forward is watched from now on.
-        buckets: Where its parameters lie.
-        exchange: What is waited for.
+        model: The model. Recording of its forwards starts at once.
+        buckets: Buckets of its parameters.
+        exchange: Settles the buckets.
     """
 
     def __init__(self, model: nn.Module, buckets: Sequence[Bucket], exchange: Exchange) -> None:
@@ -68,10 +67,10 @@ class ForwardGuard:
         self._waiting = [handle for module in self._needs for handle in self._before_copies(module)]
 
     def begin(self) -> None:
-        """Lets modules wait, now that one step has shown which of them run.
+        """Makes modules wait from now on, after one step has shown which modules run.
 
         Raises:
-            ConfigError: No module that holds some parameter runs its forward, so nothing would wait.
+            ConfigError: A parameter has no enclosing module that runs its forward.
         """
         self._end_watching()
         self._visit(self._model, None)
@@ -79,8 +78,9 @@ class ForwardGuard:
             for tensor, parameter in zip(bucket.spec.tensors, bucket.parameters, strict=True):
                 if parameter not in self._waited_for:
                     raise ConfigError(
-                        f"cross_barrier: no module around {tensor.name} ran its forward in the first step, so"
-                        " nothing could wait for it: call the model itself, or leave out cross_barrier=True"
+                        f"cross_barrier=True: no module that contains {tensor.name} ran its forward in the"
+                        " first step, so nothing can wait for it: call the model itself, or remove"
+                        " cross_barrier=True"
                     )
         self._order = {module: sorted(needs, reverse=True) for module, needs in self._needs.items()}
         self._waiting += [
@@ -90,7 +90,7 @@ class ForwardGuard:
         ]
 
     def give_up(self) -> None:
-        """Watches no longer, and waits for nothing."""
+        """Removes all hooks."""
         self._end_watching()
         for handle in self._waiting:
             handle.remove()
@@ -100,7 +100,7 @@ class ForwardGuard:
             handle.remove()
 
     def _visit(self, module: nn.Module, around: nn.Module | None) -> None:
-        """Gives each parameter below `module` to whom it must be waited for by."""
+        """Assigns each parameter below `module` to the module that must wait for it."""
         runs = module if module in self._ran else around
         if runs is not None:
             own = [one for one in module.parameters(recurse=False) if one in self._bucket_of]
@@ -112,7 +112,7 @@ class ForwardGuard:
             self._visit(child, runs)
 
     def _note(self, module: nn.Module) -> None:
-        if torch.is_grad_enabled():  # an evaluation may take other ways than training
+        if torch.is_grad_enabled():  # an evaluation can run other modules than training
             self._ran.add(module)
 
     def _wait(self, module: nn.Module) -> None:
@@ -123,7 +123,7 @@ class ForwardGuard:
             self._exchange.settle(self._buckets[index])
 
     def _before_copies(self, module: nn.Module) -> list[RemovableHandle]:
-        """Whoever copies all parameters, out or in, finds them all at home."""
+        """Makes `state_dict` and `load_state_dict` wait for all parameters."""
         settle = Hook(lambda _: self._exchange.settle_all())
         return [
             module.register_state_dict_pre_hook(settle),  # type: ignore[no-untyped-call]
@@ -132,4 +132,4 @@ class ForwardGuard:
 
 
 def _rest(_: nn.Module) -> None:
-    """There is nothing to wait for."""
+    """Does nothing: a copied module waits for nothing."""

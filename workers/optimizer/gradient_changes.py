@@ -1,10 +1,9 @@
-"""Finds out what a script does to gradients between backward and step.
+"""Detects changes to gradients and hyperparameters between backward and step.
 
-A hub steps as soon as it has the gradients, so what is changed after they were
-handed over would be lost: clipping, unscaling, a learning rate set just before
-`step()`. PyTorch counts the in-place changes of a tensor in its version, and
-views share it, so one number a bucket shows them all. (A change through
-`.grad.data` is not counted, here as in autograd itself.)
+A hub steps as soon as it has the gradients. A change after they are sent would be lost:
+clipping, unscaling, a learning rate set just before `step()`. PyTorch counts in-place
+changes in a tensor's version, which views share, so one number per bucket detects them.
+A change through `.grad.data` is not counted, as in autograd itself.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ CHANGED = "changes gradients between backward and step, as clipping does"
 
 
 class ChangeWatch:
-    """Remembers how backward left things and tells what was changed since."""
+    """Records gradients and hyperparameters at the end of backward and detects later changes."""
 
     def __init__(self, buckets: list[Bucket], hyper: Callable[[Bucket], Hyper]) -> None:
         self._buckets = buckets
@@ -28,27 +27,27 @@ class ChangeWatch:
         self._dropped = False
 
     def begin_pass(self) -> None:
-        """A backward pass begins; what happened to gradients until now is part of what it adds to."""
+        """Starts a backward pass. Changes before it are allowed: the pass adds to the changed gradients."""
         self._counts = {}
 
     def note_gradients(self, bucket: Bucket) -> None:
-        """This bucket's last gradient was accumulated just now."""
+        """Records a bucket whose last gradient was just accumulated."""
         self._counts[bucket.spec.index] = bucket.changes
 
     def note_end(self) -> None:
-        """A pass has ended; a bucket that lacks gradients is as it is."""
+        """Records the end of a pass, including buckets that did not get all gradients."""
         for bucket in self._buckets:
             self._counts.setdefault(bucket.spec.index, bucket.changes)
         self._hypers = [self._hyper(bucket) for bucket in self._buckets]
 
     def note_dropped(self) -> None:
-        """Gradients of a backward pass were thrown away without a step."""
+        """Records that gradients were discarded without a step."""
         self._dropped = True
 
     def changes(self) -> str:
-        """What the script changed since backward, in words; empty for nothing."""
+        """Returns what the script changed since backward, as text; empty if nothing."""
         if self._dropped:
-            return "throws gradients away without a step"
+            return "discards gradients without a step"
         if any(self._is_changed(bucket) for bucket in self._buckets):
             return CHANGED
         if self._hypers and self._hypers != [self._hyper(bucket) for bucket in self._buckets]:
@@ -56,7 +55,7 @@ class ChangeWatch:
         return ""
 
     def reset(self) -> None:
-        """Begins the next step; what was dropped before the first one is not forgotten."""
+        """Prepares for the next step. Discarded gradients stay on record."""
         self._counts = {}
         self._hypers = []
 

@@ -1,4 +1,4 @@
-"""The tensors of a model that one optimizer trains: what is exchanged, and the rest."""
+"""The tensors of a model: the parameters that one optimizer exchanges, and the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hubring.workers.buckets.bucketing import Bucket
 
 
 class ModelTensors:
-    """Names every tensor of a model, as ranks and checkpoints need them.
+    """Names every tensor of a model, for ranks and checkpoints.
 
     Args:
-        model: Has buffers and frozen parameters too; None where only parameters were named.
-        buckets: Where the exchanged parameters lie.
+        model: The model. None if only parameters were named; then there are no buffers.
+        buckets: Buckets of the exchanged parameters.
         held: All parameters of the optimizer's groups.
     """
 
@@ -28,7 +28,7 @@ class ModelTensors:
         self._frozen = [one for one in held if one not in self.exchanged and one.numel() > 0]
 
     def trained(self) -> dict[str, torch.Tensor]:
-        """Every exchanged parameter by name."""
+        """Returns all exchanged parameters by name."""
         return {
             tensor.name: parameter
             for bucket in self._buckets
@@ -36,40 +36,40 @@ class ModelTensors:
         }
 
     def rest(self) -> list[tuple[str, torch.Tensor]]:
-        """The model's buffers and frozen parameters, which are not exchanged."""
+        """Returns the model's buffers and frozen parameters, which are not exchanged."""
         if self._model is None:
             return []
         frozen = [(name, one) for name, one in self._model.named_parameters() if one not in self.exchanged]
         return [*self._model.named_buffers(), *frozen]
 
     def state(self) -> dict[str, torch.Tensor]:
-        """All of these by name, to read and to overwrite."""
+        """Returns all tensors of the model by name, to read and to overwrite."""
         return {name: tensor.detach() for name, tensor in [*self.trained().items(), *self.rest()]}
 
     def check_frozen(self) -> None:
-        """Checks that no parameter got a gradient which is not exchanged.
+        """Checks that no parameter outside the buckets has a gradient.
 
         Raises:
-            ConfigError: One did: it was frozen when the optimizer was made.
+            ConfigError: A parameter was frozen when the optimizer was made and has a gradient now.
         """
         thawed = [parameter for parameter in self._frozen if parameter.grad is not None]
         if thawed:
             raise ConfigError(
                 f"{len(thawed)} parameter(s), the first of shape {tuple(thawed[0].shape)}, were frozen when"
-                " DistributedOptimizer was made and have gradients now, which it does not exchange: make it"
-                " while they are trainable, and freeze them afterwards"
+                " DistributedOptimizer was made and have gradients now, which are not exchanged: make"
+                " DistributedOptimizer while the parameters are trainable, and freeze them afterwards"
             )
 
 
 def check_model(model: object) -> None:
-    """Checks that a caller gave a module, or none.
+    """Checks that `model` is a module or None.
 
     Raises:
-        ConfigError: It gave something else.
+        ConfigError: It is something else.
     """
     if not isinstance(model, torch.nn.Module | None):
         raise ConfigError(
             f"the model is a {type(model).__name__}, not a torch.nn.Module: call"
-            " DistributedOptimizer(optimizer, model), or name parameters of more than one model by"
+            " DistributedOptimizer(optimizer, model); for parameters of several models call"
             " DistributedOptimizer(optimizer, named_parameters=...)"
         )

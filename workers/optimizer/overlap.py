@@ -1,8 +1,8 @@
-"""When gradients are exchanged: during backward, in `step()`, or on into the next forward.
+"""Decides when gradients are exchanged: during backward, in `step()`, or into the next forward.
 
-The law: a mean that is on its way, or was handed over, cannot be changed. So the first step is
-watched, and a script that unscales, clips or otherwise changes gradients after backward has them
-exchanged in `step()` for good. One that begins with it later is refused.
+Gradients cannot be changed once they are sent. So the first step shows what the script does. If it
+unscales, clips or otherwise changes gradients after backward, all later exchanges run in `step()`.
+A script that starts to do so after the first step gets a ConfigError.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ log = logging.getLogger(__name__)
 
 
 class Overlap:
-    """Decides after the first step what one optimizer's exchange may hide behind.
+    """Decides after the first step what one optimizer's exchange overlaps with.
 
     Args:
         communicator: Carries the exchange.
-        exchange: What backward hands buckets over to.
-        watch: Sees how the script changes gradients.
-        guard: Lets forwards wait, under `cross_barrier`.
-        wanted: Whether the caller allows an exchange during backward.
+        exchange: Sends the buckets.
+        watch: Detects changes to gradients.
+        guard: Makes forwards wait, with `cross_barrier`.
+        wanted: Whether the caller allows exchange during backward.
 
     Attributes:
-        backward: Whether a bucket is exchanged as soon as backward has it; None: the first step is watched.
-        crossing: Whether `step()` leaves the exchange under way; None: wanted, and the first step is watched.
+        backward: Whether buckets are sent during backward; None until the first step decides.
+        crossing: Whether `step()` leaves the exchange in flight; None until the first step decides.
     """
 
     def __init__(
@@ -51,34 +51,34 @@ class Overlap:
         self.backward: bool | None = None if wanted and self._on_server else wanted
         self.crossing: bool | None = False if guard is None else None
         self.fix = "overlap=False" if self._on_server else "cross_barrier=False"
-        """What the caller passes to have nothing exchanged too early."""
+        """The argument that makes the exchange wait for `step()`."""
 
     def bucket_ready(self, bucket: Bucket) -> None:
-        """Backward has a bucket's gradients."""
+        """Handles a bucket whose gradients are complete."""
         if self.backward:
             self._exchange.ready(bucket)
 
     def backward_ended(self) -> None:
-        """Backward has all gradients of this step."""
+        """Handles the end of the step's last backward pass."""
         if not self._on_server and not self.crossing:
             self._exchange.finish()
         elif self.backward:
-            self._exchange.hand_over_rest()
+            self._exchange.send_rest()
 
     @property
-    def handed_over(self) -> bool:
-        """Whether gradients of this step are beyond recall."""
+    def sent(self) -> bool:
+        """Whether gradients of this step were sent and can no longer be changed."""
         return bool(self._on_server or self.crossing) and self._exchange.begun
 
     def settle(self, passes: int, *, scales: bool) -> None:
-        """Decides after the first step, for good, and holds the script to it.
+        """Decides once, at the first step. Later it checks that the script still fits the decision.
 
         Args:
             passes: Backward passes since the last step.
-            scales: The script uses a `GradScaler`.
+            scales: Whether the script uses a `GradScaler`.
 
         Raises:
-            ConfigError: The script changes gradients that were handed over.
+            ConfigError: The script changed gradients that were already sent.
         """
         if not self._on_server and self.crossing is False:
             return
@@ -91,31 +91,31 @@ class Overlap:
                 log.info("gradients are exchanged in step(), not during backward: the script %s", changes)
             if changes == CHANGED and self._communicator.size > 1:
                 log.warning(
-                    "each rank changes its own gradient before the hub takes the mean, where a ring or one"
-                    " process changes the mean itself: give --aggregate for the same steps as there"
+                    "each rank changes its own gradient before the hub averages; on a ring or in one process"
+                    " the script changes the mean instead: pass --aggregate to change the mean here too"
                 )
         elif self._exchange.begun:
             self._refuse(changes)
 
     def _settle_crossing(self, passes: int, changes: str) -> None:
-        """The same where workers step: a mean that is not there yet cannot be changed."""
+        """Decides and checks `crossing` where workers step."""
         if self.crossing:
             self._refuse(changes)
         elif changes and passes:
             self.crossing = False
             assert self._guard is not None
             self._guard.give_up()
-            log.info("step() waits for the exchange in spite of cross_barrier: the script %s", changes)
+            log.info("step() waits for the exchange despite cross_barrier=True: the script %s", changes)
 
     def _refuse(self, changes: str) -> None:
         if changes:
             raise ConfigError(
-                f"the script {changes}, but its gradients were exchanged during backward, as nothing of "
-                f"the kind happened in the first step: pass {self.fix} to DistributedOptimizer"
+                f"the script {changes}, but its gradients were already sent during backward, because it did"
+                f" not do so in the first step: pass {self.fix} to DistributedOptimizer"
             )
 
     def step_taken(self, passes: int) -> None:
-        """After the first step that nothing speaks against, forwards wait from now on."""
+        """Turns `crossing` on after the first step, unless `settle` turned it off."""
         if self.crossing is None and passes:
             assert self._guard is not None
             self._guard.begin()

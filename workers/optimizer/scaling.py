@@ -1,8 +1,7 @@
-"""Loss scaling: what a `torch.amp.GradScaler` asks of an optimizer that unscales for itself.
+"""Loss scaling: what a `torch.amp.GradScaler` needs from an optimizer that unscales itself.
 
-Before it calls `step()` the scaler looks for infinities and sets `found_inf` on
-the optimizer; it sets `grad_scale` too, but to None where the script called
-`scaler.unscale_(optimizer)` already.
+Before it calls `step()`, the scaler sets `found_inf` and `grad_scale` on the optimizer.
+`grad_scale` is None if the script already called `scaler.unscale_(optimizer)`.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from hubring.workers.communicators.base import Communicator
 
 
 def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: float | None) -> bool:
-    """Whether this step must be skipped: one rank's infinity is everybody's.
+    """Whether this step must be skipped: if one rank found an infinity, all ranks skip.
 
-    Where workers step, gradients are means already and every rank found the same.
-    Where ranks do not keep step with each other, each skips for itself.
+    Where workers step, gradients are already means, so every rank finds the same.
+    Ranks that are not in lockstep skip independently.
     """
     if communicator.steps_on == "worker" or communicator.size == 1 or not communicator.lockstep:
         return bool(found_inf.item())
@@ -27,7 +26,7 @@ def overflowed(found_inf: torch.Tensor, communicator: Communicator, timeout: flo
 
 
 def unscale(buckets: list[Bucket], grad_scale: torch.Tensor | None) -> None:
-    """Divides all gradients by the scale, in place; None: that was done."""
+    """Divides all gradients by the scale, in place. With None they are already unscaled."""
     if grad_scale is None:
         return
     inverse = grad_scale.double().reciprocal().float().item()

@@ -1,4 +1,4 @@
-"""What an optimizer is made with: what its caller gave, and the rest from `hubring.init()`."""
+"""The settings of a `DistributedOptimizer`: from its caller, or from `hubring.init()`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hubring.workers.runtime.worker import Worker, unwatched
 log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 4 << 20
-"""Where a bucket is full unless the settings say otherwise: a slice of the hub. Their groups are tuned."""
+"""Default maximum size of a bucket: one slice of the hub. Tuning groups buckets."""
 
 UNBOUNDED = sys.maxsize
-"""Where none is ever full: there are as many as kinds, which is as few messages as there can be."""
+"""No maximum size: one bucket per group, dtype and device, so the fewest messages."""
 
 
 class Setup(NamedTuple):
-    """What an optimizer exchanges by, and whom it reports to."""
+    """The communicator of an optimizer, its settings, and the functions that it calls."""
 
     communicator: Communicator
     bucket_bytes: int | None
@@ -43,10 +43,10 @@ class Setup(NamedTuple):
         bucket_bytes: int | None,
         after_step: Callable[[int], None] | None,
     ) -> Setup:
-        """Fills in what the caller left to `hubring.init()`.
+        """Fills in what the caller did not pass from `hubring.init()`.
 
         Raises:
-            UsageError: It left something, and that was not called.
+            UsageError: There is no `communicator`, and `hubring.init()` was not called.
         """
         if communicator is not None:
             return cls(communicator, bucket_bytes, after_step or ignore, ignore)
@@ -65,22 +65,25 @@ class Setup(NamedTuple):
 
 
 def bytes_of_bucket(parameters: Iterable[torch.Tensor], *, at_once: bool) -> int:
-    """Where a bucket is full if nobody has said so.
+    """Returns the maximum size of a bucket if no setting gives one.
 
-    What is handed over at once, and awaited as a whole, gains nothing by being cut: slices pipeline on
-    their own. A GPU's buckets do gain: one is copied to the host while another is on its way.
+    Buckets that are sent at once and awaited together gain nothing from a limit: slices pipeline on
+    their own. Buckets on a GPU do gain: one is copied to the host while another is in flight.
     """
     whole = at_once and all(parameter.device.type == "cpu" for parameter in parameters)
     return UNBOUNDED if whole else BUCKET_BYTES
 
 
 def _checkpoints(here: Worker) -> Checkpoints | None:
-    """What keeps this job's state where no hub does; made for the first optimizer."""
+    """Returns the worker's checkpoints, made for its first optimizer; None if this worker saves nothing."""
     directory = here.config.checkpoint_dir
     if directory is None:
         return None
     if here.communicator.steps_on == "server":
-        log.info("this job's checkpoints are the hub's: ps-server start --checkpoint-dir says where")
+        log.info(
+            "the worker's --checkpoint-dir has no effect: the hub saves checkpoints, to the folder of"
+            " ps-server start --checkpoint-dir"
+        )
         return None
     if here.saves is None:
         here.saves = Checkpoints(directory, here.config.checkpoint_every, here.communicator, here.job)
@@ -89,4 +92,4 @@ def _checkpoints(here: Worker) -> Checkpoints | None:
 
 
 def ignore(_: object) -> None:
-    """Nobody wants to know."""
+    """Does nothing: the default for a callback."""

@@ -1,9 +1,9 @@
-"""Finds out by trying how many bytes to hand over together.
+"""Measures how many bytes to send together.
 
-Law: every size gets the same number of turns, taken in rotation so that a slow
-spell of the machine hits all alike; the first step of a turn does not count.
-What counts is how long a whole step takes: an exchange that hides behind
-backward may cost more by the cores that it takes from it than it saves.
+Every size gets the same number of turns, in rotation, so that a slow phase of the machine
+affects all sizes alike. The first step of a turn does not count. The measure is the time of
+a whole step: an exchange that overlaps with backward can cost more, by the cores that it
+takes, than it saves.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ log = logging.getLogger(__name__)
 
 TURNS = 3
 STEPS = 4
-"""Steps of a turn: the first to change over, the rest to count."""
+"""Steps of a turn. The first is not timed."""
 
 SIZES = (25 << 20, 4 << 20, 10 << 20, 64 << 20)
-"""Bytes to try. 25 MiB, DDP's, comes first: a job too short to choose stays near it."""
+"""Sizes to try, in bytes. 25 MiB, the default of DDP, is first: a short job mostly uses the first size."""
 
 
 class Tuning:
-    """Which size to use in each step of the trial, and which one won. It looks at no clock.
+    """Chooses the size of each step of the trial, and the final size. It reads no clock.
 
     Args:
-        sizes: To try, the default first; at least two.
-        agree: Makes one list of seconds of all ranks' lists, where ranks must use the same size.
+        sizes: At least two sizes to try, the default first.
+        agree: Combines all ranks' lists of seconds if ranks must use the same size.
     """
 
     def __init__(self, sizes: Sequence[int], agree: Callable[[list[float]], list[float]]) -> None:
@@ -45,15 +45,15 @@ class Tuning:
         self._seconds: dict[int, list[float]] = {size: [] for size in sizes}
         self.chosen: int | None = None
         self.medians: dict[int, float] = {}
-        """Seconds a step of each size, once one is chosen."""
+        """Seconds per step of each size, once a size is chosen."""
 
     @property
     def size(self) -> int:
-        """What the step under way uses."""
+        """Size for the current step."""
         return self.chosen or self._sizes[self._steps // STEPS % len(self._sizes)]
 
     def note(self, seconds: float) -> bool:
-        """A step has ended; tells whether the next one uses another size."""
+        """Records a step; returns whether the next step uses another size."""
         used = self.size
         if self._steps % STEPS:
             self._seconds[used].append(seconds)
@@ -69,15 +69,15 @@ class Tuning:
 
     def __str__(self) -> str:
         tried = ", ".join(f"{_mib(size)} {1e3 * each:.2f} ms" for size, each in sorted(self.medians.items()))
-        return f"{_mib(self.size)} of gradients are handed over together; a step takes: {tried}"
+        return f"gradients are sent in groups of {_mib(self.size)}; time per step: {tried}"
 
 
 class Tuner:
-    """Tries sizes on an exchange, between its steps, and says what it chose.
+    """Tries sizes on an exchange between its steps and logs its choice.
 
-    On a hub each rank chooses for itself: what is handed over when is its own affair, and changes no
-    bit of the result. On a ring all choose what suits the slowest; there the size decides in which
-    order three or more ranks' numbers are summed, so the last bits may differ.
+    On a hub each rank chooses on its own: the size does not change the result. On a ring all ranks
+    choose the size that is best for the slowest rank. There the size sets the order in which the
+    values of three or more ranks are summed, so the last bits may differ.
     """
 
     def __init__(self, communicator: Communicator, exchange: Exchange, timeout: float | None) -> None:
@@ -91,7 +91,7 @@ class Tuner:
             exchange.group(sizes[0])
 
     def note_step(self) -> None:
-        """A step has ended, and the next has not begun. Raises as `Exchange.finish` does."""
+        """Records the end of a step, before the next one begins. Raises as `Exchange.finish`."""
         if self._tuning is None:
             return
         began, self._ended = self._ended, self._now()
@@ -102,11 +102,11 @@ class Tuner:
             self._tuning = None
 
     def note_skip(self) -> None:
-        """What was computed led to no step: its time is not the next step's."""
+        """Records that a step was skipped, so that its time does not count for the next step."""
         self._ended = None
 
     def _now(self) -> float:
-        """The time when devices have done what was queued so far; launching it takes hardly any."""
+        """Returns the time once devices have finished their queues; the time to launch kernels is small."""
         for device in self._exchange.devices:
             torch.cuda.synchronize(device)
         return time.monotonic()

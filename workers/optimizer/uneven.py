@@ -1,8 +1,8 @@
-"""Who still trains, where ranks may have differently many batches.
+"""Finds out which ranks still train if ranks have different numbers of batches.
 
-The law: every rank asks once a step, when it is as far with it as all others, whether it has a
-batch or not. So a step that one rank takes is everybody's, and the first that nobody takes
-is the end. (PyTorch's `Join` and Horovod's `join` have the same rule.)
+Every rank asks once per step, at the same point of the step, whether it has a batch or not.
+So all ranks take a step if one rank does, and training ends at the first step that no rank
+takes. PyTorch's `Join` and Horovod's `join` have the same rule.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hubring.workers.communicators.base import Communicator
 
 
 class UnevenInputs:
-    """Asks all ranks, and lets one that has no batch step with the hyperparameters of those that have.
+    """Asks all ranks, and copies hyperparameters to ranks without a batch.
 
     Args:
-        communicator: Its ranks keep step.
-        optimizer: In whose groups numbers may change from step to step.
+        communicator: Its ranks must be in lockstep.
+        optimizer: The optimizer whose float hyperparameters are copied.
     """
 
     def __init__(self, communicator: Communicator, optimizer: Optimizer) -> None:
         self._communicator = communicator
         self._optimizer = optimizer
 
-    def anybody(self, *, trains: bool) -> bool:
-        """Whether some rank has a batch in this step; raises as `allreduce` does."""
-        groups = self._optimizer.param_groups  # others after load_state_dict
+    def any_trains(self, *, trains: bool) -> bool:
+        """Whether some rank has a batch in this step. Raises as `allreduce`."""
+        groups = self._optimizer.param_groups  # load_state_dict replaces them
         places = [(group, name) for group in groups for name in group if isinstance(group[name], float)]
         own = [float(group[name]) if trains else -math.inf for group, name in places]
         asked = torch.tensor([float(trains), *own], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""An optimizer around another: what `torch.optim.Optimizer` asks of one, and no more."""
+"""An optimizer that wraps another one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hubring.ps.core.errors import ConfigError
 
 
 def _of_wrapped(name: str) -> Any:
-    """An attribute that is the wrapped optimizer's, to read and to assign."""
+    """Returns a property that reads and assigns the wrapped optimizer's attribute."""
 
     def read(self: OptimizerWrapper) -> Any:
         return getattr(self.wrapped, name)
@@ -23,16 +23,16 @@ def _of_wrapped(name: str) -> Any:
 
 
 class OptimizerWrapper(Optimizer):
-    """Shares groups, state and defaults with `wrapped`, so that schedulers may hold either.
+    """Shares groups, state and defaults with `wrapped`, so that schedulers can use either one.
 
-    Hooks on `step` are the wrapper's own; those on `state_dict` and
-    `load_state_dict` are shared, as the wrapped optimizer runs them.
+    The wrapper has its own hooks on `step`. It shares the hooks on `state_dict` and
+    `load_state_dict`, because the wrapped optimizer runs them.
 
     Attributes:
-        wrapped: The optimizer given.
+        wrapped: The wrapped optimizer.
 
     Raises:
-        ConfigError: It is wrapped already.
+        ConfigError: The optimizer is already wrapped.
     """
 
     param_groups = _of_wrapped("param_groups")
@@ -42,27 +42,28 @@ class OptimizerWrapper(Optimizer):
     def __init__(self, optimizer: Optimizer) -> None:
         if isinstance(optimizer, OptimizerWrapper):
             raise ConfigError(
-                f"the optimizer is a {type(optimizer).__name__} already: wrap torch's own, once"
+                f"the optimizer is already a {type(optimizer).__name__}: wrap the torch optimizer once"
             )
         self.wrapped = optimizer
-        # Optimizer.__init__ would make groups of our own; this makes the hooks alone.
+        # Optimizer.__init__ would make separate groups; __setstate__ only makes the hooks.
         self.__setstate__({})
         for name in ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"):
             hooks = f"_optimizer_{name}_hooks"
             setattr(self, hooks, getattr(optimizer, hooks))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuses: all ranks have agreed on the parameters.
+        """Always raises: the ranks have already agreed on the parameters.
 
         Raises:
             ConfigError: Always.
         """
         raise ConfigError(
-            f"add parameter groups before making {type(self).__name__}: ranks agree on them there"
+            f"add_param_group() was called after {type(self).__name__} was made, when the ranks have agreed"
+            f" on the parameters: add all groups before you make {type(self).__name__}"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's."""
+        """Returns the wrapped optimizer's state dict."""
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -74,6 +75,6 @@ class OptimizerWrapper(Optimizer):
 
 
 def asks_for_loss(optimizer: Optimizer) -> bool:
-    """Whether it steps by evaluating the loss for itself, as LBFGS does: its `step` needs a closure."""
+    """Whether the optimizer's `step` requires a closure, as LBFGS does."""
     closure = signature(type(optimizer).step).parameters.get("closure")
     return closure is not None and closure.default is closure.empty

@@ -1,4 +1,4 @@
-"""The worker that this process is: found a place by `init`, gone after `shutdown`."""
+"""The worker of this process, from `init` to `shutdown`."""
 
 from __future__ import annotations
 
@@ -38,64 +38,67 @@ _result: dict[str, Any] = {}
 _prepared: tuple[WorkerConfig, logs.LogOrigin, str] | None = None
 
 Meet = Callable[[WorkerConfig, logs.LogOrigin, Placement], Worker]
-"""Finds a worker its place; the placement is the launcher's."""
+"""Makes the worker; the placement is the launcher's."""
 
 _meet: Meet | None = None
 
 
 def prepare(config: WorkerConfig, origin: logs.LogOrigin, job: str) -> None:
-    """Settles what `init()` in the script will use: called by ps-worker before it runs the script."""
+    """Sets the configuration for `init()`. ps-worker calls it before it runs the script."""
     global _prepared
     _prepared = (config, origin, job)
 
 
 def meet_by(meet: Meet) -> None:
-    """Lets `init()` find the others in another way than by a server: how a comparison runs its peers."""
+    """Makes `init()` create workers with `meet`, without a server. A comparison uses it for its peers."""
     global _meet
     _meet = meet
 
 
 def current() -> Worker:
-    """The worker that `init` made.
+    """Returns the worker that `init` made.
 
     Raises:
-        UsageError: There is none.
+        UsageError: `init` was not called.
     """
     if _current is None:
-        raise UsageError("call hubring.init() first: it finds this worker its place")
+        raise UsageError("no worker in this process: call hubring.init() first")
     return _current
 
 
 def started() -> Worker | None:
-    """The worker if there is one."""
+    """Returns the worker, or None before `init` and after `shutdown`."""
     return _current
 
 
 def result() -> dict[str, Any]:
-    """How it went: so far, or until `shutdown`; empty if `init` was never called."""
+    """Returns the worker's result so far, or at `shutdown`. It is empty if `init` was not called."""
     return _current.result() if _current is not None else _result
 
 
 def init(*, aggregate: bool = False) -> Worker:
-    """Finds this worker its place and builds its communicator; a second call changes nothing.
+    """Joins the job and builds the communicator. A second call changes nothing.
 
-    Under ps-worker the command line decides; in a plain `python train.py` the
-    environment and the TOML file do, and without a server the script trains alone.
-    Such a script leaves the job when it ends: as failed after an uncaught exception,
-    else as finished, since its exit code cannot be seen from here.
+    Under ps-worker the command line sets the configuration. A plain `python train.py` reads
+    environment variables and the TOML file; without a server it trains alone. Such a script
+    leaves the job when the process exits: as failed after an uncaught exception, otherwise as
+    finished, because an exit handler cannot see the exit code.
 
     Args:
-        aggregate: The script's own optimizer is to step, on a hub too, as if `--aggregate` were given.
+        aggregate: The script's own optimizer steps, on a hub too, as with `--aggregate`.
 
     Raises:
         ServerUnreachable: No server answers at the address.
         ConfigError: Settings, launcher and server contradict each other.
-        UsageError: An earlier call left the steps to the hub, and this one wants them here.
+        UsageError: An earlier call without `aggregate` let the hub step, and this call sets it.
     """
     global _current
     if _current is not None:
         if aggregate and _current.communicator.steps_on == "server":
-            raise UsageError("init(aggregate=True) came after an init() without it: give it to the first")
+            raise UsageError(
+                "hubring.init(aggregate=True) was called after hubring.init():"
+                " pass aggregate=True to the first call"
+            )
         return _current
     if _prepared is not None:
         config, origin, job = _prepared
@@ -106,7 +109,7 @@ def init(*, aggregate: bool = False) -> Worker:
         config = replace(config, aggregate=True)
     placement = detect(environment(), config.rank, config.world_size, config.local_rank, socket.gethostname())
     if placement.restart:
-        log.info("%s has started this job again: restart %d", placement.launcher, placement.restart)
+        log.info("%s restarted this job: restart %d", placement.launcher, placement.restart)
     _check_folders(config)
     slowness = None if config.hardship is None else hardship.read(config.hardship)
     if _meet is not None:
@@ -116,7 +119,7 @@ def init(*, aggregate: bool = False) -> Worker:
     else:
         _current = _join(config, origin, placement, job)
     _current.job = job
-    # Before what may still fail: the session that is there now must be left.
+    # The calls below can fail; the worker must leave its session then too.
     atexit.register(_leave_at_exit)
     if config.trace is not None:
         session = _current.session
@@ -129,7 +132,7 @@ def init(*, aggregate: bool = False) -> Worker:
 
 
 def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
-    """Leaves the job; the others go on. Without a worker, or in a forked child, it does nothing."""
+    """Leaves the job; the other workers go on. Does nothing without a worker or in a forked child."""
     global _current, _result
     if _current is None or _current.pid != os.getpid():
         return
@@ -152,17 +155,17 @@ def shutdown(reason: Reason = Reason.FINISHED, text: str = "") -> None:
             worker.saves.close()
         if worker.recorder is not None:
             worker.recorder.close()
-        _give_back(worker, reason, text)
+        _leave(worker, reason, text)
 
 
-def _give_back(worker: Worker, reason: Reason, text: str) -> None:
+def _leave(worker: Worker, reason: Reason, text: str) -> None:
     session = worker.session
     try:
-        # Before the others may step without this worker, in memory that it is shown.
+        # Before the worker leaves: the other workers then step without it, in the memory that it reads.
         worker.communicator.keep_parameters()
         if session is not None:
             session.leave(reason, text)
-        # Before the shards may end: a line to one that has ended would be dialled again.
+        # Before the shards can exit: the client reconnects to a shard that it loses.
         worker.communicator.close(finished=reason is Reason.FINISHED)
     finally:
         if session is not None:
@@ -170,11 +173,11 @@ def _give_back(worker: Worker, reason: Reason, text: str) -> None:
 
 
 def _leave_at_exit() -> None:
-    """A plain `python train.py` has nobody else to tell the hub that it has ended, and how."""
+    """Leaves the job at the end of a plain `python train.py`, where no ps-worker does it."""
     worker = _current
     if worker is None or worker.pid != os.getpid():
         return
-    error = getattr(sys, "last_value", None)  # what Python has just printed as the reason for the end
+    error = getattr(sys, "last_value", None)  # the uncaught exception, which Python has printed by now
     stopped = worker.communicator.draining or (worker.session is not None and worker.session.stop_after > 0)
     if isinstance(error, KeyboardInterrupt) or stopped:
         shutdown(Reason.PREEMPTED)
@@ -183,14 +186,14 @@ def _leave_at_exit() -> None:
     else:
         shutdown(reason_of(error), _last_line(error))
     if error is not None and worker.communicator.topology == "ring":
-        # A broken ring leaves threads inside torch that abort a process which ends in good order.
+        # After a broken ring, threads inside torch abort the process on a normal exit.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
 
 
 def reason_of(error: BaseException) -> Reason:
-    """Why a worker leaves that ends with this."""
+    """Returns the reason for leaving the job after this error."""
     return Reason.DIVERGED if isinstance(error, NonFinite) else Reason.FAILED
 
 
@@ -199,10 +202,10 @@ def _last_line(error: BaseException) -> str:
 
 
 def _check_folders(config: WorkerConfig) -> None:
-    """Better now than when there is something to write."""
+    """Raises ConfigError before training if a file's folder is missing."""
     for flag, path in (("--record", config.record), ("--save-parameters", config.save_parameters)):
         if path is not None and not path.parent.is_dir():
-            raise ConfigError(f"{flag} {path}: there is no folder {path.parent}; make it first")
+            raise ConfigError(f"{flag} {path}: folder {path.parent} does not exist; create it first")
 
 
 def _alone(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement) -> Worker:
@@ -213,7 +216,7 @@ def _alone(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement) -
 
 def _join(config: WorkerConfig, origin: logs.LogOrigin, placement: Placement, job: str) -> Worker:
     assert config.server is not None
-    # What can fail by itself comes before the others are told of this worker.
+    # These two can fail, so they come before the other workers see this one.
     device, record = topology.own_device(config, placement), Record(config.record)
     session = Session(
         config.server,

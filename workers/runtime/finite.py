@@ -1,9 +1,8 @@
-"""Parameters that are NaN or infinite, which no later step mends.
+"""Finds parameters that are NaN or infinite. No later step makes them finite again.
 
-A hub refuses gradients that would make them so. Where workers step, a gradient
-that is not finite is the script's affair, as a GradScaler skips such steps: there
-parameters are looked at when a metric tells that something is wrong, and before
-they are saved. Neither costs a step anything.
+A hub refuses gradients that are not finite. Where workers step, such a gradient can be
+normal: a GradScaler skips the step. There, parameters are checked when a reported metric
+is not finite and before they are saved. A step itself does no check.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from hubring.ps.optim.finite import all_finite
 
 
 def check(parameters: Iterable[Mapping[str, Tensor]], rank: int, step: int) -> None:
-    """Makes sure that all are finite.
+    """Checks that all parameters are finite.
 
     Args:
-        parameters: Of each optimizer, by name.
-        rank: This worker's, for the message.
-        step: Completed steps, for the message.
+        parameters: The parameters of each optimizer, by name.
+        rank: This worker's rank, for the error message.
+        step: Completed steps, for the error message.
 
     Raises:
-        NonFinite: Names the first that is not.
+        NonFinite: A parameter is not finite. The error names the first one.
     """
     for named in parameters:
         for name, parameter in named.items():

@@ -1,4 +1,4 @@
-"""What buckets were on their way while training went on, for the trace and the count of what was hidden."""
+"""Measures exchanges in flight: spans for the trace, and the time that overlapped with compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class FlightRecorder:
     """Follows one worker's exchanges.
 
     Args:
-        trace: Where each is drawn: a row for every bucket, one for the waiting and one for the steps.
+        trace: Gets a row for each bucket, one for the waits and one for the steps.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -27,17 +27,17 @@ class FlightRecorder:
 
     @property
     def hidden_seconds(self) -> float:
-        """How long something was on its way that training did not wait for."""
+        """Seconds in which an exchange was in flight and training did not wait."""
         with self._lock:
             return max(0, self._flown - self._waited) / 1e9
 
-    def handed(self, bucket: int, work: Work, began: int) -> None:
-        """Follows what was just handed over, until it is back.
+    def sent(self, bucket: int, work: Work, began: int) -> None:
+        """Follows an exchange until it is done.
 
         Args:
-            bucket: Its index; of buckets that travel as one, the first's.
-            work: Of the exchange.
-            began: By `time.monotonic_ns`, when handing over began.
+            bucket: Index of the bucket; the first index if several buckets are joined.
+            work: The exchange.
+            began: Start of the send, by `time.monotonic_ns`.
         """
         with self._lock:
             if self._flying == 0:
@@ -46,17 +46,17 @@ class FlightRecorder:
         work.when_done(lambda _: self._back(bucket, began))
 
     def waited(self, began: int, ended: int, why: str = "wait") -> None:
-        """Notes that training stood still from `began` to `ended`, by `time.monotonic_ns`."""
+        """Records that training waited from `began` to `ended`, by `time.monotonic_ns`."""
         self._waited += ended - began
         self._trace.span("training waits", why, began, ended)
 
     def stepped(self, step: int) -> None:
-        """Notes that a step is over."""
+        """Records the end of a step."""
         began, self._stepped = self._stepped, time.monotonic_ns()
         self._trace.span("steps", f"step {step}", began, self._stepped)
 
     def close(self) -> None:
-        """Writes the trace's end."""
+        """Closes the trace."""
         self._trace.close()
 
     def _back(self, bucket: int, began: int) -> None:

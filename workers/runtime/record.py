@@ -1,4 +1,4 @@
-"""Record: what a script reports as it trains, one JSON object a line."""
+"""The metrics that a script reports during training, one JSON object a line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hubring.ps.core.errors import UsageError
 
 
 class Record:
-    """Keeps the latest value of every metric, and writes each report to a file if there is one.
+    """Stores the latest value of every metric and writes each report to a file.
 
-    Every line holds `step` (completed steps), `seconds` (since training began),
-    `exposed_seconds` (of these, what exchanges took), `hidden_seconds` (for which
-    exchanges were on their way meanwhile; null if nobody counts it) and the metrics reported.
+    Every line has `step` (completed steps), `seconds` (since training began),
+    `exposed_seconds` (of these, the seconds that training waited for exchanges),
+    `hidden_seconds` (exchange time that overlapped with compute; null without `--trace`)
+    and the reported metrics.
 
     Args:
-        path: The file, begun afresh; None keeps the latest values only.
+        path: The file, which is overwritten. None stores only the latest values.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -29,23 +30,23 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Seconds since `begin`, or since the record was made."""
+        """Seconds since `begin`, or since construction before `begin`."""
         return time.monotonic() - self._began
 
     def begin(self) -> None:
-        """Starts the clock: the model is in place and training may begin."""
+        """Restarts the clock when training begins."""
         self._began = time.monotonic()
 
     def report(self, metrics: dict[str, Any], exposed: float, hidden: float | None) -> None:
-        """Takes down some metrics: numbers, strings or booleans; a tensor of one element is its number.
+        """Records metrics.
 
         Args:
-            metrics: By their names.
-            exposed: Seconds that exchanges have taken from training so far.
-            hidden: Seconds for which they were on their way behind computing; None: not counted.
+            metrics: Numbers, strings, booleans, None or tensors of one element, by name.
+            exposed: Seconds so far that training waited for exchanges.
+            hidden: Seconds so far of exchange that overlapped with compute; None if not measured.
 
         Raises:
-            UsageError: A metric is something else.
+            UsageError: A metric has another type.
         """
         metrics = {name: _scalar(name, value) for name, value in metrics.items()}
         self.latest.update(metrics)
@@ -64,7 +65,7 @@ class Record:
 
 
 def _scalar(name: str, value: Any) -> Any:
-    if hasattr(value, "item"):  # a tensor, or one of NumPy's numbers
+    if hasattr(value, "item"):  # a tensor or a NumPy scalar
         try:
             value = value.item()
         except (RuntimeError, ValueError) as cause:

@@ -1,7 +1,7 @@
-"""Who trains on which sample.
+"""Distributes samples over ranks.
 
-The law: the union of all ranks' batches of B/N in step t is the batch of B that
-one process with the same seed takes in step t.
+Invariant: in step t, the union of all ranks' batches of B/N samples is the batch of
+B samples that one process with the same seed takes in step t.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from hubring.workers.runtime import context
 
 
 class ShardedSampler(Sampler[int]):
-    """Gives rank r every size-th sample, from r on, of an order that all ranks share.
+    """Gives rank r every size-th sample, starting at r, of an order that all ranks share.
 
-    Every rank gets equally many, so a smaller last batch is equally small on all, and needs no
-    weights: what is left over of the dataset's length by the size is dropped, other samples in
-    each epoch when shuffling.
+    Every rank gets the same number of samples, so the last batch is equally small on all ranks
+    and needs no weights. The remainder, len(dataset) % size samples, is dropped. With `shuffle`,
+    each epoch drops other samples.
 
     Args:
-        dataset: Only its length matters, and it must be the same on all ranks.
-        shuffle: A new order each epoch, drawn from seed and epoch alone.
-        seed: The same on all ranks.
-        rank: None takes that of `hubring.init()`.
-        size: Likewise.
+        dataset: Only its length is used. It must be the same on all ranks.
+        shuffle: Use a new order each epoch, computed from `seed` and the epoch.
+        seed: Must be the same on all ranks.
+        rank: None uses the rank of `hubring.init()`.
+        size: None uses the size of `hubring.init()`.
 
     Raises:
-        UsageError: Rank and size do not fit, or there are more ranks than samples.
+        UsageError: `rank` is not below `size`, or there are more ranks than samples.
     """
 
     def __init__(
@@ -45,39 +45,45 @@ class ShardedSampler(Sampler[int]):
         self._rank = context.current().communicator.rank if rank is None else rank
         self._size = context.current().communicator.size if size is None else size
         if not 0 <= self._rank < self._size:
-            raise UsageError(f"rank is {self._rank}; with size {self._size} it is 0 to {self._size - 1}")
+            raise UsageError(f"rank is {self._rank}; with size {self._size} it must be 0 to {self._size - 1}")
         if self._length < self._size:
-            raise UsageError(f"{self._length} samples cannot feed {self._size} ranks: start fewer workers")
+            raise UsageError(
+                f"the dataset has {self._length} samples for {self._size} ranks; each needs at least one:"
+                f" start at most {self._length} workers"
+            )
         self._shuffle = shuffle
         self._seed = seed
         self._epoch = 0
         self._skip = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order; call it before each epoch, or all epochs have the same one."""
+        """Sets the epoch for shuffling. Call it before each epoch; otherwise the order does not change."""
         self._epoch = epoch
 
     def resume(self, samples: int) -> None:
-        """Lets the next iteration, and only that, begin after so many of this rank's samples.
+        """Makes the next iteration, and only that one, skip this rank's first `samples` samples.
 
         Args:
-            samples: Samples of this epoch that this rank has trained on: its batches times their size.
+            samples: Samples of this epoch that this rank has trained on: its batches times the batch size.
 
         Raises:
-            UsageError: An epoch does not have so many.
+            UsageError: `samples` is negative or exceeds this rank's samples in an epoch.
         """
         if not 0 <= samples <= self._per_rank:
-            raise UsageError(f"cannot resume after {samples} samples: a rank has {self._per_rank} an epoch")
+            raise UsageError(
+                f"cannot resume after {samples} samples: a rank has {self._per_rank} an epoch;"
+                f" pass 0 to {self._per_rank}"
+            )
         self._skip = samples
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's samples of the epoch, in the order to train on them."""
+        """Yields this rank's samples of the epoch."""
         skip, self._skip = self._skip, 0
         mine = self._order()[self._rank : self._per_rank * self._size : self._size]
         return iter(mine[skip:].tolist())
 
     def __len__(self) -> int:
-        """How many samples the next iteration gives."""
+        """Returns the number of samples in the next iteration."""
         return self._per_rank - self._skip
 
     @property

@@ -1,6 +1,6 @@
-"""The topologies: which communicator a worker's settings name, and the device that it trains on.
+"""Makes the communicator for a worker's settings and chooses the device that it trains on.
 
-This is the one file that knows which topologies there are; everything else sees the interface.
+Only this file knows all topologies. Other code uses the `Communicator` interface.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ log = logging.getLogger(__name__)
 
 
 def alone(config: WorkerConfig, placement: Placement) -> Communicator:
-    """The communicator of a worker that no server is named for.
+    """Returns the communicator of a worker without a server.
 
     Raises:
-        ConfigError: The launcher started others beside it.
+        ConfigError: The launcher started more than one worker.
     """
     if placement.size is not None and placement.size > 1:
         raise ConfigError(
-            f"{placement.launcher} started {placement.size} workers, but no server is named:"
-            " give --server HOST:PORT (or PS_SERVER); ps-server start prints it"
+            f"{placement.launcher} started {placement.size} workers, but no server is set:"
+            " pass --server HOST:PORT or set PS_SERVER; ps-server start prints the address"
         )
-    log.info("no server named: training alone in this process")
+    log.info("no server set: training in this process alone")
     if config.compress:
-        log.info("--compress %s: a lone worker exchanges nothing, so nothing is compressed", config.compress)
+        log.info("--compress %s has no effect: a single worker exchanges nothing", config.compress)
     return LocalCommunicator()
 
 
 def connect(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
-    """The communicator of a worker that has joined a hub or a ring."""
+    """Returns the communicator of a worker that joined a hub or a ring."""
     _share_cores(session.neighbours)
     make = _ring if config.topology == "ring" else _hub
     communicator = make(config, session, device)
@@ -56,25 +56,25 @@ def connect(config: WorkerConfig, session: Session, device: torch.device) -> Com
 
 
 def _share_cores(workers: int) -> None:
-    """Gives torch this worker's part of the host's cores: workers that take all of them stall one another."""
-    # A shard beside a worker gets no share of its own: the two mostly take turns. Measured with one of
-    # each on 2 cores, an MLP of 25 M parameters: 128 ms a step with both cores to the worker, 152 with one.
+    """Limits torch to this worker's share of the host's cores. Workers that each use all cores slow down."""
+    # A shard on the same host gets no share: shard and worker mostly take turns. Measured with one of each
+    # on 2 cores and an MLP of 25 M parameters: 128 ms a step with two cores for the worker, 152 with one.
     if "OMP_NUM_THREADS" not in environment():
         share = max(1, len(os.sched_getaffinity(0)) // workers)
-        torch.set_num_threads(min(share, torch.get_num_threads()))  # a script may have taken fewer already
+        torch.set_num_threads(min(share, torch.get_num_threads()))  # a script may already have set fewer
 
 
 def _hub(config: WorkerConfig, session: Session, device: torch.device) -> Communicator:
     transport, dial, wired = registry.choose(session.shards, config.transport)
     log.info(
-        "rank %d of %d, hub in mode %s, %d shard(s) by %s",
+        "rank %d of %d, hub in mode %s, %d shard(s) over %s",
         session.sender.rank,
         session.size,
         session.mode,
         len(session.shards),
         transport.name,
     )
-    # Only who is waited for can be ahead, and only a link makes those behind pay for it.
+    # A worker can be ahead of others only in lockstep, and that slows the others only on a network link.
     client = KVClient(session.sender, len(session.shards), dial, bounded=session.lockstep and wired)
     try:
         client.wait_connected(config.timeout)
@@ -96,12 +96,12 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
     server, _ = address(session.address)
     store = ring_store(
         session.sender.rank,
-        server if is_loopback(server) else towards(server),  # needs no way to anywhere else
+        server if is_loopback(server) else towards(server),  # works without a route to other networks
         lambda where: session.publish("ring", where),
         lambda: session.lookup("ring", config.timeout),
         config.timeout,
     )
-    log.info("rank %d of %d, ring by %s", session.sender.rank, session.size, config.backend)
+    log.info("rank %d of %d, ring over %s", session.sender.rank, session.size, config.backend)
     communicator = AllreduceCommunicator(
         session.sender.rank,
         session.size,
@@ -116,7 +116,7 @@ def _ring(config: WorkerConfig, session: Session, device: torch.device) -> Commu
 
 
 def own_device(config: WorkerConfig, placement: Placement) -> torch.device:
-    """The device on which this worker trains."""
+    """Returns the device on which this worker trains; makes it current if it is a GPU."""
     device = torch.device(choose(config.backend, placement, environment()).device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

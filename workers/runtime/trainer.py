@@ -1,4 +1,4 @@
-"""What a worker asks of those who train here: an optimizer, and whoever keeps its state."""
+"""Interfaces between a worker and its optimizers, and between a worker and its checkpoints."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ import torch
 
 
 class Trainer(Protocol):
-    """What a worker wants to know of an optimizer that trains a model here."""
+    """What a worker needs from an optimizer."""
 
     @property
     def exchange_seconds(self) -> float:
-        """Time that exchanges took from training so far."""
+        """Seconds so far that training waited for exchanges."""
 
     @property
     def completed_steps(self) -> int:
-        """How many it has taken, those before a restart among them."""
+        """Completed steps, including the steps before a restart."""
 
     ahead: int
-    """Steps by which another rank may have completed more than this one: 1 where none waits in `step()`."""
+    """Steps that another rank can be ahead of this one: 1 if `step()` does not wait, else 0."""
 
     @property
     def named_parameters(self) -> dict[str, torch.Tensor]:
-        """Every trained parameter by name."""
+        """All trained parameters by name."""
 
     def synchronize(self) -> None:
-        """Waits until the parameters are those of the last step."""
+        """Waits until the parameters are the last step's result."""
 
 
 class Saves(Protocol):
-    """Keeps what no hub keeps: `hubring.workers.optimizer.checkpoints`."""
+    """Saves the state of a job whose workers step: `hubring.workers.optimizer.checkpoints`."""
 
     @property
     def due(self) -> bool:
-        """Whether it is time to save in passing."""
+        """Whether it is time for a periodic checkpoint."""
 
     def save_in_passing(self) -> None:
-        """Saves; a failure is told in the log alone."""
+        """Saves a periodic checkpoint. Logs a failure and does not raise it."""
 
     def save(self) -> None:
         """Saves the last step."""
 
     def save_together(self) -> None:
-        """Saves the last step and returns on no rank before that is done."""
+        """Saves the last step. Returns on every rank only once it is saved."""
 
     def close(self) -> None:
-        """Leaves its folder to others."""
+        """Releases the folder."""

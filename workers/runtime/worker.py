@@ -1,4 +1,4 @@
-"""A worker between `init` and `shutdown`: its place, its communicator, its report, and when it stops."""
+"""A worker between `init` and `shutdown`: its placement, communicator, metrics and stop requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Worker:
-    """Everything that belongs to this worker, and what its training loop asks for."""
+    """The state of this worker."""
 
     config: WorkerConfig
     placement: Placement
@@ -41,40 +41,42 @@ class Worker:
     record: Record
     origin: logs.LogOrigin
     cpu_before: int = 0
-    """What the process had used before training began, in nanoseconds."""
+    """CPU time that the process used before training began, in nanoseconds."""
     job: str = ""
     """Name of the script or built-in job."""
     completed_steps: int = 0
     stop_code: int | None = None
-    """Set by a signal handler: leave after this step, with this exit code."""
+    """Set by a signal handler: stop after this step and exit with this code."""
     notice: bool = False
-    """The signal was a scheduler's notice, which is for the whole job."""
+    """The signal was a scheduler's notice (SIGUSR1), which is for the whole job."""
     trainers: list[Trainer] = field(default_factory=list)
     saves: Saves | None = None
     recorder: FlightRecorder | None = None
     hardship: Hardship | None = None
-    """What makes this worker slow in an experiment."""
+    """Makes this worker slow in an experiment."""
     odd_reports: int = 0
-    """How many in a row held what is not finite."""
+    """Number of consecutive reports with a value that is not finite."""
     pid: int = field(default_factory=os.getpid)
-    """Whose place it is: a forked child, of a DataLoader say, has a copy that it must not give back."""
+    """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
 
     def adopt(self, trainer: Trainer) -> None:
-        """Called by an optimizer whose model is in place: training begins."""
+        """Adds an optimizer and restarts the clock. The optimizer calls it when its model is ready."""
         self.trainers.append(trainer)
         self.record.begin()
         self.cpu_before = usage().cpu_ns
 
     def emulate(self, slowness: Slowness) -> None:
-        """Makes this worker as slow as that says; before its first optimizer is made."""
+        """Slows this worker down. Call it before the first optimizer is made."""
         self.hardship = Hardship(slowness.of(self.communicator.rank), lambda: self._exposed)
 
     def watch(self, parameters: Iterable[torch.Tensor]) -> Callable[[int], None]:
-        """Called by an optimizer before others ask to be told of these parameters' gradients.
+        """Watches the gradients of an optimizer's parameters for an emulated slowdown.
+
+        The optimizer calls it before other hooks are registered on these parameters.
 
         Returns:
-            What it is to call with its completed steps, at the beginning of each. A step of several
-            optimizers is one step, the first one's.
+            A function that the optimizer calls at the beginning of each step, with its completed
+            steps. With several optimizers only the first one's steps count.
         """
         if self.hardship is None or self.trainers:
             return unwatched
@@ -82,15 +84,15 @@ class Worker:
         return self.hardship.begin
 
     def synchronize(self) -> None:
-        """Waits for what the last steps left under way, and raises what it failed with."""
+        """Waits for exchanges that the last steps left in flight; raises their errors."""
         for trainer in self.trainers:
             trainer.synchronize()
 
     def step_completed(self, step: int) -> None:
-        """Called by the optimizer after each step; where it learns of the end.
+        """Records a step and handles stop requests. The optimizer calls it after each step.
 
         Raises:
-            Preempted: The hub drains, or a signal asked this worker to stop.
+            Preempted: The hub is draining, or a signal asked this worker to stop.
         """
         self.completed_steps = self.record.step = self.origin.step = step
         if self.recorder is not None:
@@ -101,8 +103,8 @@ class Worker:
             self._save_early(step)
         if self.communicator.draining:
             self._stop(
-                "the hub was asked to stop, and all workers stop with it after this step: start both again,"
-                " and the job goes on from the last checkpoint"
+                "the hub was asked to stop: all workers stop after this step; restart the hub and the"
+                " workers to continue from the last checkpoint"
             )
         if self.communicator.topology == "ring":
             self._heed_ring(step)
@@ -113,7 +115,7 @@ class Worker:
             self.saves.save_in_passing()
 
     def _save_early(self, step: int) -> None:
-        """Writes the parameters as they are after this step."""
+        """Writes the parameters after `--save-parameters-at` steps."""
         path = self.config.save_parameters
         assert path is not None
         self.synchronize()
@@ -121,20 +123,24 @@ class Worker:
 
     @property
     def stops_all(self) -> bool:
-        """Whether the others stop when this worker is asked to: they must, where it brought a shard."""
+        """Whether all workers stop when this one is asked to. They must if this worker runs a shard."""
         policy = self.config.on_preempt
         together = policy == "all" or (policy == "auto" and self.placement.ends_together)
         return self.session is not None and (self.notice or together or self.session.serves)
 
     def _heed(self) -> None:
-        """This worker was asked to stop: alone it does so here, with others after a common step."""
+        """Handles a stop request: this worker stops now, or all workers stop after the same step."""
         if self.session is None or not self.stops_all:
             self._stop("stopped on request after this step")
         elif not self.session.stopping:
             self.session.stop_hub()
 
     def _heed_ring(self, step: int) -> None:
-        """Members of a ring complete the same steps: who is asked to stop says after which, and waits."""
+        """Handles a stop request on a ring.
+
+        All members must complete the same steps. The member that is asked to stop sets the last step,
+        and every member trains until then.
+        """
         session = self.session
         assert session is not None
         if (self.stop_code is not None or session.draining) and not session.stop_after:
@@ -148,20 +154,20 @@ class Worker:
         if self.saves is not None:
             self.saves.save_together()
         elif self.communicator.steps_on == "worker" and self.communicator.rank == 0:
-            log.warning("nothing is saved, as nobody gave --checkpoint-dir: started again, it begins anew")
+            log.warning("nothing is saved: no --checkpoint-dir is set; a restarted job starts from step 0")
         raise Preempted(text, self.stop_code or Preempted.exit_code)
 
     def report(self, metrics: dict[str, Any]) -> None:
-        """Records metrics, and lets the hub know of the loss.
+        """Records metrics and sends the loss to the hub.
 
         Raises:
-            NonFinite: One is NaN or infinite, and so is a parameter: training is lost.
+            NonFinite: A metric and a parameter are NaN or infinite: training has diverged.
         """
         self.record.report(metrics, self._exposed, self._hidden)
-        told = [self.record.latest[name] for name in metrics]
-        odd = any(isinstance(value, float) and not isfinite(value) for value in told)
+        values = [self.record.latest[name] for name in metrics]
+        odd = any(isinstance(value, float) and not isfinite(value) for value in values)
         self.odd_reports = self.odd_reports + 1 if odd else 0
-        # A metric may stay NaN for good while training is well: then one looks after 1, 2, 4, 8... reports.
+        # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
         if self.odd_reports.bit_count() == 1:
             self.synchronize()
             parameters = (trainer.named_parameters for trainer in self.trainers)
@@ -172,16 +178,16 @@ class Worker:
 
     @property
     def _exposed(self) -> float:
-        """Seconds that exchanges took from training so far."""
+        """Seconds so far that training waited for exchanges."""
         return sum(trainer.exchange_seconds for trainer in self.trainers)
 
     @property
     def _hidden(self) -> float | None:
-        """Seconds for which exchanges were on their way behind computing; None where nobody looks."""
+        """Seconds so far of exchange that overlapped with compute; None without a recorder."""
         return None if self.recorder is None else self.recorder.hidden_seconds
 
     def result(self) -> dict[str, Any]:
-        """How it went so far, for the program's last line."""
+        """Returns the result so far, for the program's last line."""
         traffic = self.communicator.traffic
         pushes = sum(traffic.staleness.values())
         used, hidden = usage(), self._hidden
@@ -213,7 +219,7 @@ class Worker:
 
 
 def save_parameters(path: Path, trainers: list[Trainer]) -> None:
-    """Writes all trained parameters, by name, as a safetensors file."""
+    """Writes all trained parameters by name to a safetensors file."""
     from safetensors.torch import save_file
 
     tensors = {
@@ -225,4 +231,4 @@ def save_parameters(path: Path, trainers: list[Trainer]) -> None:
 
 
 def unwatched(_: int) -> None:
-    """What a step begins with that nobody slows down."""
+    """Does nothing: the default for the function that `Worker.watch` returns."""

@@ -69,8 +69,8 @@ def test_hidden_is_what_was_on_its_way_less_what_was_waited_for(tmp_path: Path) 
     recorder = FlightRecorder(Trace(tmp_path, "worker 0"))
     first, second = Work("one"), Work("two")
     began = recorder._stepped
-    recorder.handed(0, first, began)
-    recorder.handed(1, second, began)
+    recorder.sent(0, first, began)
+    recorder.sent(1, second, began)
     first.complete_part()
     assert recorder.hidden_seconds == 0  # the second is still on its way
     second.complete_part()
