@@ -1,27 +1,26 @@
-"""Collectives for scripts: every member takes part, and each gets its result.
+"""Collectives for scripts. Every member calls the collective, and each gets its result.
 
-Ranks are matched by name, and the calls under one name in the order in which
-each rank makes them; calls of different names may come in different orders.
-Without a name it is the operation's: ranks must then make the same calls in the
-same order. All take these arguments besides their own:
+Calls are matched by name. Calls with one name are matched in order; calls with different
+names may come in different orders. The default name is the operation's name: without
+names, all ranks must make the same calls in the same order. All collectives have these
+arguments:
 
-    name            what ranks are matched by
-    group           who takes part, from `new_group`; None: all ranks
-    communicator    None: that of `hubring.init()`
+    name            the name that calls are matched by
+    group           the members, from `new_group`; None: all ranks
+    communicator    None: the communicator of `hubring.init()`
 
-and all raise:
+and raise:
 
-    ConfigError         members disagree in what they do, or it cannot be done with
-                        the dtype; the same on all, and it says who gave what
-    DeadlineExceeded    some member did not take part in time
-    UsageError          the call makes no sense on this rank alone
-    HubringError        what the exchange failed with
+    ConfigError         members pass different arguments, or the operation does not support
+                        the dtype; all members get the same error, which names the ranks
+    DeadlineExceeded    some member did not call in time
+    UsageError          the call is invalid on this rank
+    HubringError        the exchange failed
 
-A `root` is a rank of the whole job. Tensors may be on any device; results are
-on that of what was given, and new, but in forms that end in `_`. Those that end
-in `_async` return at once: `wait()` for the work, from any thread, then its
-`result` is there, and `get()` does both. Until then the tensors that were given
-are the exchange's: do not change them.
+A `root` is a rank of the whole job. Tensors can be on any device. A result is a new tensor
+on the device of the input; functions that end in `_` write the result to the input instead.
+Functions that end in `_async` return a work at once: `wait()` for it from any thread and
+read `result`, or call `get()`. Do not change the inputs before the work is done.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where members meet and exchange nothing: barriers, the end of uneven data, and groups."""
+"""Collectives without tensors: barriers, joins (the end of uneven data) and groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def barrier(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> None:
-    """Returns once every member has called it, this rank's last step's exchange over."""
+    """Returns once every member has called it. First waits for the exchange of this rank's last step."""
     if communicator is None:
         context.current().synchronize()
     barrier_async(name, group=group, communicator=communicator).wait()
@@ -39,35 +39,35 @@ def barrier_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `barrier`, without a word on the last step's exchange."""
+    """Starts `barrier`, without waiting for the exchange of the last step."""
     return begin(Collective.BARRIER, [], name, group, communicator)
 
 
 def join(*, communicator: Communicator | None = None) -> int:
-    """Says that this rank has no more data, and returns once all have said so.
+    """Declares that this rank has no more data. Returns once all ranks have joined.
 
-    Until then it takes part in what the others do: with zeros in reductions, where it counts in
-    an average too, and without rows in what is gathered. What it began before is done first.
+    Until then the rank takes part in the other ranks' collectives: with zeros in reductions, which
+    count in an average, and with no rows in gathers. Collectives that it started before finish first.
 
     Returns:
-        The rank that was the last to join, the same on all.
+        The last rank to join, the same on all ranks.
     """
     return int(join_async(communicator=communicator).get())
 
 
 def join_async(*, communicator: Communicator | None = None) -> CollectiveWork:
-    """Begins `join`; nothing else may be called until it is done."""
+    """Starts `join`. Call no other collective until it is done."""
     return begin(Collective.JOIN, [], None, None, communicator, then=lambda came: int(came[0]))
 
 
 def new_group(ranks: Collection[int], *, communicator: Communicator | None = None) -> Group:
-    """Makes a group of some ranks; every rank of the job calls it, with the same ones, members or not.
+    """Makes a group of some ranks. Every rank of the job must call it with the same `ranks`.
 
-    Groups of the same ranks are one: calls in them meet.
+    Groups with the same ranks are equivalent: their calls match each other.
 
     Raises:
-        UsageError: A rank is named twice, or there is none of that number.
-        ConfigError: The ranks name different members.
+        UsageError: `ranks` is empty, repeats a rank, or has a rank that does not exist.
+        ConfigError: The callers pass different ranks.
     """
     communicator = communicator or context.current().communicator
     group = Group(ranks, communicator.rank, communicator.size)
@@ -78,16 +78,16 @@ def new_group(ranks: Collection[int], *, communicator: Communicator | None = Non
 
 
 def remove_group(group: Group, *, communicator: Communicator | None = None) -> None:
-    """Gives a group back, on every rank of the job, once what all members have begun in it is done.
+    """Removes a group once the collectives that all members started are done. Every rank must call it.
 
-    What only some of them have begun fails, or waits until its deadline.
+    A collective that only some members started fails, or waits until its deadline.
 
     Raises:
-        UsageError: It was removed before.
-        ConfigError: The ranks name different groups.
+        UsageError: The group was already removed.
+        ConfigError: The callers pass different groups.
     """
     if group.removed:
-        raise UsageError(f"{group} was removed before; remove it once")
+        raise UsageError(f"{group} was already removed: call remove_group() once")
     communicator = communicator or context.current().communicator
     communicator.collective(Call(Collective.GROUP, "remove_group", splits=group.ranks)).wait()
     group.removed = True

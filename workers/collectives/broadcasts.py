@@ -1,4 +1,4 @@
-"""What one member has, for all of them, or a part for each."""
+"""Broadcast and scatter: from one member to all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def broadcast(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """Gives every member the root's tensor; all pass one of its shape and dtype."""
+    """Returns the root's tensor on every member. All members pass a tensor of its shape and dtype."""
     return tensor_of(broadcast_async(tensor, root, name, group=group, communicator=communicator))
 
 
@@ -42,7 +42,7 @@ def broadcast_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `broadcast`."""
+    """Starts `broadcast`."""
     then = like([tensor], many=False)
     return begin(Collective.BROADCAST, [tensor], name, group, communicator, root=root, then=then)
 
@@ -55,7 +55,7 @@ def broadcast_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """As `broadcast`, with the result in `tensor`, which is returned."""
+    """As `broadcast`, but writes the result to `tensor` and returns it."""
     return tensor_of(broadcast_async_(tensor, root, name, group=group, communicator=communicator))
 
 
@@ -67,7 +67,7 @@ def broadcast_async_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `broadcast_`."""
+    """Starts `broadcast_`."""
     then = into(tensor)
     return begin(Collective.BROADCAST, [tensor], name, group, communicator, root=root, then=then)
 
@@ -80,17 +80,17 @@ def scatter(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """Gives each member one of the root's tensors, of any shapes and dtypes, in rank order.
+    """Sends each member one of the root's tensors, in rank order.
 
     Args:
-        tensors: On the root one for each member; None elsewhere.
-        root: Who gives.
-        name: What ranks are matched by.
-        group: Who takes part; None: all ranks.
-        communicator: None takes that of `hubring.init()`.
+        tensors: On the root, one tensor per member, of any shapes and dtypes; None on other ranks.
+        root: The rank that sends.
+        name: The name that calls are matched by.
+        group: The members; None: all ranks.
+        communicator: None uses the communicator of `hubring.init()`.
 
     Returns:
-        This rank's; on the CPU where it is not the root.
+        This rank's tensor; on the CPU if this rank is not the root.
     """
     return tensor_of(scatter_async(tensors, root, name, group=group, communicator=communicator))
 
@@ -103,14 +103,14 @@ def scatter_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `scatter`."""
+    """Starts `scatter`."""
     return begin(Collective.SCATTER, tensors or [], name, group, communicator, root=root)
 
 
 def broadcast_into(
     tensors: Sequence[Tensor], communicator: Communicator, name: str, timeout: float | None
 ) -> None:
-    """Overwrites tensors of any dtype with rank 0's, in one broadcast of their bytes."""
+    """Overwrites tensors of any dtype with rank 0's tensors, in one broadcast of their bytes."""
     if communicator.size == 1 or not tensors:
         return
     given = [torch.cat([_as_bytes(tensor).cpu() for tensor in tensors])] if communicator.rank == 0 else []
@@ -118,7 +118,7 @@ def broadcast_into(
     start = 0
     for tensor in tensors:
         piece = whole[start : start + tensor.nbytes]
-        # A fresh copy: bytes in the middle of a tensor may be unaligned for a wider dtype.
+        # Clone, because bytes in the middle of a tensor may be unaligned for a wider dtype.
         tensor.copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
         start += tensor.nbytes
 

@@ -1,4 +1,4 @@
-"""What members have, gathered by all of them, by one, or each some of it."""
+"""Gather, allgather and alltoall: tensors of all members, concatenated or listed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def allgather(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """Joins the members' tensors along the first dimension, which alone may vary.
+    """Concatenates the members' tensors along the first dimension, the only one that may differ.
 
     A 0-d tensor counts as one row: the result has shape (size,).
     """
@@ -44,7 +44,7 @@ def allgather_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `allgather`."""
+    """Starts `allgather`."""
     return begin(Collective.ALLGATHER, [tensor], name, group, communicator)
 
 
@@ -55,7 +55,7 @@ def grouped_allgather(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> list[Tensor]:
-    """`allgather` of many tensors in one exchange; results as if one by one."""
+    """As `allgather` of each tensor, in one exchange."""
     return tensors_of(grouped_allgather_async(tensors, name, group=group, communicator=communicator))
 
 
@@ -66,7 +66,7 @@ def grouped_allgather_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `grouped_allgather`."""
+    """Starts `grouped_allgather`."""
     return begin(Collective.ALLGATHER, tensors, name, group, communicator, then=like(tensors))
 
 
@@ -78,7 +78,7 @@ def gather(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> list[Tensor] | None:
-    """The members' tensors, in rank order, for the root; None elsewhere. Their first dimension may vary."""
+    """Returns the members' tensors in rank order on the root, else None. First dimensions may differ."""
     result: list[Tensor] | None = gather_async(
         tensor, root, name, group=group, communicator=communicator
     ).get()
@@ -93,7 +93,7 @@ def gather_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `gather`."""
+    """Starts `gather`."""
     device = tensor.device
 
     def then(came: Sequence[Tensor]) -> list[Tensor] | None:
@@ -113,15 +113,15 @@ def alltoall(
     """Sends each member some of this rank's rows.
 
     Args:
-        tensor: Rows for the first member, then for the second, and so on. Members may have
-            differently many; all other dimensions and the dtype are the same.
-        splits: How many rows are for each member; None: equally many.
-        name: What ranks are matched by.
-        group: Who takes part; None: all ranks.
-        communicator: None takes that of `hubring.init()`.
+        tensor: Rows for the first member, then for the second, and so on. The number of rows may
+            differ between members; all other dimensions and the dtype must be the same.
+        splits: Number of rows for each member; None: the same number for all.
+        name: The name that calls are matched by.
+        group: The members; None: all ranks.
+        communicator: None uses the communicator of `hubring.init()`.
 
     Returns:
-        The rows that came, in rank order, and how many from each member (int64).
+        The received rows in rank order, and the number of rows from each member (int64).
     """
     output, received = alltoall_async(tensor, splits, name, group=group, communicator=communicator).get()
     return output, received
@@ -135,7 +135,7 @@ def alltoall_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `alltoall`; the result is a pair."""
+    """Starts `alltoall`."""
     counts = () if splits is None else tuple(map(int, splits))
     device = tensor.device
 

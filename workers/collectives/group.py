@@ -1,4 +1,4 @@
-"""Some of the ranks, for collectives among themselves."""
+"""Groups of ranks for collectives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hubring.ps.core.errors import UsageError
 
 
 class Group:
-    """What `hubring.new_group` makes, on all ranks alike.
+    """A group of ranks, made by `hubring.new_group`.
 
     Attributes:
-        ranks: Its members, rising.
-        removed: Whether `hubring.remove_group` has been called: nothing can be done in it any more.
+        ranks: The members' ranks in the job, ascending.
+        removed: Whether `hubring.remove_group` was called. A removed group cannot be used.
     """
 
     def __init__(self, ranks: Collection[int], own: int, size: int) -> None:
@@ -20,25 +20,25 @@ class Group:
         self.ranks = tuple(sorted(ranks))
         self.removed = False
         self._own = own
-        self._everybody = len(self.ranks) == size
+        self._has_all = len(self.ranks) == size
 
     @property
     def members(self) -> tuple[int, ...]:
-        """As a call names them: none for all ranks."""
-        return () if self._everybody else self.ranks
+        """The ranks as a `Call` has them: empty for all ranks."""
+        return () if self._has_all else self.ranks
 
     def rank(self) -> int:
-        """This worker's place among the members, from 0.
+        """Returns this worker's rank within the group, from 0.
 
         Raises:
-            UsageError: It is none of them.
+            UsageError: This worker is not a member.
         """
         if not self.included():
-            raise UsageError(f"rank {self._own} is none of {self}: ask included() first")
+            raise UsageError(f"rank {self._own} is not in {self}: check included() first")
         return self.ranks.index(self._own)
 
     def size(self) -> int:
-        """How many members there are."""
+        """Returns the number of members."""
         return len(self.ranks)
 
     def included(self) -> bool:
@@ -52,5 +52,5 @@ class Group:
 def _check(ranks: Collection[int], size: int) -> None:
     if not ranks or len(set(ranks)) < len(ranks) or not all(0 <= rank < size for rank in ranks):
         raise UsageError(
-            f"a group of ranks {list(ranks)}: name one or more different ranks, each from 0 to {size - 1}"
+            f"invalid group of ranks {list(ranks)}: pass one or more different ranks from 0 to {size - 1}"
         )

@@ -1,4 +1,4 @@
-"""Reductions that go to one member, or some rows to each."""
+"""Reductions whose result goes to one member, or in parts to each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def reduce(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor | None:
-    """As `allreduce`, for the root alone: the others get None."""
+    """As `allreduce`, but only the root gets the result; other members get None."""
     result: Tensor | None = reduce_async(tensor, root, op, name, group=group, communicator=communicator).get()
     return result
 
@@ -44,7 +44,7 @@ def reduce_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `reduce`."""
+    """Starts `reduce`."""
     return begin(Collective.REDUCE, [tensor], name, group, communicator, op=op, root=root)
 
 
@@ -56,7 +56,10 @@ def reduce_scatter(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """This member's rows of what `allreduce` would give; the first get one more where they do not divide."""
+    """Returns this member's rows of the `allreduce` result.
+
+    If the rows do not divide evenly, the first members get one row more.
+    """
     return tensor_of(reduce_scatter_async(tensor, op, name, group=group, communicator=communicator))
 
 
@@ -68,7 +71,7 @@ def reduce_scatter_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `reduce_scatter`."""
+    """Starts `reduce_scatter`."""
     return begin(Collective.REDUCE_SCATTER, [tensor], name, group, communicator, op=op)
 
 
@@ -80,7 +83,7 @@ def grouped_reduce_scatter(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> list[Tensor]:
-    """`reduce_scatter` of many tensors in one exchange; results as if one by one."""
+    """As `reduce_scatter` of each tensor, in one exchange."""
     return tensors_of(grouped_reduce_scatter_async(tensors, op, name, group=group, communicator=communicator))
 
 
@@ -92,6 +95,6 @@ def grouped_reduce_scatter_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `grouped_reduce_scatter`."""
+    """Starts `grouped_reduce_scatter`."""
     then = like(tensors)
     return begin(Collective.REDUCE_SCATTER, tensors, name, group, communicator, op=op, then=then)

@@ -1,4 +1,4 @@
-"""Reductions whose result all members get."""
+"""Reductions whose result goes to all members."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def allreduce(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """Reduces the members' tensors, of one shape and dtype, to one.
+    """Reduces the members' tensors, which must have the same shape and dtype, to one.
 
     Args:
-        tensor: This rank's part; only read. Any shape, 0-d too. A sparse COO tensor is summed or
-            averaged by gathering what is there, and may have other places on every member.
-        op: How parts become one; AVERAGE and ADASUM want a floating dtype. Of booleans
-            the sum is whether any is true, and the product whether all are.
-        name: What ranks are matched by.
-        group: Who takes part; None: all ranks.
-        communicator: None takes that of `hubring.init()`.
+        tensor: This rank's tensor, of any shape; it is only read. Sparse COO tensors can only be summed
+            or averaged; their indices may differ between members.
+        op: The operation. AVERAGE and ADASUM need a floating dtype. The sum of booleans is true if any
+            is true, the product if all are true.
+        name: The name that calls are matched by.
+        group: The members; None: all ranks.
+        communicator: None uses the communicator of `hubring.init()`.
 
     Returns:
         A new tensor of the same shape, dtype and device, equal on all members.
@@ -58,7 +58,7 @@ def allreduce_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `allreduce`."""
+    """Starts `allreduce`."""
     if tensor.is_sparse:
         communicator = communicator or context.current().communicator
         then = sparse.total(tensor, op, communicator.size if group is None else group.size())
@@ -75,7 +75,7 @@ def allreduce_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> Tensor:
-    """As `allreduce`, with the result in `tensor`, which is returned."""
+    """As `allreduce`, but writes the result to `tensor` and returns it."""
     return tensor_of(allreduce_async_(tensor, op, name, group=group, communicator=communicator))
 
 
@@ -87,7 +87,7 @@ def allreduce_async_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `allreduce_`; the tensor is written before the work is done."""
+    """Starts `allreduce_`. The tensor is written before the work is done."""
     then = into(tensor)
     return begin(Collective.ALLREDUCE, [tensor], name, group, communicator, op=op, then=then)
 
@@ -100,7 +100,7 @@ def grouped_allreduce(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> list[Tensor]:
-    """`allreduce` of many tensors, of mixed shapes and dtypes, in one exchange; results as if one by one."""
+    """As `allreduce` of each tensor, in one exchange. Shapes and dtypes may be mixed."""
     return tensors_of(grouped_allreduce_async(tensors, op, name, group=group, communicator=communicator))
 
 
@@ -112,7 +112,7 @@ def grouped_allreduce_async(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `grouped_allreduce`."""
+    """Starts `grouped_allreduce`."""
     then = like(tensors)
     return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)
 
@@ -125,7 +125,7 @@ def grouped_allreduce_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> list[Tensor]:
-    """As `grouped_allreduce`, with the results in `tensors`."""
+    """As `grouped_allreduce`, but writes the results to `tensors`."""
     return tensors_of(grouped_allreduce_async_(tensors, op, name, group=group, communicator=communicator))
 
 
@@ -137,6 +137,6 @@ def grouped_allreduce_async_(
     group: Group | None = None,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `grouped_allreduce_`."""
+    """Starts `grouped_allreduce_`."""
     then = into(*tensors, many=True)
     return begin(Collective.ALLREDUCE, tensors, name, group, communicator, op=op, then=then)

@@ -1,4 +1,4 @@
-"""Sparse gradients, as an embedding's: what is summed is gathered, since most of it is not there."""
+"""Reductions of sparse tensors, such as an embedding's gradients, by gathering their entries."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from hubring.ps.store.collective_reduction import WIDER, objection_to
 
 
 def parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
-    """A sparse COO tensor as what an allgather takes: its places, its values, and its shape, as rows.
+    """Returns a sparse COO tensor's indices, values and shape as rows, for an allgather.
 
     Raises:
-        UsageError: There is no such reduction of sparse tensors.
-        ConfigError: There is none of the dtype.
+        UsageError: `op` does not support sparse tensors.
+        ConfigError: `op` does not support the dtype.
     """
     if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise UsageError(f"no {op.name.lower()} of sparse tensors: sum or average them, or call to_dense()")
+        raise UsageError(
+            f"{op.name.lower()} does not support sparse tensors: use sum or average, or call to_dense()"
+        )
     if text := objection_to(op, layout_of(tensor).dtype):
         raise ConfigError(text)
     coalesced = _wide(tensor.detach()).coalesce()
@@ -29,13 +31,16 @@ def parts(tensor: Tensor, op: ReduceOp) -> list[Tensor]:
 
 
 def total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequence[Tensor]], Tensor]:
-    """Makes the members' sum of what an allgather of their parts gives, coalesced; or their average."""
+    """Returns a function that makes the coalesced sum or average from the allgather of `parts`."""
     shape, device, dtype = tensor.shape, tensor.device, tensor.dtype
 
     def then(came: Sequence[Tensor]) -> Tensor:
         places, values, shapes = came
         if (shapes != shapes[0]).any():
-            raise ConfigError(f"ranks disagree on the shape of a sparse tensor: {shapes.tolist()}")
+            raise ConfigError(
+                f"ranks pass sparse tensors of different shapes, in rank order: {shapes.tolist()};"
+                " pass the same shape on all ranks"
+            )
         if op is ReduceOp.AVERAGE:
             values = values / members
         summed = torch.sparse_coo_tensor(places.t(), values, shape, check_invariants=True).coalesce()
@@ -45,5 +50,5 @@ def total(tensor: Tensor, op: ReduceOp, members: int) -> Callable[[Sequence[Tens
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """As dense sums are taken: half precision is rounded once, at the end."""
+    """Converts to the dtype of dense sums, so that half precision is rounded once, at the end."""
     return tensor.to(WIDER.get(tensor.dtype, tensor.dtype))

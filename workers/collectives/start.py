@@ -1,4 +1,4 @@
-"""How a collective begins, and what is made of what comes."""
+"""Starts a collective and converts its result."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def begin(
     splits: tuple[int, ...] = (),
     then: Callable[[Sequence[Tensor]], Any] | None = None,
 ) -> CollectiveWork:
-    """Begins a collective of these tensors; `then` as of `Communicator.collective`.
+    """Starts a collective of these tensors. See `Communicator.collective` for `then`.
 
     Raises:
-        UsageError: This rank is none of the group, or the root is no rank of it.
+        UsageError: This rank or the root is not in the group, or the group was removed.
     """
     communicator = communicator or context.current().communicator
     _check_group(group, communicator)
@@ -40,7 +40,7 @@ def begin(
     ranks = group.members if group is not None else ()
     call = Call(collective, name or collective.name.lower(), op, root, ranks, splits)
     if root != communicator.rank and collective in (Collective.BROADCAST, Collective.SCATTER):
-        # Only the root's travel; that the others expect the same in a broadcast is compared.
+        # Only the root sends tensors. In a broadcast the other ranks' layouts are compared with its.
         check_tensors(call.name, tensors)
         if collective is Collective.BROADCAST:
             call = replace(call, layouts=tuple(map(layout_of, tensors)))
@@ -52,20 +52,20 @@ def _check_group(group: Group | None, communicator: Communicator) -> None:
     if group is None:
         return
     if group.removed:
-        raise UsageError(f"{group} was removed: make a new one")
+        raise UsageError(f"{group} was removed: make a new group")
     if not group.included():
-        raise UsageError(f"rank {communicator.rank} is none of {group}: let its members call alone")
+        raise UsageError(f"rank {communicator.rank} is not in {group}: call this only on its members")
 
 
 def _check_root(root: int, group: Group | None, communicator: Communicator) -> None:
     if not 0 <= root < communicator.size:
-        raise UsageError(f"root is {root}; ranks are 0 to {communicator.size - 1}")
+        raise UsageError(f"root is {root}; it must be 0 to {communicator.size - 1}")
     if group is not None and root not in group.ranks:
-        raise UsageError(f"root is {root}, which is none of {group}; roots are ranks of the whole job")
+        raise UsageError(f"root is {root}, which is not in {group}; pass the root's rank in the whole job")
 
 
 def into(*tensors: Tensor, many: bool = False) -> Callable[[Sequence[Tensor]], Any]:
-    """Overwrites what was given, and hands it out."""
+    """Returns a function that writes the results to `tensors` and returns these."""
 
     def then(came: Sequence[Tensor]) -> Any:
         for tensor, one in zip(tensors, came, strict=True):
@@ -76,7 +76,7 @@ def into(*tensors: Tensor, many: bool = False) -> Callable[[Sequence[Tensor]], A
 
 
 def like(tensors: Sequence[Tensor], *, many: bool = True) -> Callable[[Sequence[Tensor]], Any]:
-    """Brings each to the device of the one that was given."""
+    """Returns a function that moves each result to the device of its input."""
     devices = [tensor.device for tensor in tensors]
 
     def then(came: Sequence[Tensor]) -> Any:
@@ -87,12 +87,12 @@ def like(tensors: Sequence[Tensor], *, many: bool = True) -> Callable[[Sequence[
 
 
 def tensor_of(work: CollectiveWork) -> Tensor:
-    """Waits for a work whose result is a tensor."""
+    """Waits for a work and returns its result, a tensor."""
     result: Tensor = work.get()
     return result
 
 
 def tensors_of(work: CollectiveWork) -> list[Tensor]:
-    """Waits for a work whose result is many."""
+    """Waits for a work and returns its result, a list of tensors."""
     results: list[Tensor] = work.get()
     return results

@@ -1,4 +1,4 @@
-"""From one rank to another."""
+"""Send and receive between two ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send(
     *,
     communicator: Communicator | None = None,
 ) -> None:
-    """Sends a tensor to one rank; returns once that one has called `recv`."""
+    """Sends a tensor to one rank. Returns once that rank has called `recv`."""
     send_async(tensor, to, name, communicator=communicator).wait()
 
 
@@ -38,15 +38,15 @@ def send_async(
     *,
     communicator: Communicator | None = None,
 ) -> CollectiveWork:
-    """Begins `send`."""
+    """Starts `send`."""
     communicator = communicator or context.current().communicator
     return _transfer([tensor], communicator.rank, to, name, communicator)
 
 
 def recv(source: int, name: str | None = None, *, communicator: Communicator | None = None) -> Tensor:
-    """The tensor that one rank sends here under this name, on the CPU; shape and dtype travel along.
+    """Returns a tensor on the CPU that one rank sends under this name, with its shape and dtype.
 
-    Those under one name come in the order in which they were sent.
+    Tensors with one name are received in the order in which they were sent.
     """
     return tensor_of(recv_async(source, name, communicator=communicator))
 
@@ -54,7 +54,7 @@ def recv(source: int, name: str | None = None, *, communicator: Communicator | N
 def recv_async(
     source: int, name: str | None = None, *, communicator: Communicator | None = None
 ) -> CollectiveWork:
-    """Begins `recv`."""
+    """Starts `recv`."""
     communicator = communicator or context.current().communicator
     return _transfer([], source, communicator.rank, name, communicator)
 
@@ -64,9 +64,9 @@ def _transfer(
 ) -> CollectiveWork:
     other = to if source == communicator.rank else source
     if other == communicator.rank or not 0 <= other < communicator.size:
-        allowed = f"from 0 to {communicator.size - 1}, but not rank {communicator.rank} itself"
-        raise UsageError(f"there is no sending between rank {source} and rank {to}; allowed is any {allowed}")
-    # Both directions may be under way under one name.
+        allowed = f"a rank from 0 to {communicator.size - 1} other than this rank, {communicator.rank}"
+        raise UsageError(f"cannot send from rank {source} to rank {to}: pass {allowed}")
+    # One name may be in use in both directions at the same time.
     spelt = f"{name or 'transfer'} from {source} to {to}"
     call = Call(Collective.TRANSFER, spelt, root=source, ranks=tuple(sorted((source, to))))
     return communicator.collective(call, *tensors)

@@ -1,8 +1,7 @@
-"""The one interface behind which hub, ring and single process look alike.
+"""The interface that hub, ring and single process implement.
 
-The contract is in the parameters: after `push_pull(bucket).wait()` and the
-optimizer's `step()`, the bucket's parameters are the ones to use next. Where
-the optimizer runs differs, and `steps_on` says it:
+After `push_pull(bucket).wait()` and the optimizer's `step()`, the bucket's parameters are
+updated. `steps_on` is where the optimizer runs:
 
     server   the hub applied the optimizer; the new parameters are in bucket.values
     worker   the mean gradient is in bucket.gradients; the worker's optimizer steps
@@ -31,13 +30,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Start:
-    """How a model begins: which step it goes on from."""
+    """The step that training continues from."""
 
     step: int = 0
 
 
 class Communicator(ABC):
-    """A worker's tie to all the others."""
+    """Connects a worker to all other workers."""
 
     topology: ClassVar[str]
     rank: int
@@ -45,69 +44,69 @@ class Communicator(ABC):
     steps_on: Literal["server", "worker"]
     traffic: Traffic
     timeout: float | None = None
-    """Seconds that one exchange may take; None: without end."""
+    """Seconds that one exchange may take; None: no limit."""
     late: bool = False
-    """Joined a job that was running already: the others will not broadcast to it."""
+    """Whether this worker joined a running job. The other workers do not broadcast to it."""
     draining: bool = False
-    """All workers are asked to leave after this step."""
+    """Whether all workers must stop after this step."""
     waiting: AbstractContextManager[object] = nullcontext()
-    """Entered for as long as this rank waits for others, so that it can be told for whom."""
+    """Entered while this rank waits for other ranks, so that the session can log which ones."""
     tunable: bool = True
-    """It takes time to exchange, so the right amount at a time may save some."""
+    """Whether the number of bytes sent together affects the speed."""
     joins: bool = False
-    """Exchanges adjacent buckets better as one; ranks must then join the same ones."""
+    """Whether adjacent buckets are faster as one exchange. Ranks must then join the same buckets."""
     drains: ClassVar[bool] = False
-    """May set `draining`: with the answer to the first bucket of a step, at the latest."""
+    """Whether `draining` can become True: at the latest with the answer to the first bucket of a step."""
     lockstep: bool = True
-    """Every rank takes every step, so that all may be asked something in between."""
+    """Whether every rank takes every step, so that ranks can run a collective in each step."""
 
     @abstractmethod
     def allocate(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A flat zeroed CPU tensor from which this topology exchanges at its best."""
+        """Returns a flat zeroed CPU tensor in the memory that this topology exchanges fastest."""
 
     def allocate_values(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """The same for parameters, which are received rather than sent."""
+        """As `allocate`, for parameters, which are received and not sent."""
         return self.allocate(numel, dtype)
 
     @abstractmethod
     def attach(self, buckets: list[Bucket]) -> Start:
-        """Agrees on the buckets with all ranks and brings rank 0's parameters into every `bucket.values`.
+        """Compares the buckets with all ranks and copies rank 0's parameters to every `bucket.values`.
 
         Raises:
-            ConfigError: Ranks, or the hub's checkpoint, hold another model; names the first difference.
+            ConfigError: Another rank or the hub's checkpoint has another model. The error names the
+                first difference.
         """
 
     @abstractmethod
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
-        """Hands over the bucket's gradients: those of the mean loss over this rank's own batch.
+        """Sends the bucket's gradients: those of the mean loss over this rank's own batch.
 
         `bucket.gradients` belongs to the communicator until the work is done. On a GPU the answer
-        may still be on its way then: `bucket.stage.arrive()` puts what is queued next behind it.
-        The order in which ranks hand over their buckets may differ on the hub;
-        on the ring it must be the same.
+        may still be in flight then: call `bucket.stage.arrive()` before you use it. On a ring all
+        ranks must send their buckets in the same order; on a hub the order may differ.
         """
 
     def together(self) -> AbstractContextManager[None]:
-        """Entered to hand over buckets of which none is awaited before the others: they may leave as one."""
+        """Returns a context that batches sends. Inside it no bucket may be waited for."""
         return nullcontext()
 
     def pull(self, bucket: Bucket) -> Work:
-        """Brings the newest parameters without giving a gradient; done at once where there are none newer.
+        """Gets the newest parameters without a push. Done at once if no others can exist.
 
-        As after `push_pull`, the bucket's stage must `arrive` before they are used.
+        As after `push_pull`, call `bucket.stage.arrive()` before you use them.
         """
         return Work(f"the pull of bucket {bucket.spec.index}", 0)
 
     def collective(self, call: Call, *tensors: torch.Tensor, then: Then | None = None) -> CollectiveWork:
-        """Starts a collective in which every member takes part under the same name.
+        """Starts a collective, which every member must call with the same name.
 
-        Ranks may begin differently named ones in different orders, and from any thread.
+        Ranks may start collectives with different names in different orders and from any thread.
 
         Args:
-            call: What is to be done; `layouts` are filled in where tensors are given.
-            tensors: This rank's part; theirs is the exchange until the work is done.
-            then: Makes the work's result of the CPU tensors that came, which are its own to
-                keep; in some other thread. None: the first one, on the device of the first given.
+            call: The operation. With `tensors`, `layouts` is filled in.
+            tensors: This rank's inputs. Do not change them before the work is done.
+            then: Makes the work's result from the received CPU tensors, which it owns. It runs in
+                another thread. None: the first received tensor, on the device of the first input.
         """
         check_tensors(call.name, tensors)
         if tensors:
@@ -119,44 +118,44 @@ class Communicator(ABC):
 
     @abstractmethod
     def take_part(self, call: Call, tensors: tuple[torch.Tensor, ...], work: CollectiveWork) -> None:
-        """Brings this rank's part, in CPU memory, to the others; `work` gets what they make of it."""
+        """Sends this rank's tensors (in CPU memory) to the members; `work` gets the result."""
 
-    def open_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring has something to open
-        """Makes ready for calls among these, of which this rank is one; all of them do the same now."""
+    def open_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring needs it
+        """Prepares for collectives among `ranks`, which include this rank. All members call it together."""
 
-    def close_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - as above
-        """Gives back what `open_group` made; no member will call among these again."""
+    def close_group(self, ranks: tuple[int, ...]) -> None:  # noqa: B027 - only a ring needs it
+        """Releases what `open_group` made. No member may start a collective among `ranks` afterwards."""
 
-    def keep_parameters(self) -> None:  # noqa: B027 - only a hub lets anybody read
-        """Makes what others let this process read its own; nothing is exchanged after this."""
+    def keep_parameters(self) -> None:  # noqa: B027 - only a hub shares memory
+        """Copies parameters out of memory that is shared with the server. Ends all exchange."""
 
     @abstractmethod
     def close(self, *, finished: bool) -> None:
-        """Leaves. With `finished`, the others need not wait for this rank any more."""
+        """Leaves. With `finished`, all exchanges are done and connections close cleanly."""
 
 
 def check_tensors(name: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Makes sure that all can be part of the collective of this name.
+    """Checks that tensors can be inputs of a collective.
 
     Raises:
-        UsageError: One is sparse, or of a dtype that does not travel.
+        UsageError: A tensor is sparse or has an unsupported dtype.
     """
     for tensor in tensors:
         if tensor.layout is not torch.strided:
-            raise UsageError(f"{name!r}: only allreduce takes a sparse tensor; call to_dense()")
+            raise UsageError(f"{name!r}: only allreduce supports sparse tensors; call to_dense() first")
         if str(tensor.dtype).removeprefix("torch.") not in DTYPE_BYTES:
-            text = f"{name!r}: {tensor.dtype} does not travel; convert it to one of"
+            text = f"{name!r}: dtype {tensor.dtype} is not supported; convert the tensor to one of"
             raise UsageError(f"{text} {', '.join(DTYPE_BYTES)}")
 
 
 Then = Callable[[Sequence[torch.Tensor]], Any]
-"""Makes a result of the tensors that came."""
+"""Makes a result from the received tensors."""
 
 
 class CollectiveWork(Work):
-    """A collective under way; `result` is there once it is done.
+    """A collective in flight. `result` is set once the work is done.
 
-    Waiting for it without a timeout of one's own ends with that of the communicator.
+    The default timeout of `wait` is the communicator's.
     """
 
     def __init__(self, call: Call, then: Then, communicator: Communicator) -> None:
@@ -167,10 +166,10 @@ class CollectiveWork(Work):
         self._limit = communicator.timeout
 
     def deliver(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Completes the work with what came for this rank; for whoever carries it out."""
+        """Completes the work with the tensors received for this rank. The communicator calls it."""
         try:
             self.result = self._then(tensors)
-        except Exception as error:  # whatever it is, somebody waits for this work
+        except Exception as error:  # any error: a caller waits for this work
             self.fail(error)
         else:
             self.complete_part()
@@ -180,6 +179,6 @@ class CollectiveWork(Work):
             super().wait(self._limit if timeout is None else timeout)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits, and returns the result; raises as `wait`."""
+        """Waits and returns the result. Raises as `wait`."""
         self.wait(timeout)
         return self.result

@@ -1,39 +1,44 @@
-"""The numbers of a worker's calls to one shard, and to which of them it has had its replies."""
+"""Numbers a worker's calls to one shard and records which calls have their reply."""
 
 from __future__ import annotations
 
 import threading
 
-TOLD = 256
-"""Most calls that are told as closed with another one: headers are small."""
+MOST_CLOSED = 256
+"""Maximum number of closed calls that one message lists: headers are small."""
 
 
 class CallIds:
-    """Counts calls from 1 upward; from any thread.
+    """Numbers calls from 1. Safe to use from any thread.
 
-    Law: a call that was opened and not closed lies above `settled` and is never among those told as closed.
+    Invariant: the number of an open call is above `settled` and is never listed as closed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._last = 0
         self._open: dict[int, None] = {}
-        """In rising order."""
+        """In ascending order."""
         self._closed: list[int] = []
-        """Not told yet."""
+        """Closed calls that no message has listed yet."""
 
     def open(self) -> tuple[int, int, tuple[int, ...]]:
-        """A new call's number, that up to which all were closed, and others beyond; each is told once."""
+        """Opens a call.
+
+        Returns:
+            The call's number; `settled`, up to which all calls are closed; and closed calls above it.
+            A closed call is returned once.
+        """
         with self._lock:
             self._last += 1
             self._open[self._last] = None
             settled = next(iter(self._open)) - 1
             beyond = [number for number in self._closed if number > settled]
-            self._closed = beyond[TOLD:]
-            return self._last, settled, tuple(beyond[:TOLD])
+            self._closed = beyond[MOST_CLOSED:]
+            return self._last, settled, tuple(beyond[:MOST_CLOSED])
 
     def close(self, number: int) -> None:
-        """The call has had its reply, and asks for no other."""
+        """Closes a call that has its reply and will not ask for it again."""
         with self._lock:
             del self._open[number]
             self._closed.append(number)

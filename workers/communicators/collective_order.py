@@ -1,7 +1,7 @@
-"""What the members of a ring do next: those calls that all have pending.
+"""Chooses a ring's next operations: the calls that all members have pending.
 
-Every member computes this from the same lists, so all begin the same operations
-in the same order: that of the lowest member that has not joined.
+Every member computes this from the same lists, so all start the same operations in the
+same order: the order of the lowest rank that has not joined.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ Step = dict[int, Call]
 
 
 def next_steps(pending: Mapping[int, Sequence[Call]]) -> list[Step]:
-    """The operations that may begin now, in their order.
+    """Returns the operations that can start now, in order.
 
     Args:
-        pending: Each member's calls by rank, in the order in which it made them. One of them may be to
-            join: others then wait for its part no more, and until all have joined, that call is no step.
+        pending: Each member's calls by rank, in the order in which it made them. After a member's join
+            call, the other members do not wait for it. The joins themselves become one operation once
+            all members have joined.
     """
     waited_for = [rank for rank, calls in pending.items() if not _joined(calls)]
     queues = {rank: _by_name(calls) for rank, calls in pending.items()}
@@ -56,5 +57,5 @@ def _by_name(calls: Sequence[Call]) -> dict[str, list[Call]]:
 
 def _step(queues: Mapping[int, Mapping[str, Sequence[Call]]], name: str, turn: int) -> Step:
     own = {rank: queue[name][turn] for rank, queue in queues.items() if len(queue.get(name, [])) > turn}
-    stands_in = absent(next(iter(own.values())))
-    return {rank: own.get(rank, stands_in) for rank in queues}
+    placeholder = absent(next(iter(own.values())))
+    return {rank: own.get(rank, placeholder) for rank in queues}

@@ -1,13 +1,13 @@
-"""Buckets whose store is on their own GPU: messages name places, and only the GPU moves numbers.
+"""Exchange of buckets on the GPU of the hub's store: messages carry GPU addresses, not tensors.
 
-    push     once backward's gradients are whole, a thread that waits for it names their place
-    answer   names the values' place, and the event behind the shard's step
-    copy in  waits for that event on the GPU, and copies the values into the model
+    push     when backward's gradients are complete, a waiting thread sends their address
+    answer   has the address of the values, and the event after the shard's step
+    copy in  waits for that event on the GPU and copies the values into the model
 
-It is so in bsp alone, where a shard leaves the values of an answer as they are
-until the worker has pushed again. It pushes again when all that it had queued is
-done, the copy included; and nothing here touches the gradients before the
-shard's event, which lies behind the last kernel that read them.
+It works in mode bsp only. There a shard does not change the values of an answer before the
+worker's next push. The worker pushes after all work that it queued before is done, including
+the copy in. The worker does not change the gradients before the shard's event, which is after
+the last kernel that reads them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class _PlacedSlice:
-    """One slice: what is said of its gradient, and where its answer goes."""
+    """One slice: the address of its gradient, and the target of its answer."""
 
     def __init__(
         self, piece: Slice, gradient: Coded, target: Tensor, landing: Tensor, device: Device, reached: Reached
@@ -49,21 +49,21 @@ class _PlacedSlice:
         self._reached = reached
 
     def show(self, answer: Coded, memory: SharedMemory) -> None:
-        """Queues the copy of what the answer names."""
+        """Queues the copy of the answer's values."""
         values, place = self._reached.tensor(answer)
         self._device.copy_in(values, self._target, memory.mark(place.ready))
 
 
 class PlacedBucket:
-    """One bucket's exchange by places.
+    """One bucket's exchange by GPU addresses.
 
     Args:
-        bucket: On the GPU.
-        slices: Of the bucket.
-        lands: What the answer is.
-        memory: The GPU's, which the shards share.
-        reached: What is open of theirs.
-        allocate: Makes host memory that travels at its best; the messages' payloads lie there.
+        bucket: A bucket on the GPU.
+        slices: The bucket's slices.
+        lands: The kind of answer.
+        memory: The GPU's memory, shared with the shards.
+        reached: The shards' memory that is open in this process.
+        allocate: Makes host memory that the transport sends fast, for the messages' payloads.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class PlacedBucket:
             self._slices.append(own)
 
     def push_pull(self, what: str, client: KVClient, hyper: Hyper) -> Work:
-        """Done when the answer is on its way into the model: then the stage may `arrive`."""
+        """Starts the exchange. When the work is done, call the stage's `arrive`."""
         return self._stage.in_place(what, lambda: self._start(what, client, hyper))
 
     def _start(self, what: str, client: KVClient, hyper: Hyper) -> Work:
@@ -111,42 +111,42 @@ class PlacedBucket:
 
 
 def own_gpu(device: torch.device) -> tuple[str, SharedMemory]:
-    """A device's GPU by its own name, and its memory."""
+    """Returns the unique name of the device's GPU, and its memory."""
     return gpu_name(device), CudaMemory(device)
 
 
 def shared_memory(
     shards: Sequence[ShardAddress], buckets: Sequence[Bucket], mode: str
 ) -> SharedMemory | None:
-    """The GPU's memory that all shards and all buckets lie in; None, and the log says why, if they do not.
+    """Returns the GPU memory that holds all shards and buckets; otherwise logs the reason and returns None.
 
     Args:
-        shards: Where each of them is.
-        buckets: All of the model's.
-        mode: The hub's.
+        shards: Addresses of all shards.
+        buckets: All buckets of the model.
+        mode: The hub's mode.
     """
     invitations = [
         shard.addresses[gpu_tensor.ADDRESS] for shard in shards if gpu_tensor.ADDRESS in shard.addresses
     ]
     if not invitations:
-        return None  # the usual hub, on the CPU: nothing worth a line
+        return None  # a hub on the CPU, the usual case: log nothing
     try:
         memory = _accepted(invitations, len(shards), buckets, mode)
     except ConfigError as error:
-        log.info("the hub's store is on a GPU, but gradients go there through host memory: %s", error)
+        log.info("the hub's store is on a GPU, but exchange uses host memory: %s", error)
         return None
-    log.info("gradients and parameters stay on the GPU, where the hub's store is too")
+    log.info("exchange stays on the GPU: the hub's store is on the same GPU as the model")
     return memory
 
 
 def _accepted(invitations: list[str], shards: int, buckets: Sequence[Bucket], mode: str) -> SharedMemory:
     devices = {bucket.values.device for bucket in buckets}
     if len(invitations) < shards:
-        raise ConfigError(f"only {len(invitations)} of {shards} shards keep their part on a GPU")
+        raise ConfigError(f"only {len(invitations)} of {shards} shards are on a GPU")
     if len(devices) != 1 or not all(isinstance(bucket.stage, ThroughHost) for bucket in buckets):
         raise ConfigError(f"the model is on {', '.join(sorted(map(str, devices)))}")
     if mode != "bsp":
-        raise ConfigError(f"in mode {mode} values may change while they are read")
+        raise ConfigError(f"in mode {mode} values can change while they are read; use mode bsp")
     name, memory = own_gpu(devices.pop())
     for invitation in invitations:
         gpu_tensor.accept(invitation, name, memory)

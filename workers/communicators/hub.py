@@ -1,4 +1,4 @@
-"""The hub's communicator: buckets become slices, slices go to the shards that hold them."""
+"""The hub's communicator: splits buckets into slices and sends each slice to its shard."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 
 
 class PSCommunicator(Communicator):
-    """Talks to the parameter server.
+    """Exchanges through the parameter server.
 
     Args:
-        session: This worker's place in the job; not closed with the communicator.
-        client: Its lines to the shards; closed with the communicator.
-        transport: Whose memory the buckets should lie in.
-        wired: Some shard is reached over a wire, and not in shared memory.
-        aggregate: The hub only averages; the worker's own optimizer steps.
+        session: This worker's session. `close` does not close it.
+        client: Connections to the shards. `close` closes it.
+        transport: Allocates the memory of the buckets.
+        wired: Whether some shard is reached over the network, not through shared memory.
+        aggregate: Whether the hub only averages and the worker's own optimizer steps.
         timeout: Seconds that one exchange may take.
-        compress: What gradients are compressed with, as `hubring.ps.core.codecs` spells it; empty: nothing.
+        compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
     """
 
     topology = "hub"
@@ -78,16 +78,16 @@ class PSCommunicator(Communicator):
         self._transport = transport
         self._wired = wired
         self._slices: dict[int, list[Slice]] = {}
-        """Of every bucket that the hub knows, by its index there."""
+        """Slices by the hub's bucket index."""
         self._compress = compress
         self._coders: dict[int, SliceCoder] = {}
-        """Of every slice that travels in a codec, by its key."""
+        """Coders of compressed slices, by key."""
         self._low_rank: dict[int, LowRankMean] = {}
-        """Of every bucket, by its index, where factors travel in its place."""
+        """By bucket index, with PowerSGD."""
         self._placed: dict[int, PlacedBucket] = {}
-        """Of every bucket, by its index, where the hub's store is on its GPU."""
+        """By bucket index, if the hub's store is on the model's GPU."""
         self._rounds: WeakKeyDictionary[Bucket, str] = WeakKeyDictionary()
-        """The name of each bucket that has no slices, as it belongs to a second optimizer or a later one."""
+        """Collective names of buckets without slices: those of a second or later optimizer."""
         self._numbers = count(1)
         self._call_ids = [CallIds() for _ in session.shards]
         self._calling = threading.Lock()
@@ -119,7 +119,7 @@ class PSCommunicator(Communicator):
             self._learn_clocks(buckets)
             self._broadcast_parameters(buckets)
         self._place(buckets)
-        # What the coordinator knows of a running job is as old as its workers' last heartbeats.
+        # Of a running job the coordinator only knows the step of the last heartbeats.
         return Start(max(assigned.step, self._client.completed) if self.late else assigned.step)
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
@@ -133,7 +133,7 @@ class PSCommunicator(Communicator):
         return bucket.stage.push_pull(what, lambda: self._start(bucket, hyper), self._lands)
 
     def _start(self, bucket: Bucket, hyper: Hyper) -> Work:
-        """Begins the exchange of gradients that are in host memory by now."""
+        """Starts the exchange of gradients in host memory."""
         index = bucket.spec.index
         low_rank = self._low_rank.get(index)
         if low_rank is not None:
@@ -143,12 +143,12 @@ class PSCommunicator(Communicator):
         return self._push_pull(index, bucket.host_gradients, into, hyper)
 
     def _mean(self, name: str, gradients: torch.Tensor) -> Work:
-        """The mean of all ranks' gradients, in a round of its own."""
+        """Starts the mean of all ranks' gradients as a collective."""
         call = Call(Collective.ALLREDUCE, name, ReduceOp.AVERAGE)
         return self.collective(call, gradients, then=lambda came: gradients.copy_(came[0]))
 
     def together(self) -> AbstractContextManager[None]:
-        # On a wire the first are to travel while the others are handed over, or still encoded.
+        # On a network the first buckets travel while later ones are sent or encoded.
         return nullcontext() if self._wired or self._compress else self._client.batched()
 
     def pull(self, bucket: Bucket) -> Work:
@@ -172,7 +172,7 @@ class PSCommunicator(Communicator):
             else:
                 work.fail(carried.error)
 
-        with self._calling:  # calls under one name must come in the order of their numbers
+        with self._calling:  # calls with one name must arrive in the order of their numbers
             for shard in shards:
                 numbers[shard], settled, closed = self._call_ids[shard].open()
                 request = Contribute(self._client.sender, numbers[shard], call, tensors, settled, closed)
@@ -180,7 +180,7 @@ class PSCommunicator(Communicator):
         carried.when_done(on_end)
 
     def _shards_of(self, call: Call) -> range:
-        """Where the ranks meet: every one finds the same shard by the name alone. To join concerns all."""
+        """Returns the shards of a call. All ranks compute the same shard from the name; a join uses all."""
         if call.collective is Collective.JOIN:
             return range(len(self._session.shards))
         shard = zlib.crc32(call.name.encode()) % len(self._session.shards)
@@ -195,11 +195,10 @@ class PSCommunicator(Communicator):
     def _push_pull(self, index: int, gradients: torch.Tensor, into: torch.Tensor, hyper: Hyper) -> Work:
         slices = self._slices[index]
         work = Work(_exchange(index), len(slices), self._client.attend)
-        # Where slices are encoded one by one, each leaves while the next one is.
+        # Compressed slices are not batched: each one travels while the next is encoded.
         with nullcontext() if self._coders else self._client.batched():
-            for piece in reversed(
-                slices
-            ):  # by priority, so that all ranks send in one order from the first on
+            # By priority, so that all ranks send in the same order.
+            for piece in reversed(slices):
                 part = slice(piece.offset, piece.offset + piece.numel)
                 coder = self._coders.get(piece.key)
                 gradient = gradients[part] if coder is None else coder.encode()
@@ -217,21 +216,21 @@ class PSCommunicator(Communicator):
         return work
 
     def _target(self, piece: Slice, into: torch.Tensor) -> tuple[torch.Tensor, Decode | None]:
-        """Where an answer lands: parameters always come as they are, means in the codec of the gradients."""
+        """Returns the target of an answer. Parameters come uncompressed, means in the gradients' codec."""
         coder = self._coders.get(piece.key)
         if coder is None or self.steps_on == "server":
             return into, None
         return coder.payload, coder.decode
 
     def _agree(self, specs: list[BucketSpec]) -> Assignment:
-        """The job's plan for these buckets; found out together, if the server leaves that to the workers."""
+        """Returns the job's plan for these buckets; measures the slice size if the server has not set one."""
         deadline = time.monotonic() + self.timeout
         assigned = self._session.plan(specs)
-        while assigned.undecided and self.late:  # the others are finding out: the server answers when it can
+        while assigned.undecided and self.late:  # the other workers are measuring
             if time.monotonic() > deadline:
                 raise DeadlineExceeded(
-                    f"the workers of the running job did not agree on their slices within {self.timeout:g} s:"
-                    " start this one again once the job takes steps"
+                    f"the workers of the running job did not choose a slice size within {self.timeout:g} s:"
+                    " restart this worker once the job takes steps"
                 )
             assigned = self._session.plan(specs)
         if assigned.undecided:
@@ -239,14 +238,14 @@ class PSCommunicator(Communicator):
         return assigned
 
     def _best_slices(self, specs: list[BucketSpec]) -> Slicing:
-        if self._compress:  # what travels of a slice is so short that its size hardly counts
+        if self._compress:  # compressed slices are so short that their size hardly matters
             return Slicing(SLICE_BYTES)
         best = SliceTrial(self, self._session, self._client, specs, wired=self._wired).best()
-        self._client.traffic.clear()  # all of it was the trial's
+        self._client.traffic.clear()  # do not count the trial's traffic
         return best
 
     def _specs(self, buckets: list[Bucket]) -> list[BucketSpec]:
-        """What the hub is to hold: the buckets, or two of factors for each of them."""
+        """Returns the hub's buckets: the model's buckets, or two buckets of factors for each."""
         kind, argument = parse(self._compress) if self._compress else CodecSpec("")
         if kind != "powersgd":
             return [replace(bucket.spec, codec=self._compress) for bucket in buckets]
@@ -256,7 +255,7 @@ class PSCommunicator(Communicator):
         return [spec for low_rank in self._low_rank.values() for spec in low_rank.specs]
 
     def _make_coders(self, bucket: Bucket) -> None:
-        """For the slices that get shorter by it; their payloads lie in the transport's memory."""
+        """Makes coders for the slices that compression makes shorter."""
         for piece in self._slices[bucket.spec.index]:
             part = bucket.host_gradients[piece.offset : piece.offset + piece.numel]
             codec = codec_for(self._compress, piece.numel, part.dtype)
@@ -265,7 +264,7 @@ class PSCommunicator(Communicator):
                 self._coders[piece.key] = SliceCoder(codec, part, payload)
 
     def _place(self, buckets: list[Bucket]) -> None:
-        """Where the hub's store is on the model's GPU, slices are read there from now on."""
+        """Exchanges by GPU address from now on if the hub's store is on the model's GPU."""
         memory = shared_memory(self._session.shards, buckets, self._session.mode)
         if memory is None:
             return
@@ -281,31 +280,31 @@ class PSCommunicator(Communicator):
         return "values" if self.steps_on == "server" else "gradients"
 
     def _check_attachable(self) -> None:
-        if self._slices and self.steps_on == "server":  # the plan is one optimizer's
+        if self._slices and self.steps_on == "server":  # the hub's plan is for one optimizer
             raise ConfigError(
-                "the hub steps for one DistributedOptimizer, and this is the second: let the workers' own"
-                " step, with hubring.init(aggregate=True) or --aggregate; or give all parameters to one"
-                " optimizer, in groups, with named_parameters=... to tell them apart"
+                "this is the second DistributedOptimizer, and the hub can step only one: let the workers"
+                " step with hubring.init(aggregate=True) or --aggregate; or use one optimizer with all"
+                " parameters in groups, and pass named_parameters=... to name them"
             )
         if self.late and self.steps_on == "worker":
             raise ConfigError(
-                "with --aggregate the parameters are the workers' own, so nobody can join a job that runs:"
-                " start all its workers again, or without --aggregate"
+                "a worker cannot join a running job with --aggregate, because only the workers have the"
+                " parameters: restart all workers of the job, or restart them without --aggregate"
             )
 
     def _attach_rounds(self, buckets: list[Bucket]) -> Start:
-        """Where workers step, later optimizers need no plan: each of their buckets is a collective."""
+        """Attaches a later optimizer where workers step. Each of its buckets is a collective."""
         for bucket in buckets:
             self._rounds[bucket] = f"gradients {next(self._numbers)}"
         if self._compress:
-            log.info("--compress %s: for the first optimizer alone", self._compress)
+            log.info("--compress %s applies to the first optimizer only", self._compress)
         self._broadcast_parameters(buckets)
         return Start()
 
     def _bring_parameters(self, buckets: list[Bucket], assigned: Assignment) -> None:
-        """Rank 0 gives the shards their first values; then everybody reads the same ones."""
+        """Rank 0 initialises the shards; then all ranks pull the values."""
         if self.rank == 0 and not assigned.initialised:
-            given = Work("giving the hub its parameters", len(assigned.plan.slices))
+            given = Work("sending the first parameters to the hub", len(assigned.plan.slices))
             for piece in assigned.plan.slices:
                 values = buckets[piece.bucket].host_values[piece.offset : piece.offset + piece.numel]
                 self._client.init(piece.shard, piece.key, values, given)
@@ -315,11 +314,11 @@ class PSCommunicator(Communicator):
             bucket.stage.arrive()
 
     def _learn_clocks(self, buckets: list[Bucket]) -> None:
-        """Aggregate-only shards hold no parameters, but count rounds as any."""
+        """Pulls once to learn the shards' rounds. Shards that only average have no parameters."""
         homes = {bucket.spec.index: bucket.host_gradients for bucket in buckets}
         if self._low_rank:
             homes = {
-                spec.index: torch.empty_like(phase)  # the first guess of Q must not be lost
+                spec.index: torch.empty_like(phase)  # do not overwrite the first guess of Q
                 for low_rank in self._low_rank.values()
                 for spec, phase in zip(low_rank.specs, low_rank.phases, strict=True)
             }

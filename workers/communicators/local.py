@@ -1,4 +1,4 @@
-"""The communicator of a worker that trains alone."""
+"""The communicator of a worker without a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hubring.workers.communicators.base import CollectiveWork, Communicator, Sta
 
 
 class LocalCommunicator(Communicator):
-    """One rank: its gradient is the mean, its tensors are the result, and nothing travels."""
+    """One rank: its gradient is the mean, its tensors are the result, and nothing is sent."""
 
     topology = "local"
     rank = 0
@@ -41,10 +41,10 @@ class LocalCommunicator(Communicator):
             return
         results = outcome([Part(0, call, tensors)])
         if isinstance(results, Refusal):
-            # What could not be done with others is not done alone either.
+            # A call that is invalid on several ranks is invalid on one rank too.
             work.fail(ConfigError(results.text))
         else:
             work.deliver(results[0])
 
     def close(self, *, finished: bool) -> None:
-        """Does nothing: there is nobody to tell."""
+        """Does nothing: there are no other ranks."""

@@ -1,21 +1,20 @@
-"""PowerSGD: the mean of a bucket's gradients by two means of small factors (Vogels et al., NeurIPS 2019).
+"""PowerSGD: the mean of a bucket's gradients from two means of small factors (Vogels et al., NeurIPS 2019).
 
-Every matrix M (gradient and what was left over; n x m) is sent as P and Q, of n x r
-and m x r, after one step of the power iteration:
+Each n x m matrix M (gradient plus residual) is sent as P (n x r) and Q (m x r), after one
+step of the power iteration:
 
-    P = M Q          mean over all ranks, then made orthonormal
-    Q = M' P         mean over all ranks, and the next step's first guess
-    P Q'             is the mean gradient; what it misses of M is left over for the next step
+    P = M Q          averaged over all ranks, then made orthonormal
+    Q = M' P         averaged over all ranks; also the first guess of the next step
+    P Q'             is the mean gradient; M - P Q' is the residual for the next step
 
-Both products are linear in M, so the mean of factors is the factor of the mean.
-What is no matrix, or would not get smaller, travels uncompressed with P.
+Both products are linear in M, so the mean of the factors is the factor of the mean.
+Tensors that are no matrices, or would not get smaller, are sent uncompressed with P.
 
-The law: every rank makes the same gradient of the same means, bit for bit. Nothing
-would ever bring parameters together again that had drifted apart, and torch's QR
-and matrix product round differently from one number of threads, or kind of
-processor, to another. So both are spelled here in operations that have but one
-result: additions and products element by element, and sums in one order. What
-goes into a mean, P and Q, each rank may compute as it is fastest.
+Invariant: from the same means every rank computes the same gradient, bit for bit. Parameters
+that differ between ranks would never become equal again. torch's QR and matrix product round
+differently with the number of threads and the CPU. So this file computes both with operations
+whose result is unique: elementwise additions and products, and sums in one order. P and Q
+themselves are inputs of a mean, so each rank may compute them in the fastest way.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ from hubring.ps.core.work import Work
 from hubring.workers.buckets.pinning import Allocate
 
 _CACHED = 1 << 16
-"""Elements of a product that are made together."""
+"""Elements of a product that are computed together, to stay in the cache."""
 
 
 class _Matrix(NamedTuple):
-    """One parameter's views: of what is due, of the gradient, and of the factors."""
+    """One parameter's views: gradient plus residual (`due`), mean gradient, and factors."""
 
     due: Tensor
     gradient: Tensor
@@ -48,15 +47,15 @@ class LowRankMean:
     """One bucket's exchange.
 
     Attributes:
-        phases: The two flat tensors of which the topology takes the mean over all ranks, in place:
-            the Ps with what travels uncompressed, then the Qs (empty where there is no matrix).
-        specs: What the hub is to hold for each phase.
+        phases: Two flat tensors that the topology averages over all ranks, in place: the Ps with the
+            uncompressed tensors, then the Qs (empty if there is no matrix).
+        specs: The hub's bucket for each phase.
 
     Args:
-        spec: The bucket's.
+        spec: The bucket's spec.
         gradients: Its flat gradients in host memory; the mean is written there.
-        rank: Columns of the factors.
-        allocate: Makes the tensors that travel.
+        rank: Number of columns of the factors.
+        allocate: Makes the tensors to send.
     """
 
     def __init__(self, spec: BucketSpec, gradients: Tensor, rank: int, allocate: Allocate) -> None:
@@ -74,9 +73,9 @@ class LowRankMean:
         self._guess()
 
     def exchange(self, mean: Callable[[int], Work]) -> Work:
-        """Replaces the gradients by their mean over all ranks.
+        """Replaces the gradients with their mean over all ranks.
 
-        The second phase begins in the thread that ends the first.
+        The second phase starts in the thread that ends the first.
 
         Args:
             mean: Starts the mean of `phases[i]`, in place.
@@ -86,10 +85,10 @@ class LowRankMean:
         def begin(phase: int, then: Callable[[], None]) -> None:
             def ended(work: Work) -> None:
                 try:
-                    work.wait(0)  # raises what it failed with
-                    torch.get_num_threads()  # a thread that never asked has MKL take every core (torch 2.13)
+                    work.wait(0)  # raises the phase's error
+                    torch.get_num_threads()  # otherwise MKL uses every core in this thread (torch 2.13)
                     then()
-                except Exception as error:  # whatever it is, somebody waits for this exchange
+                except Exception as error:  # any error: a caller waits for this exchange
                     whole.fail(error)
 
             mean(phase).when_done(ended)
@@ -107,7 +106,7 @@ class LowRankMean:
         return whole
 
     def project(self) -> None:
-        """Makes the Ps, from the gradients and what was left over."""
+        """Computes the Ps from the gradients and the residuals."""
         self._due.add_(self._gradients.to(self._due.dtype))
         for due, _, travelling in self._rest:
             travelling.copy_(due)
@@ -116,13 +115,13 @@ class LowRankMean:
             torch.mm(matrix.due, matrix.q, out=matrix.p)
 
     def refine(self) -> None:
-        """Makes the Qs, from the mean of the Ps."""
+        """Computes the Qs from the mean of the Ps."""
         for matrix in self._matrices:
             matrix.p.copy_(_basis(matrix.p))
             torch.mm(matrix.due.t(), matrix.p, out=matrix.q)
 
     def rebuild(self) -> None:
-        """Makes the gradients, from the mean of the Qs, and keeps what is left over."""
+        """Computes the mean gradients from the mean of the Qs, and the residuals."""
         for _, result, travelled in self._rest:
             result.copy_(travelled)
         for matrix in self._matrices:
@@ -131,12 +130,12 @@ class LowRankMean:
         if self._result is not self._gradients:
             self._gradients.copy_(self._result)
         if not isfinite(float(self.phases[1].sum())):
-            # The gradients say so, and the step is everybody's to skip; the next one begins afresh.
+            # The mean gradients are not finite either, so all ranks can skip the step. Reset the state.
             self._due.zero_()
             self._guess()
 
     def _carve(self, spec: BucketSpec, rank: int) -> None:
-        """Lays the views, in the order of the bucket's tensors."""
+        """Makes the views, in the order of the bucket's tensors."""
         offset = first = second = 0
         for tensor in spec.tensors:
             whole = slice(offset, offset + tensor.numel)
@@ -153,15 +152,15 @@ class LowRankMean:
             first, second = first + rows * rank, second + columns * rank
 
     def _guess(self) -> None:
-        """The same first Qs on every rank."""
+        """Sets the first Qs, the same on every rank."""
         self.phases[1].normal_(generator=torch.Generator().manual_seed(self._seed))
 
 
 def _basis(matrix: Tensor) -> Tensor:
-    """Orthonormal columns that span the matrix's, by Householder's reflections in float64.
+    """Returns an orthonormal basis of the matrix's columns, by Householder reflections in float64.
 
-    They are that whatever the matrix is, so that a guess of zeros (of a layer
-    that had no gradient yet) is not kept for ever.
+    The result is orthonormal even for a matrix of zeros. Otherwise a layer without a gradient in one
+    step would have zero factors in all later steps.
     """
     rest, mirrors = matrix.to(torch.float64, copy=True), []
     for column in range(matrix.shape[1]):
@@ -177,18 +176,18 @@ def _basis(matrix: Tensor) -> Tensor:
 
 
 def _reflect(rows: Tensor, mirror: Tensor) -> None:
-    """In place; `mirror` is normal to the mirror, and of length sqrt(2), or zero for no reflection."""
+    """Reflects rows in place. `mirror` is the normal, of length sqrt(2), or zero for no reflection."""
     normal = mirror.unsqueeze(1)
     rows.sub_(normal * _total(rows * normal))
 
 
 def _total(rows: Tensor) -> Tensor:
-    """The sum along the first dimension, in order: a cumulative sum has no other."""
+    """Returns the sum along the first dimension. A cumulative sum has a defined order."""
     return rows.cumsum(0)[-1]
 
 
 def _multiply(p: Tensor, q: Tensor, into: Tensor) -> None:
-    """P Q', a column of both at a time, in parts that stay in the cache."""
+    """Writes P Q' to `into`, one column of both at a time, in parts that stay in the cache."""
     first, *others = range(p.shape[1])
     columns = q.t().contiguous()
     rows = max(1, _CACHED // q.shape[0])
@@ -197,12 +196,12 @@ def _multiply(p: Tensor, q: Tensor, into: Tensor) -> None:
         left, part = p[begin : begin + rows], into[begin : begin + rows]
         torch.mul(left[:, first, None], columns[first], out=part)
         for each in others:
-            # Not addcmul, which may or may not round in between.
+            # Not addcmul: whether it rounds the product depends on the CPU.
             part.add_(torch.mul(left[:, each, None], columns[each], out=scratch[: len(part)]))
 
 
 def _phase_specs(spec: BucketSpec, rank: int, dtype: str) -> tuple[BucketSpec, BucketSpec]:
-    """What travels of a bucket, as buckets; their indices are those of two for every one."""
+    """Returns the specs of a bucket's two phases, with indices 2i and 2i + 1 for bucket i."""
     first, second = [], []
     for tensor in spec.tensors:
         if _shrinks(tensor, rank):
@@ -219,7 +218,7 @@ def _phase_specs(spec: BucketSpec, rank: int, dtype: str) -> tuple[BucketSpec, B
 
 
 def _sides(tensor: TensorSpec) -> tuple[int, int]:
-    """Rows and columns: a kernel's first dimension against all others."""
+    """Returns rows and columns: the first dimension, and the product of the others."""
     return tensor.shape[0], tensor.numel // tensor.shape[0]
 
 

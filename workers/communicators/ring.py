@@ -1,4 +1,4 @@
-"""The ring's communicator: gradients are averaged by Gloo or NCCL, every worker steps for itself."""
+"""The ring's communicator: Gloo or NCCL averages gradients, and every worker steps."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ log = logging.getLogger(__name__)
 
 
 class AllreduceCommunicator(Communicator):
-    """Talks to all other ranks directly.
+    """Exchanges with all other ranks directly.
 
-    `traffic` holds what a ring sends for the gradients, computed rather than
-    counted: 2(n-1)/n of their bytes a step and rank, and as much received; of a
-    codec whose payloads are gathered (`hubring.workers.communicators.ring_gradient_mean`), n-1 payloads.
+    `traffic` is computed, not counted. Per step, a rank sends and receives 2(n-1)/n of the
+    gradients' bytes; with a codec whose payloads are gathered
+    (`hubring.workers.communicators.ring_gradient_mean`), n-1 payloads.
 
     Args:
-        rank: This worker's.
-        size: How many there are.
-        store: Where ranks find each other; `ring_store` makes one.
-        backend: `gloo`, or `nccl` where every rank has a GPU of its own.
-        device: Where the model lives.
-        host: This worker's address as the others reach it; None finds it by the store.
+        rank: This worker's rank.
+        size: Number of workers.
+        store: The store through which ranks connect; `ring_store` makes one.
+        backend: `gloo`, or `nccl` if every rank has its own GPU.
+        device: The model's device.
+        host: This worker's address for the other ranks; None derives it from the store.
         timeout: Seconds that one exchange may take.
-        compress: What gradients are compressed with, as `hubring.ps.core.codecs` spells it; empty: nothing.
+        compress: Codec of the gradients, as in `hubring.ps.core.codecs`; empty: no compression.
 
     Raises:
-        ConfigError: The backend does not exist here, or does not fit the device.
-        RingBroken: The ranks did not find each other.
+        ConfigError: The backend is not available, or does not support the device.
+        RingBroken: The ranks could not connect to each other.
     """
 
     topology = "ring"
@@ -75,13 +75,13 @@ class AllreduceCommunicator(Communicator):
         self.size = size
         self.timeout: float = timeout
         self.traffic = Traffic()
-        # What a codec left out is kept for each bucket, so buckets then stay what they are.
+        # A codec has a residual for each bucket, so buckets must not be joined or regrouped.
         self.joins = self.tunable = not compress
         self._compress = compress
-        # Several optimizers may have buckets here, and those that were joined live for a trial: what is
-        # kept of one holds its tensors but not the bucket, and goes with it.
+        # Weak keys: joined buckets only live for a tuning trial. The values reference a bucket's tensors,
+        # not the bucket.
         self._means: WeakKeyDictionary[Bucket, list[RingMean]] = WeakKeyDictionary()
-        """One, or one for each phase of a low-rank mean."""
+        """One mean per bucket, or two with PowerSGD, one for each phase."""
         self._low_rank: WeakKeyDictionary[Bucket, LowRankMean] = WeakKeyDictionary()
         self._open = partial(Ring, rank, size, backend=backend, device=torch.device(device), timeout=timeout)
         self._store, self._host = store, host
@@ -90,7 +90,7 @@ class AllreduceCommunicator(Communicator):
         self._schedulers: dict[tuple[int, ...], RingScheduler] = {
             (): self._scheduler(range(size), PrefixStore("collectives", store))
         }
-        """By members; none: all."""
+        """By members; the empty tuple is all ranks."""
         self._transfers = Transfers(self._schedulers[()].ring)
         self._users: Counter[tuple[int, ...]] = Counter()
         self._met: Counter[tuple[int, ...]] = Counter()
@@ -101,8 +101,8 @@ class AllreduceCommunicator(Communicator):
     def attach(self, buckets: list[Bucket]) -> Start:
         self._compare([bucket.spec for bucket in buckets])
         if self._compress.startswith("powersgd:") and len(self._rings) == 1:
-            # All ranks must begin a ring's operations in one order. Second phases begin when first ones
-            # end, which is whenever: among themselves in one order, so they have a ring of their own.
+            # All ranks must start a ring's operations in the same order. Second phases start when first
+            # phases end: in order among themselves, but at any time. So they use a second ring.
             host = self._host or own_address(self._store)
             self._rings.append(self._open(store=PrefixStore("second", self._store), host=host))
         for bucket in buckets:
@@ -114,7 +114,7 @@ class AllreduceCommunicator(Communicator):
 
     def push_pull(self, bucket: Bucket, hyper: Hyper) -> Work:
         index = bucket.spec.index
-        if bucket not in self._means:  # several that were joined
+        if bucket not in self._means:  # a joined bucket
             self._prepare(bucket)
         means, low_rank = self._means[bucket], self._low_rank.get(bucket)
         travels = sum(mean.travels for mean in means)
@@ -133,7 +133,7 @@ class AllreduceCommunicator(Communicator):
             self._schedulers[call.ranks].take_part(call, tensors, work)
 
     def open_group(self, ranks: tuple[int, ...]) -> None:
-        """As the interface says. Members that call at the same time meet in a process group of their own."""
+        """Opens a process group of the members, unless they already have one."""
         self._users[ranks] += 1
         if ranks not in self._schedulers:
             self._met[ranks] += 1
@@ -146,14 +146,14 @@ class AllreduceCommunicator(Communicator):
             self._schedulers.pop(ranks).close()
 
     def _join(self, call: Call, work: CollectiveWork) -> None:
-        """Every group that this rank is in must know."""
+        """Joins every group of this rank."""
         schedulers = list(self._schedulers.values())
         parts = [CollectiveWork(call, list, self) for _ in schedulers]
         joined = Work(work.what, len(parts))
 
         def on_end(_: Work) -> None:
             if joined.error is None:
-                work.deliver(parts[0].result)  # that of all ranks
+                work.deliver(parts[0].result)  # the result of the group of all ranks
             else:
                 work.fail(joined.error)
 
@@ -163,7 +163,7 @@ class AllreduceCommunicator(Communicator):
         joined.when_done(on_end)
 
     def _scheduler(self, members: Sequence[int], store: Store) -> RingScheduler:
-        """Collectives are agreed on and carried by Gloo, through host memory, whatever carries gradients."""
+        """Makes a scheduler. Collectives always use Gloo and host memory, also with NCCL for gradients."""
         ring = Ring(
             members.index(self.rank),
             len(members),
@@ -177,20 +177,20 @@ class AllreduceCommunicator(Communicator):
         return RingScheduler(ring, members)
 
     def fail(self, error: HubringError) -> None:
-        """Ends every exchange, from any thread: somebody knows that the ring cannot go on."""
+        """Fails every exchange. The session calls it, from any thread, when the ring cannot continue."""
         for ring in [*self._rings, *[scheduler.ring for scheduler in list(self._schedulers.values())]]:
             ring.fail(error)
 
     def close(self, *, finished: bool) -> None:
-        if not finished or not self._transfers.idle:  # what is under way may never end: do not wait for it
-            self.fail(RingBroken("this worker left the ring before it was done"))
+        if not finished or not self._transfers.idle:  # do not wait for exchanges that may never end
+            self.fail(RingBroken(f"rank {self.rank} left the ring before its exchanges were done"))
         for scheduler in self._schedulers.values():
             scheduler.close()
         for ring in self._rings:
             ring.close()
 
     def _prepare(self, bucket: Bucket) -> None:
-        """Settles how the bucket travels."""
+        """Chooses how the bucket is averaged."""
         gradients = bucket.gradients
         if self._compress.startswith("powersgd:"):
             rank = int(parse(self._compress).argument)
@@ -202,13 +202,13 @@ class AllreduceCommunicator(Communicator):
         self._means[bucket] = [ring_mean(self.ring, gradients, codec)]
 
     def _warn_of_waste(self, buckets: list[Bucket]) -> None:
-        """Payloads that all gather may be more than tensors that are summed."""
+        """Warns if compression does not reduce traffic: gathered payloads can be more than summed tensors."""
         travels = sum(mean.travels for bucket in buckets for mean in self._means[bucket])
         plain = 2 * (self.size - 1) * sum(bucket.gradients.nbytes for bucket in buckets) // self.size
         if self._compress and self.rank == 0 and self.size > 1 and travels >= plain:
             log.warning(
-                "--compress %s saves nothing around a ring of %d: every rank sends %d bytes a step, and"
-                " %d without it; take bf16, or a hub with --aggregate",
+                "--compress %s saves nothing on a ring of %d: every rank sends %d bytes a step, and %d"
+                " without compression; use --compress bf16, or a hub with --aggregate",
                 self._compress,
                 self.size,
                 travels,
@@ -216,7 +216,7 @@ class AllreduceCommunicator(Communicator):
             )
 
     def _compare(self, specs: list[BucketSpec]) -> None:
-        """Makes sure that all ranks hold the same model, in the same buckets, and compress alike."""
+        """Checks that all ranks have the same model, buckets and codec."""
         mine = [f"--compress {self._compress or 'not given'}"]
         mine += [line for spec in specs for line in _lines(spec)]
         texts = self.ring.gather("comparing models", _encode(mine))
@@ -225,13 +225,13 @@ class AllreduceCommunicator(Communicator):
             for here, there in zip_longest(first, other, fillvalue="nothing more"):
                 if here != there:
                     raise ConfigError(
-                        f"rank {rank} trains another model than rank 0: it has {there}, where rank 0 has "
-                        f"{here}; start all ranks with the same script and arguments"
+                        f"rank {rank} and rank 0 train different models: rank {rank} has {there}, rank 0 has"
+                        f" {here}; start all ranks with the same script and arguments"
                     )
 
 
 def _lines(spec: BucketSpec) -> list[str]:
-    """One line a parameter, with all that ranks must agree on."""
+    """Returns one line per parameter with everything that ranks must agree on."""
     return [
         f"{tensor.name} {spec.dtype}{list(tensor.shape)} (bucket {spec.index}, group {spec.group})"
         for tensor in spec.tensors

@@ -1,9 +1,9 @@
-"""Collectives on a ring whose members have agreed on what they are about to do.
+"""Collectives on a ring whose members have agreed on the operation.
 
-torch.distributed carries them where it has the operation and the dtype. Where
-it does not, or not exactly (Gloo forgets NaN in a minimum), and where the
-tensors are so small that only the number of messages counts, all parts are
-gathered and every member reduces them by the hub's own rule.
+torch.distributed runs an operation if it supports the operation and the dtype. Otherwise all
+parts are gathered and every member reduces them with the hub's code. That is also done if
+torch.distributed is inexact (Gloo loses NaN in a minimum) and for small tensors, where only
+the number of messages matters.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ REDUCTIONS: dict[ReduceOp, Any] = {
     ReduceOp.MAX: dist.ReduceOp.MAX,
     ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
 }
-"""The average is a sum, divided afterwards: Gloo has none."""
+"""Gloo has no average, so the average is a sum that is divided afterwards."""
 
 _WIDER = {**WIDER, torch.bool: torch.int32, torch.int16: torch.int32}
-"""What is reduced in place of a dtype that Gloo cannot, or would round at every addition."""
+"""Wider dtypes to reduce in, if Gloo does not support a dtype or would round it at every addition."""
 
 SMALL = 4096
-"""Bytes of tensors that are gathered and reduced in rank order, as on the hub."""
+"""Up to this number of bytes, tensors are gathered and reduced in rank order, as on the hub."""
 
 
-class Doing(NamedTuple):
-    """One operation, as this member does it."""
+class Operation(NamedTuple):
+    """One operation from this member's side."""
 
     ring: Ring
     calls: Sequence[Call]
-    """Of all members, in rank order; they fit each other."""
+    """The calls of all members, in rank order. They are consistent."""
     tensors: Sequence[Tensor]
-    """This member's."""
+    """This member's tensors."""
     root: int
-    """Its place among the members."""
+    """The root's rank within the group."""
 
     @property
     def call(self) -> Call:
-        """This member's."""
+        """This member's call."""
         return self.calls[self.ring.rank]
 
     @property
@@ -64,92 +64,92 @@ class Doing(NamedTuple):
         return self.ring.rank == self.root
 
 
-def perform(doing: Doing) -> Sequence[Tensor]:
-    """Carries an operation out and waits for it; returns new tensors: what it gives this member.
+def perform(operation: Operation) -> Sequence[Tensor]:
+    """Runs an operation, waits for it and returns this member's results as new tensors.
 
     Raises:
-        RingBroken: Some member is gone.
+        RingBroken: A member is lost.
     """
-    match doing.call.collective:
+    match operation.call.collective:
         case Collective.ALLREDUCE:
-            return _reduced(doing)
+            return _reduced(operation)
         case Collective.REDUCE:
-            return _reduced(doing, at=doing.root)
+            return _reduced(operation, at=operation.root)
         case Collective.REDUCE_SCATTER:
-            return [_own_rows(doing.ring, tensor) for tensor in _reduced(doing)]
+            return [_own_rows(operation.ring, tensor) for tensor in _reduced(operation)]
         case Collective.ALLGATHER:
-            return _joined(_gathered(doing))
+            return _joined(_gathered(operation))
         case Collective.GATHER:
-            return _gathered_at_root(doing)
+            return _gathered_at_root(operation)
         case Collective.BROADCAST:
-            return _broadcast(doing)
+            return _broadcast(operation)
         case Collective.SCATTER:
-            return _scattered(doing)
+            return _scattered(operation)
         case Collective.ALLTOALL:
-            return _exchanged(doing)
-        case _:  # that all have come is all there is to it
+            return _exchanged(operation)
+        case _:  # a barrier or a group: done once all members have called it
             return []
 
 
 def broadcast_into(ring: Ring, tensor: Tensor, root: int, what: str) -> None:
-    """Overwrites a tensor with the root's, and waits."""
+    """Overwrites a tensor with the root's tensor and waits."""
     options = dist.BroadcastOptions()
     options.rootRank = root
     if tensor.numel():
         ring.run(what, lambda group: group.broadcast([tensor], options))
 
 
-def _reduced(doing: Doing, at: int | None = None) -> list[Tensor]:
-    """The reduction, on all members or `at` one alone."""
-    op, nbytes = doing.call.op, sum(tensor.nbytes for tensor in doing.tensors)
-    fickle = op in (ReduceOp.MIN, ReduceOp.MAX) and any(one.is_floating_point() for one in doing.tensors)
+def _reduced(operation: Operation, at: int | None = None) -> list[Tensor]:
+    """Returns the reduction on all members, or only on the member `at`."""
+    op, nbytes = operation.call.op, sum(tensor.nbytes for tensor in operation.tensors)
+    fickle = op in (ReduceOp.MIN, ReduceOp.MAX) and any(one.is_floating_point() for one in operation.tensors)
     if op is ReduceOp.ADASUM or fickle or nbytes <= SMALL:
-        # All gather, also where one member alone wants it: they are small, or rare.
-        totals = [reduced(parts, op) for parts in zip(*_gathered(doing), strict=True)]
+        # Gather on all members even for one root: these cases are small or rare.
+        totals = [reduced(parts, op) for parts in zip(*_gathered(operation), strict=True)]
     else:
-        totals = _summed(doing, at)
-    return totals if at is None or at == doing.ring.rank else []
+        totals = _summed(operation, at)
+    return totals if at is None or at == operation.ring.rank else []
 
 
-def _summed(doing: Doing, at: int | None) -> list[Tensor]:
-    """As torch.distributed reduces: all tensors of one dtype together."""
+def _summed(operation: Operation, at: int | None) -> list[Tensor]:
+    """Reduces with torch.distributed, all tensors of one dtype together."""
     totals: dict[int, Tensor] = {}
-    wide = [_WIDER.get(tensor.dtype, tensor.dtype) for tensor in doing.tensors]
+    wide = [_WIDER.get(tensor.dtype, tensor.dtype) for tensor in operation.tensors]
     for dtype in dict.fromkeys(wide):
         places = [place for place, its in enumerate(wide) if its is dtype]
-        flat = torch.cat([doing.tensors[place].reshape(-1).to(dtype) for place in places])
-        _reduce_into(doing, flat, at)
-        averaged(flat, doing.ring.size, doing.call.op)
+        flat = torch.cat([operation.tensors[place].reshape(-1).to(dtype) for place in places])
+        _reduce_into(operation, flat, at)
+        averaged(flat, operation.ring.size, operation.call.op)
         for place, piece in zip(
-            places, torch.split(flat, [doing.tensors[one].numel() for one in places]), strict=True
+            places, torch.split(flat, [operation.tensors[one].numel() for one in places]), strict=True
         ):
-            own = doing.tensors[place]
+            own = operation.tensors[place]
             totals[place] = piece.to(own.dtype).view(own.shape)
     return [totals[place] for place in range(len(wide))]
 
 
-def _reduce_into(doing: Doing, flat: Tensor, at: int | None) -> None:
+def _reduce_into(operation: Operation, flat: Tensor, at: int | None) -> None:
     options: Any = dist.AllreduceOptions() if at is None else dist.ReduceOptions()
-    options.reduceOp = REDUCTIONS[doing.call.op]
+    options.reduceOp = REDUCTIONS[operation.call.op]
     if not flat.numel():
         return
     if at is None:
-        doing.ring.run(doing.what, lambda group: group.allreduce([flat], options))
+        operation.ring.run(operation.what, lambda group: group.allreduce([flat], options))
     else:
         options.rootRank = at
-        doing.ring.run(doing.what, lambda group: group.reduce([flat], options))
+        operation.ring.run(operation.what, lambda group: group.reduce([flat], options))
 
 
 def _own_rows(ring: Ring, tensor: Tensor) -> Tensor:
-    # Gloo's own reduce_scatter is an allreduce as well, and knows only rows that divide.
+    # Gloo's reduce_scatter is an allreduce too, and needs rows that divide evenly.
     return dealt_rows(tensor, ring.size)[ring.rank].clone()
 
 
-def _gathered(doing: Doing) -> list[list[Tensor]]:
-    """Every member's tensors."""
-    lengths = [_nbytes(call.layouts) for call in doing.calls]
-    pieces = doing.ring.gather(doing.what, _bundle(doing.tensors), lengths)
-    return [_unbundle(piece, call.layouts) for piece, call in zip(pieces, doing.calls, strict=True)]
+def _gathered(operation: Operation) -> list[list[Tensor]]:
+    """Returns the tensors of all members."""
+    lengths = [_nbytes(call.layouts) for call in operation.calls]
+    pieces = operation.ring.gather(operation.what, _bundle(operation.tensors), lengths)
+    return [_unbundle(piece, call.layouts) for piece, call in zip(pieces, operation.calls, strict=True)]
 
 
 def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -159,58 +159,64 @@ def _joined(parts: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     ]
 
 
-def _gathered_at_root(doing: Doing) -> list[Tensor]:
-    lengths = [_nbytes(call.layouts) for call in doing.calls]
+def _gathered_at_root(operation: Operation) -> list[Tensor]:
+    lengths = [_nbytes(call.layouts) for call in operation.calls]
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: lengths[doing.ring.rank]] = _bundle(doing.tensors)
-    pieces = [torch.empty_like(padded) for _ in lengths] if doing.at_root else []
+    padded[: lengths[operation.ring.rank]] = _bundle(operation.tensors)
+    pieces = [torch.empty_like(padded) for _ in lengths] if operation.at_root else []
     options: Any = dist.GatherOptions()
-    options.rootRank = doing.root
+    options.rootRank = operation.root
     if padded.numel():
-        doing.ring.run(doing.what, lambda group: group.gather([pieces] if pieces else [], [padded], options))
+        operation.ring.run(
+            operation.what, lambda group: group.gather([pieces] if pieces else [], [padded], options)
+        )
     return [
         tensor
-        for piece, call in zip(pieces, doing.calls, strict=False)
+        for piece, call in zip(pieces, operation.calls, strict=False)
         for tensor in _unbundle(piece, call.layouts)
     ]
 
 
-def _broadcast(doing: Doing) -> list[Tensor]:
-    layouts = doing.calls[doing.root].layouts
-    memory = _bundle(doing.tensors) if doing.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
-    broadcast_into(doing.ring, memory, doing.root, doing.what)
+def _broadcast(operation: Operation) -> list[Tensor]:
+    layouts = operation.calls[operation.root].layouts
+    memory = (
+        _bundle(operation.tensors) if operation.at_root else torch.empty(_nbytes(layouts), dtype=torch.uint8)
+    )
+    broadcast_into(operation.ring, memory, operation.root, operation.what)
     return _unbundle(memory, layouts)
 
 
-def _scattered(doing: Doing) -> list[Tensor]:
-    layouts = doing.calls[doing.root].layouts
+def _scattered(operation: Operation) -> list[Tensor]:
+    layouts = operation.calls[operation.root].layouts
     mine = torch.empty(max(layout.nbytes for layout in layouts), dtype=torch.uint8)
-    pieces = [torch.zeros_like(mine) for _ in layouts] if doing.at_root else []
-    for piece, tensor in zip(pieces, doing.tensors, strict=False):
+    pieces = [torch.zeros_like(mine) for _ in layouts] if operation.at_root else []
+    for piece, tensor in zip(pieces, operation.tensors, strict=False):
         piece[: tensor.nbytes] = _bundle([tensor])
     options: Any = dist.ScatterOptions()
-    options.rootRank = doing.root
+    options.rootRank = operation.root
     if mine.numel():
-        doing.ring.run(doing.what, lambda group: group.scatter([mine], [pieces] if pieces else [], options))
-    return _unbundle(mine, [layouts[doing.ring.rank]])
+        operation.ring.run(
+            operation.what, lambda group: group.scatter([mine], [pieces] if pieces else [], options)
+        )
+    return _unbundle(mine, [layouts[operation.ring.rank]])
 
 
-def _exchanged(doing: Doing) -> list[Tensor]:
-    splits = [rows_for(call, doing.ring.size) for call in doing.calls]
-    received = [counts[doing.ring.rank] for counts in splits]
-    layout = doing.call.layouts[0]
+def _exchanged(operation: Operation) -> list[Tensor]:
+    splits = [rows_for(call, operation.ring.size) for call in operation.calls]
+    received = [counts[operation.ring.rank] for counts in splits]
+    layout = operation.call.layouts[0]
     width = prod(layout.shape[1:]) * getattr(torch, layout.dtype).itemsize
     memory = torch.empty(sum(received) * width, dtype=torch.uint8)
-    given = [width * count for count in splits[doing.ring.rank]]
+    given = [width * count for count in splits[operation.ring.rank]]
     taken = [width * count for count in received]
     if width and any(map(sum, splits)):
-        own = _bundle(doing.tensors)
-        doing.ring.run(doing.what, lambda group: group.alltoall_base(memory, own, taken, given))
+        own = _bundle(operation.tensors)
+        operation.ring.run(operation.what, lambda group: group.alltoall_base(memory, own, taken, given))
     rows = Layout(layout.dtype, (sum(received), *layout.shape[1:]))
     return [*_unbundle(memory, [rows]), torch.tensor(received)]
 
 
-# Tensors as bytes, one after another.
+# Conversion between tensors and one flat tensor of bytes.
 
 
 def _nbytes(layouts: Sequence[Layout]) -> int:
@@ -218,7 +224,7 @@ def _nbytes(layouts: Sequence[Layout]) -> int:
 
 
 def _bundle(tensors: Sequence[Tensor]) -> Tensor:
-    """Flat uint8; a new one."""
+    """Returns a new flat uint8 tensor."""
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in tensors if tensor.numel()]
     return torch.cat(flat) if flat else torch.empty(0, dtype=torch.uint8)
 

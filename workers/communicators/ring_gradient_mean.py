@@ -1,17 +1,16 @@
-"""How a ring takes the mean of one bucket's gradients.
+"""The mean of one bucket's gradients on a ring.
 
-    as they are   summed around the ring
-    bf16, fp16    summed around the ring in that dtype
+    no codec             summed around the ring
+    bf16, fp16           summed around the ring in that dtype
     int8, sign, topk:F   every rank gathers all payloads, decodes them, and sums
 
-Only bf16 and fp16 can be added without being decoded. Each is divided by the
-number of ranks before, so that the sum cannot overflow where the mean does not;
-every addition on the way then rounds as the codec does, which for n ranks is off
-by at most about n half units in the last place of the largest partial sum. It is
-what a rank's neighbours add, not what it keeps: parameters stay in full.
+Only bf16 and fp16 can be added without decoding. They are divided by the number of ranks
+first, so the sum cannot overflow unless the mean does. Every addition rounds to the codec's
+dtype: for n ranks the error is at most about n half units in the last place of the largest
+partial sum. Parameters are not affected; they stay in full precision.
 
-Gathered payloads are summed in rank order, so a rerun is bitwise the same, but
-each travels to all: n - 1 payloads a rank, where a sum sends 2(n-1)/n tensors.
+Gathered payloads are summed in rank order, so a rerun gives the same bits. Each payload goes
+to all ranks: a rank sends n-1 payloads, where a sum sends 2(n-1)/n tensors.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from hubring.workers.communicators.ring_process_group import Ring
 from hubring.workers.communicators.ring_work import RingWork
 
 PIECE = 1 << 20
-"""Elements encoded together: with their residual they stay in the cache, as the hub's slices do."""
+"""Elements that are encoded together. With their residual they fit in the cache, as the hub's slices do."""
 
 _LINE = 64
-"""Bytes to which pieces are aligned in a payload."""
+"""Alignment of pieces in a payload, in bytes."""
 
 
 class RingMean(Protocol):
@@ -47,11 +46,11 @@ class RingMean(Protocol):
     """Bytes that each rank sends for it, and receives."""
 
     def start(self, what: str) -> Work:
-        """Begins to replace the gradients by their mean over all ranks."""
+        """Starts to replace the gradients with their mean over all ranks."""
 
 
 class Summed:
-    """Summed in place, in the dtype that the gradients have."""
+    """Sums in place, in the gradients' dtype."""
 
     def __init__(self, ring: Ring, gradients: Tensor) -> None:
         self.travels = _around(ring, gradients)
@@ -68,7 +67,7 @@ class Summed:
 
 
 class SummedHalf:
-    """Summed in bf16 or fp16."""
+    """Sums in bf16 or fp16."""
 
     def __init__(self, ring: Ring, gradients: Tensor, codec: Half) -> None:
         self._ring = ring
@@ -87,7 +86,7 @@ class SummedHalf:
 
 
 class Gathered:
-    """Gathered in a codec; what it leaves out goes with the next step's."""
+    """Gathers payloads of a codec, with error feedback: the residual is added in the next step."""
 
     def __init__(self, ring: Ring, gradients: Tensor, codec: Compressor) -> None:
         self._ring = ring
@@ -120,7 +119,7 @@ class Gathered:
 
 
 def ring_mean(ring: Ring, gradients: Tensor, codec: Compressor | None) -> RingMean:
-    """How a bucket's gradients are exchanged in this codec; None: as they are."""
+    """Returns the mean for a codec; None: no codec."""
     if codec is None:
         return Summed(ring, gradients)
     if isinstance(codec, Half):

@@ -1,7 +1,7 @@
-"""How the ranks of a ring find each other: a store on rank 0, then a process group.
+"""Connects the ranks of a ring: a store on rank 0, then a process group.
 
-Groups are opened directly rather than through `init_process_group`, which allows
-one a process and would take the script's own.
+Groups are made directly, not with `init_process_group`. That function allows one default
+group per process, which the script may need.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ def ring_store(
     lookup: Callable[[], str],
     timeout: float,
 ) -> TCPStore:
-    """Opens rank 0's store on a free port and connects the others to it.
+    """Opens rank 0's store on a free port and connects the other ranks to it.
 
     Args:
-        rank: This process's.
-        host: Rank 0's address as the other ranks reach it; only rank 0's counts.
-        publish: Tells the others `host:port`; called on rank 0.
-        lookup: Returns what rank 0 published, waiting for it; called on the others.
+        rank: This process's rank.
+        host: Rank 0's address for the other ranks. Only rank 0 uses it.
+        publish: Publishes `host:port`. Called on rank 0.
+        lookup: Waits for the published address and returns it. Called on the other ranks.
         timeout: Seconds that connecting may take.
 
     Raises:
@@ -48,13 +48,13 @@ def ring_store(
         return TCPStore(host, int(port), is_master=False, timeout=limit)
     except RuntimeError as cause:
         raise RingBroken(
-            f"rank {rank} could not reach the ring's meeting point at {host}: {gist(cause)}; "
-            "rank 0's host must be reachable from here, on any port"
+            f"rank {rank} could not reach the ring's store on {host}: {gist(cause)};"
+            " rank 0's host must be reachable from this host on any port"
         ) from cause
 
 
 def gist(cause: RuntimeError) -> str:
-    """What torch's error says, without the place in its sources, the advice and the stack."""
+    """Returns the message of a torch error without source location, advice and stack."""
     first = str(cause).split("\n")[0].split(" This is typically")[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).rstrip(". ")
 
@@ -68,30 +68,30 @@ def open_group(
     host: str | None,
     timeout: float,
 ) -> Any:
-    """Opens the process group of all ranks; the arguments are `Ring`'s.
+    """Opens the process group of all ranks. See `Ring` for the arguments.
 
     Raises:
-        ConfigError: The backend does not exist here, or does not fit the device.
-        RingBroken: The ranks did not find each other.
+        ConfigError: The backend is not available, or does not support the device.
+        RingBroken: The ranks could not connect to each other.
     """
     try:
         if backend == "gloo":
             options = _gloo_options(host or own_address(store), timeout)
             group: Any = dist.ProcessGroupGloo(store, rank, size, options)
-            # Who is connected to all may leave at once, and others are still connecting to each other.
+            # Without a barrier, a connected rank could leave while other ranks still connect.
             group.barrier().wait()
             return group
         if backend == "nccl":
             return _open_nccl(rank, size, store, device, timeout)
     except RuntimeError as cause:
         raise RingBroken(
-            f"rank {rank} of {size} did not find the other ranks within {timeout:g} s: {gist(cause)}"
+            f"rank {rank} of {size} could not connect to the other ranks within {timeout:g} s: {gist(cause)}"
         ) from cause
-    raise ConfigError(f"the ring's backend is {backend!r}; allowed: gloo, nccl")
+    raise ConfigError(f"the ring's backend is {backend!r}; use gloo or nccl")
 
 
 def _gloo_options(host: str, timeout: float) -> Any:
-    # Gloo's own choice is the address of the host's name, which on many systems is a loopback one.
+    # By default Gloo uses the address of the host name, which on many systems is a loopback address.
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout)
@@ -100,9 +100,9 @@ def _gloo_options(host: str, timeout: float) -> Any:
 
 def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout: float) -> Any:
     if not dist.is_nccl_available():
-        raise ConfigError("backend nccl: this torch was built without it; use gloo")
+        raise ConfigError("backend nccl: this torch was built without NCCL; use gloo")
     if device.type != "cuda":
-        raise ConfigError(f"backend nccl reduces on a GPU, but the device is {device}; use gloo")
+        raise ConfigError(f"backend nccl needs a GPU, but the device is {device}; use gloo")
     torch.cuda.set_device(device)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout)
@@ -110,11 +110,13 @@ def _open_nccl(rank: int, size: int, store: Store, device: torch.device, timeout
 
 
 def own_address(store: Store) -> str:
-    """The address from which this host reaches the store's; the ranks meet on the same network.
+    """Returns this host's address on the network of the store.
 
     Raises:
-        ConfigError: It is no store that has an address.
+        ConfigError: The store is not a TCPStore.
     """
     if not isinstance(store, TCPStore):
-        raise ConfigError("a store that is no TCPStore says nothing of the network: give the host's address")
+        raise ConfigError(
+            f"cannot find this host's address from a {type(store).__name__}: pass host=..., or use a TCPStore"
+        )
     return towards(store.host)

@@ -1,10 +1,9 @@
 """A torch.distributed process group whose operations are Works.
 
-Gloo notices a peer whose connection closed, within milliseconds. It does not
-notice one that is merely stopped or cut off, and cannot be made to give up: then
-whoever watches the ranks calls `fail`. A group is destroyed in good order or
-never, since destroying one that has failed waits for the operation under way,
-or aborts the process, be it at its exit.
+Gloo notices within milliseconds that a peer's connection is closed. It does not notice a peer
+that is stopped or unreachable, and an operation cannot be cancelled. Then the code that watches
+the ranks calls `fail`. A failed group is never destroyed: destroying it waits for the pending
+operation or aborts the process, even at exit.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from hubring.workers.communicators.ring_group import open_group
 from hubring.workers.communicators.ring_work import Operations, RingWork
 
 Launch = Callable[[Any], Any]
-"""Starts one operation on a process group and returns torch's handle of it."""
+"""Starts one operation on a process group and returns torch's handle."""
 
 FOREVER = timedelta(days=3650)
 """Longer than any job."""
 
 FIRST_BYTES = 504
-"""Of what is gathered, go with its length."""
+"""Bytes of a gathered tensor that are sent together with its length."""
 
 _WORD = 8
-"""Bytes of a length."""
+"""Bytes of the length itself."""
 
 _python = ctypes.PyDLL(None)
 _python.Py_IncRef.argtypes = _python.Py_DecRef.argtypes = [ctypes.py_object]
@@ -40,21 +39,21 @@ _python.Py_IncRef.restype = _python.Py_DecRef.restype = None
 
 
 class Ring:
-    """All ranks' process group.
+    """The process group of a ring.
 
     Args:
-        rank: This process's.
-        size: How many there are.
-        store: Where ranks find each other; `ring_group.ring_store` makes one.
+        rank: This process's rank.
+        size: Number of ranks.
+        store: The store through which ranks connect; `ring_group.ring_store` makes one.
         backend: `gloo` or `nccl`.
-        device: Where the tensors live that are reduced.
-        host: This process's address as the other ranks reach it; None finds it by the store.
-        timeout: Seconds that one operation, and the first meeting, may take.
-        patient: Operations, once the ranks have met, may take for ever.
+        device: Device of the tensors.
+        host: This process's address for the other ranks; None derives it from the store.
+        timeout: Seconds that connecting, and each operation, may take.
+        patient: Whether operations have no timeout. Connecting still has one.
 
     Raises:
-        ConfigError: The backend does not exist here, or does not fit the device.
-        RingBroken: The ranks did not find each other.
+        ConfigError: The backend is not available, or does not support the device.
+        RingBroken: The ranks could not connect to each other.
     """
 
     def __init__(
@@ -77,10 +76,10 @@ class Ring:
         self._group = open_group(rank, size, store, backend, device, host, timeout)
         if patient:
             self._group.set_timeout(FOREVER)
-        _python.Py_IncRef(self._group)  # outlives the interpreter, unless `close` says otherwise
+        _python.Py_IncRef(self._group)  # never destroy the group, unless `close` drops this reference
 
     def start(self, work: RingWork, launch: Launch) -> None:
-        """Starts an operation, of which `work` will tell. All ranks start the same ones in the same order."""
+        """Starts the operation of `work`. All ranks must start the same operations in the same order."""
         if not self.operations.begin(work):
             return
         try:
@@ -100,9 +99,9 @@ class Ring:
         work.wait(self.timeout)
 
     def exchange(self, whose: Work, launch: Launch) -> None:
-        """Starts an operation and waits for it in this thread, so that others may end before it.
+        """Starts an operation and waits for it in this thread, so that it does not delay other operations.
 
-        If the ring is given up meanwhile, `whose` fails, and this may never return.
+        If the ring fails meanwhile, `whose` fails, and this call may never return.
         """
         work = RingWork(whose.what)
         work.when_done(lambda ended: whose.fail(ended.error) if ended.error is not None else None)
@@ -118,10 +117,10 @@ class Ring:
     def gather(
         self, what: str, data: torch.Tensor, lengths: Sequence[int] | None = None
     ) -> list[torch.Tensor]:
-        """Every rank's flat uint8 tensor in rank order, of any length each.
+        """Returns every rank's flat uint8 tensor in rank order. Lengths may differ.
 
-        Where `lengths` are not known, each tensor begins beside its own, and only what is left
-        of the longest goes in a second round.
+        Without `lengths`, the first operation gathers each length with the first bytes of the tensor.
+        A second operation gathers the remaining bytes, if there are any.
         """
         if lengths is not None:
             return self._gather_padded(what, data, lengths)
@@ -138,11 +137,11 @@ class Ring:
         return [torch.cat([head, tail]) for head, tail in zip(heads, tails, strict=True)]
 
     def fail(self, error: HubringError) -> None:
-        """Ends the ring, from any thread: nothing on it will ever succeed again."""
+        """Fails all current and later operations. Safe to call from any thread."""
         self.operations.fail(error)
 
     def close(self) -> None:
-        """Gives the connections back, unless the ring has failed; may be called twice."""
+        """Closes the connections, unless the ring has failed. Can be called twice."""
         group, self._group = self._group, None
         if group is None:
             return

@@ -1,11 +1,11 @@
-"""The members of one group of a ring, and how they agree on what they do next.
+"""Schedules the collectives of one group of a ring, so that all members run them in one order.
 
-Operations on a process group must begin in one order on all members, and a
-script's need not. So each member's thread gathers from all what they have
-pending, and does what all of them have (`hubring.workers.communicators.collective_order`). That costs a round
-of small messages; it spares what process groups do with members that
-disagree: hang, crash, or mix up bytes. Who has nothing pending takes no part
-in a gathering, so that an idle ring costs nothing, and the others wait in it.
+All members of a process group must start operations in the same order, but a script's
+collectives can start in any order. So a thread of each member gathers the pending calls of all
+members and runs the calls that all of them have (`hubring.workers.communicators.collective_order`).
+This costs a round of small messages. Without it, members that disagree would hang, crash or mix up
+bytes. A member without a pending call does not gather, so an idle ring sends nothing; the other
+members wait in the gather for it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hubring.ps.core.messages import Call, Collective
 from hubring.ps.store.collective import objection, zeros
 from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.communicators.collective_order import Step, next_steps
-from hubring.workers.communicators.ring_collectives import Doing, perform
+from hubring.workers.communicators.ring_collectives import Operation, perform
 from hubring.workers.communicators.ring_process_group import Ring
 
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.001, 0.05
-"""Seconds between gatherings while all members wait, each for something else: some other thread of
-one of them must call what another waits for, and wakes only its own member."""
+"""Seconds between gathers while members wait for different calls. A new call by another thread wakes
+only its own member."""
 
 _calls = msgspec.json.Decoder(list[Call])
 
@@ -44,11 +44,11 @@ class _Pending:
 
 
 class RingScheduler:
-    """One group, from one member's side.
+    """The scheduler of one group on one member.
 
     Args:
-        ring: The members' process group; closed with the scheduler.
-        members: Their ranks in the whole job, rising.
+        ring: The members' process group. `close` closes it.
+        members: The members' ranks in the whole job, ascending.
     """
 
     def __init__(self, ring: Ring, members: Sequence[int]) -> None:
@@ -60,15 +60,15 @@ class RingScheduler:
         self._carried: _Pending | None = None
         self._news = False
         self._end: HubringError | None = None
-        """Why nothing is taken in any more."""
+        """The reason why no call is accepted any more."""
         self._gatherings = 0
         self._joined: dict[int, int] = {}
-        """In which gathering each member was first seen to have joined."""
+        """The number of the gather that first showed each member's join."""
         self._thread = threading.Thread(target=self._serve, name="ring scheduler", daemon=True)
         self._thread.start()
 
     def take_part(self, call: Call, tensors: tuple[Tensor, ...], work: CollectiveWork) -> None:
-        """Takes in this member's call, from any thread."""
+        """Adds this member's call. Safe to call from any thread."""
         with self._changed:
             end = self._end
             if end is None:
@@ -79,7 +79,7 @@ class RingScheduler:
             work.fail(end)
 
     def close(self) -> None:
-        """Leaves; what is still under way fails, and may then never end on the others."""
+        """Leaves the group. Pending calls fail here and may never end on the other members."""
         left = RingBroken(f"rank {self._rank} has left the ring")
         with self._changed:
             under_way = self._carried is not None or bool(self._pending)
@@ -101,7 +101,7 @@ class RingScheduler:
             one.work.fail(error)
 
     def _serve(self) -> None:
-        torch.get_num_threads()  # a thread that never asked has MKL take every core (torch 2.13)
+        torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
         pause = 0.0
         try:
             while offered := self._await_calls(pause):
@@ -111,13 +111,16 @@ class RingScheduler:
                 pause = 0.0 if steps else min(max(FIRST_PAUSE, 2 * pause), LONGEST_PAUSE)
         except HubringError as error:
             self._stop(error)
-        except Exception as error:  # the others are in step no more
-            broken = RingBroken(f"rank {self._rank} failed in a collective: {error!r}; start the job again")
+        except Exception as error:  # the members no longer run the same operations
+            broken = RingBroken(f"rank {self._rank} failed in a collective: {error!r}; restart the job")
             self.ring.fail(broken)
             self._stop(broken)
 
     def _await_calls(self, pause: float) -> list[Call]:
-        """What is pending, once something is; a new call ends the pause. Nothing at the end."""
+        """Waits for a call and returns all pending calls; an empty list means the end.
+
+        A new call ends the pause.
+        """
         with self._changed:
             if pause:
                 self._changed.wait_for(lambda: self._news or self._end, pause)
@@ -126,10 +129,10 @@ class RingScheduler:
             return [one.call for one in self._pending]
 
     def _gather(self, calls: list[Call]) -> dict[int, list[Call]]:
-        """What every member has pending, by rank."""
+        """Returns every member's pending calls, by rank."""
         self._gatherings += 1
-        told = torch.frombuffer(bytearray(msgspec.json.encode(calls)), dtype=torch.uint8)
-        gathered = self.ring.gather("agreeing on collectives", told)
+        own = torch.frombuffer(bytearray(msgspec.json.encode(calls)), dtype=torch.uint8)
+        gathered = self.ring.gather("agreeing on collectives", own)
         pending = {
             rank: _calls.decode(bytes(one.numpy())) for rank, one in zip(self.members, gathered, strict=True)
         }
@@ -139,7 +142,7 @@ class RingScheduler:
         return pending
 
     def _take(self, step: Step) -> None:
-        """Does one operation, for a call of this member's or in its absence."""
+        """Runs one operation, with this member's call or, after its join, with a placeholder."""
         own = self._claim(step[self._rank])
         refusal = objection(step)
         came = self._do(step, own) if refusal is None else []
@@ -153,16 +156,16 @@ class RingScheduler:
     def _do(self, step: Step, own: _Pending | None) -> Sequence[Tensor]:
         if step[self._rank].collective is Collective.JOIN:
             return [torch.tensor([self._last_to_join()])]
-        return perform(self._doing(step, own))
+        return perform(self._operation(step, own))
 
-    def _doing(self, step: Step, own: _Pending | None) -> Doing:
+    def _operation(self, step: Step, own: _Pending | None) -> Operation:
         call = step[self._rank]
         root = self.members.index(call.root) if call.root in self.members else 0
         tensors = own.tensors if own is not None else zeros(call.layouts)
-        return Doing(self.ring, list(step.values()), tensors, root)
+        return Operation(self.ring, list(step.values()), tensors, root)
 
     def _claim(self, call: Call) -> _Pending | None:
-        """The earliest pending one of this name; None where this member has joined and called for nothing."""
+        """Returns the earliest pending call with this name; None if this member has joined without one."""
         with self._changed:
             for one in self._pending:
                 if one.call.name == call.name and (one.call.collective is Collective.JOIN) == (

@@ -1,4 +1,4 @@
-"""The operations under way on a ring, and the thread that follows them."""
+"""Pending operations of a ring, and the thread that waits for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hubring.workers.communicators.ring_group import gist
 class RingWork(Work):
     """One operation.
 
-    On the CPU `then` runs in the following thread, so that it hides behind
-    backward as the operation does. On CUDA an operation is over once its stream
-    has it queued: the waiter's stream is put behind it and `then` is queued there.
+    On the CPU `then` runs in the thread that waits for operations, so it overlaps with backward
+    as the operation does. On CUDA the work is done once its stream has queued the operation.
+    `wait` then makes the caller's stream wait for it and queues `then` there.
     """
 
     def __init__(self, what: str, then: Callable[[], object] | None = None) -> None:
@@ -31,15 +31,15 @@ class RingWork(Work):
             try:
                 self.settle(self._handle)
             except RuntimeError as cause:
-                raise RingBroken(f"{self.what} failed: {gist(cause)}; start the job again") from cause
+                raise RingBroken(f"{self.what} failed: {gist(cause)}; restart the job") from cause
 
     def queued(self, handle: Any) -> None:
-        """The operation is in a stream's queue, behind which whoever waits must put itself."""
+        """Completes the work of an operation that is queued on a stream. `wait` must settle its handle."""
         self._handle = handle
         self.complete_part()
 
     def settle(self, handle: Any) -> None:
-        """Waits for torch's handle of the operation, then does what is left to do, once."""
+        """Waits for torch's handle of the operation, then runs `then` once."""
         self._handle = None
         handle.wait()
         then, self._then = self._then, None
@@ -48,15 +48,15 @@ class RingWork(Work):
 
 
 class Operations:
-    """Those of one group. The law: the first failure is everybody's, now and later.
+    """The operations of one group. The first failure fails all current and later operations.
 
-    A thread waits for them in the order in which they began. Callbacks of torch's
-    futures would spare it, but they run in the group's own threads: one that still
-    runs when the interpreter ends aborts the process, and one that drops the last
-    reference to its group makes the group wait for itself.
+    A thread waits for operations in the order in which they started. Callbacks of torch's futures
+    would need no thread, but they run in the group's own threads. A callback that still runs when
+    the interpreter exits aborts the process; a callback that drops the last reference to its group
+    makes the group wait for itself.
 
     Attributes:
-        lost: Ranks known to be gone; whoever learns of one adds it, and errors name it.
+        lost: Ranks known to be lost. Errors name them.
     """
 
     def __init__(self, rank: int) -> None:
@@ -71,11 +71,11 @@ class Operations:
 
     @property
     def failed(self) -> bool:
-        """Whether nothing on this ring will ever succeed again."""
+        """Whether the ring has failed."""
         return self._failure is not None
 
     def begin(self, work: RingWork) -> bool:
-        """Takes an operation in; False, and the work has failed, if the ring has."""
+        """Adds an operation. If the ring has failed, fails the work and returns False."""
         with self._lock:
             if self._failure is None:
                 self._pending.add(work)
@@ -84,11 +84,11 @@ class Operations:
         return False
 
     def follow(self, work: RingWork, handle: Any) -> None:
-        """Completes `work`, or fails all, when torch's handle of it says so."""
+        """Completes `work`, or fails all operations, when torch's handle is done."""
         self._begun.put((work, handle))
 
     def queued(self, work: RingWork, handle: Any) -> None:
-        """Completes `work` as far as the host is concerned: a stream has it."""
+        """Completes `work` for the host: its operation is queued on a stream."""
         with self._lock:
             self._pending.discard(work)
         work.queued(handle)
@@ -100,17 +100,17 @@ class Operations:
         work.complete_part()
 
     def break_in(self, work: RingWork, cause: RuntimeError) -> None:
-        """Fails all with what the backend said of one."""
+        """Fails all operations with the backend's error for one of them."""
         known = ", ".join(f"rank {rank}" for rank in sorted(self.lost)) or "which one is not known yet"
         self.fail(
             RingBroken(
-                f"rank {self._rank}: {work.what} failed, a member of the ring is gone ({known}): "
-                f"{gist(cause)}; start the job again"
+                f"rank {self._rank}: {work.what} failed because a member of the ring is lost ({known}):"
+                f" {gist(cause)}; restart the job"
             )
         )
 
     def fail(self, error: HubringError) -> None:
-        """Fails every pending and every later operation, from any thread; the first error counts."""
+        """Fails all pending and later operations with the first error. Safe to call from any thread."""
         with self._lock:
             failure = self._failure = self._failure or error
             pending, self._pending = self._pending, set()
@@ -118,7 +118,7 @@ class Operations:
             work.fail(failure)
 
     def close(self) -> None:
-        """Ends the thread, once it has followed what began; not after a failure, where that may never end."""
+        """Ends the thread after the pending operations. After a failure it does not wait for the thread."""
         self._begun.put(None)
         if not self.failed:
             self._thread.join()
@@ -131,8 +131,8 @@ class Operations:
             except RuntimeError as cause:
                 self.break_in(work, cause)
                 continue
-            except Exception as error:  # a codec's, say: whatever it is, all later operations wait here
-                told = f"rank {self._rank}: {work.what} failed: {error!r}; start the job again"
-                self.fail(error if isinstance(error, HubringError) else RingBroken(told))
+            except Exception as error:  # any error (a codec's, for example): later operations wait here
+                text = f"rank {self._rank}: {work.what} failed: {error!r}; restart the job"
+                self.fail(error if isinstance(error, HubringError) else RingBroken(text))
                 continue
             self.end(work)

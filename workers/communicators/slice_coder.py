@@ -1,4 +1,4 @@
-"""One slice's way to the hub and back in a codec."""
+"""Encodes and decodes one slice."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hubring.ps.core.messages import Coded
 
 
 class SliceCoder:
-    """Encodes one slice's gradient, with error feedback, and decodes the mean that comes back.
+    """Encodes one slice's gradient, with error feedback, and decodes the mean from the hub.
 
     Args:
-        codec: The job's.
-        gradient: The slice of the bucket's gradients: what is encoded, and where means are decoded to.
-        payload: What travels, `codec.nbytes` long; answers may land in it, as it is free by then.
+        codec: The job's codec.
+        gradient: The slice of the bucket's gradients. It is encoded, and overwritten with the mean.
+        payload: A buffer of `codec.nbytes` for the code. The answer may use the same buffer.
     """
 
     def __init__(self, codec: Compressor, gradient: Tensor, payload: Tensor) -> None:
@@ -26,19 +26,20 @@ class SliceCoder:
         self._feedback = ErrorFeedback(codec, gradient.numel(), gradient.dtype)
 
     def encode(self) -> Coded:
-        """The gradient's code, in `payload`; to be called once a step, for what is sent counts as given."""
+        """Encodes the gradient into `payload`. Call it once per step, because it updates the residual."""
         self._feedback.encode(self._gradient, self.payload)
         return Coded(self._codec.name, self.payload, self._gradient.numel(), self._gradient.dtype)
 
     def decode(self, mean: Coded) -> None:
-        """Makes the gradient the mean.
+        """Decodes the mean into the gradient.
 
         Raises:
-            ConfigError: It is in another codec, or of another length, than was pushed.
+            ConfigError: The mean's codec or length differs from the push.
         """
         if (mean.codec, mean.numel) != (self._codec.name, self._gradient.numel()):
             raise ConfigError(
-                f"the hub answered with {mean.numel} elements in {mean.codec}, where {self._gradient.numel()}"
-                f" in {self._codec.name} were due: start the server and all workers from the same version"
+                f"the hub answered with {mean.numel} elements in {mean.codec}, expected"
+                f" {self._gradient.numel()} in {self._codec.name}: start the server and all workers with the"
+                " same version"
             )
         self._codec.decode(mean.payload, self._gradient)

@@ -1,14 +1,14 @@
-"""Finds out by trying how large a hub's slices should be, and on how many shards they should lie.
+"""Measures how large a hub's slices should be, and chooses the number of shards.
 
-Small ones pipeline: while one is summed, another is on its way. Large ones cost
-fewer messages. Before the job's first values exist, all ranks push zeros in
-slices of every size, through the wires and the shards that they will use. Timed
-is a mean's way there and back; the optimizer's step, which needs values, is not.
-Where nothing travels, in shared memory, there is nothing to pipeline or to try; shards
-that the machine has no core for would only take turns with the others, and get none.
+Small slices pipeline: one is summed while another is in flight. Large slices need fewer
+messages. Before the job's first values exist, all ranks push zeros in slices of every size,
+over the connections and shards of the job. The trial measures the exchange of a mean, without
+the optimizer's step, which needs values. In shared memory nothing is in flight, so the size is
+computed, not measured. There, no slices go to shards beyond the number of cores: such shards
+would only take turns with the others.
 
-The law: whatever the ranks do here they do alike, since each decision is made of
-what all hold alike, or of one list of numbers that they reduced together.
+Invariant: all ranks make the same decisions. Each decision uses only data that is the same on
+all ranks, or numbers that the ranks reduced together.
 """
 
 from __future__ import annotations
@@ -34,30 +34,30 @@ from hubring.workers.communicators.base import Communicator
 log = logging.getLogger(__name__)
 
 SIZES = (SLICE_BYTES, 1 << 20, 2 << 20, 8 << 20)
-"""Bytes to try; the first is taken where it makes no difference."""
+"""Sizes to try, in bytes. The first is used if the size makes no difference."""
 TURNS = 2
 EXCHANGES = 3
-"""Exchanges of a turn; the first, which touches new memory, does not count."""
+"""Exchanges per turn. The first does not count, because it touches new memory."""
 TRIAL_BYTES = 32 << 20
-"""So much of a large model tells enough."""
+"""Bytes of the model that a trial uses at most."""
 BUDGET = 2.0
-"""Seconds that all turns may take together; where that is too little for one, nothing is tried."""
+"""Seconds for all turns together. If one turn takes longer, nothing is tried."""
 SIZES_IN_MEMORY = (SLICE_BYTES, 8 << 20, 16 << 20, 24 << 20, 32 << 20, 64 << 20)
-"""Bytes among which shared memory has its own; a shard that steps one slice answers nobody meanwhile."""
+"""Sizes for shared memory, in bytes. A shard answers no other request while it steps one slice."""
 OVERHEAD = 2 << 20
-"""Bytes that a shard sums and steps in the time that the messages of one slice cost, there and back: half a
-millisecond, in which one of 2 cores sums 2 MiB from 2 workers."""
+"""The cost of one slice's messages, as bytes that a shard sums and steps in the same time. Messages take half
+a millisecond, in which one of 2 cores sums 2 MiB from 2 workers."""
 
 
 class SliceTrial:
-    """One trial of all ranks together; they must hold the same buckets.
+    """One trial of all ranks together. They must have the same buckets.
 
     Args:
-        communicator: For what ranks say to each other, and for memory to send from.
-        session: Where trial plans come from.
-        client: Lines to the shards.
+        communicator: Runs collectives and allocates memory to send from.
+        session: Gets trial plans from the server.
+        client: Connections to the shards.
         specs: The model's buckets, uncompressed.
-        wired: This rank reaches some shard over a wire; else it has all in shared memory.
+        wired: Whether this rank reaches some shard over the network, not through shared memory.
     """
 
     def __init__(
@@ -73,28 +73,28 @@ class SliceTrial:
         self._session = session
         self._client = client
         self._wired = wired
-        # Averaged alone: what has no optimizer needs no first values.
+        # Without an optimizer the hub only averages and needs no first values.
         self._specs = [replace(spec, optimizer="") for spec in _up_to(TRIAL_BYTES, specs)]
         self._whole = specs
         self._zeros: dict[int, torch.Tensor] = {}
-        """What is pushed of each bucket, by its index, and where the mean lands."""
+        """By bucket index: the gradients to push and the target of the mean."""
 
     def best(self) -> Slicing:
-        """With the size with which the slowest rank's exchange was the shortest, on all shards.
+        """Returns the size with the shortest exchange on the slowest rank, on all shards.
 
-        Where all ranks have all shards in shared memory, with the one that leaves the busiest shard the least
-        to do, on no more shards than the machine has cores.
+        If all ranks reach all shards through shared memory, returns the size with the least work for the
+        busiest shard, on no more shards than the machine has cores.
 
         Raises:
-            HubringError: What an exchange failed with.
+            HubringError: An exchange failed.
         """
         if self._agree([float(self._wired)]) == [0.0]:
             known = len(self._session.shards)
-            # The machine's cores: those that this rank may use can be others than the shards'.
+            # All cores of the machine: this rank and the shards may be limited to different cores.
             shards = min(known, os.cpu_count() or known)
             size = in_memory(self._whole, shards)
-            where = f", on {shards} of {known} shards: there are no more cores" if shards < known else ""
-            self._tell(f"gradients lie in shared memory, in slices of at most {_mib(size)}{where}")
+            where = f", on {shards} of {known} shards ({shards} CPU cores)" if shards < known else ""
+            self._log(f"gradients are in shared memory, in slices of at most {_mib(size)}{where}")
             return Slicing(size, shards)
         sizes = self._different()
         if len(sizes) == 1:
@@ -102,8 +102,8 @@ class SliceTrial:
         self._zeros = {spec.index: self._allocate(spec) for spec in self._specs}
         turns = min(TURNS, int(BUDGET / self._seconds_a_turn(sizes)))
         if not turns:
-            self._tell(
-                f"gradients travel in slices of at most {_mib(sizes[0])}; trying others takes too long"
+            self._log(
+                f"gradients are sent in slices of at most {_mib(sizes[0])}; trying other sizes takes too long"
             )
             return Slicing(sizes[0])
         taken: dict[int, list[float]] = {size: [] for size in sizes}
@@ -113,11 +113,11 @@ class SliceTrial:
         seconds = self._agree([median(taken[size]) for size in sizes])
         medians = dict(zip(sizes, seconds, strict=True))
         best = fastest(medians)
-        self._tell(_report(best, medians))
+        self._log(_report(best, medians))
         return Slicing(best)
 
     def _different(self) -> list[int]:
-        """Sizes that cut the buckets differently."""
+        """Returns the sizes that split the buckets differently."""
         cuts: dict[int, int] = {}
         for size in SIZES:
             cuts.setdefault(len(plan(self._specs, 1, size).slices), size)
@@ -127,8 +127,8 @@ class SliceTrial:
         return self._communicator.allocate(spec.numel, getattr(torch, spec.dtype))
 
     def _seconds_a_turn(self, sizes: Sequence[int]) -> float:
-        """About how long a turn of all sizes takes, by the slowest rank's pull of one slice a shard."""
-        slices = self._drawn(sizes[0])
+        """Estimates the seconds of a turn of all sizes, from the slowest rank's pull of a slice per shard."""
+        slices = self._planned(sizes[0])
         largest = {piece.shard: piece for piece in sorted(slices, key=lambda piece: piece.numel)}
         probe = list(largest.values())
         self._pull(probe)  # touches new memory
@@ -138,16 +138,16 @@ class SliceTrial:
         return len(sizes) * (1 + EXCHANGES) * max(seconds, 1e-6) / part
 
     def _turn(self, size: int) -> list[float]:
-        """Seconds of each exchange that counts, in slices of `size`."""
-        slices = self._drawn(size)
-        self._pull(slices)  # tells with which clocks to push
+        """Returns the seconds of each exchange that counts, in slices of `size`."""
+        slices = self._planned(size)
+        self._pull(slices)  # the answers have the clocks for the pushes
         return [self._exchange(slices) for _ in range(EXCHANGES)][1:]
 
-    def _drawn(self, size: int) -> Sequence[Slice]:
-        """What the shards hold from now on."""
-        self._barrier()  # nobody uses the last plan any more
+    def _planned(self, size: int) -> Sequence[Slice]:
+        """Gives the shards a trial plan and returns its slices."""
+        self._barrier()  # no rank uses the last plan any more
         slices = self._session.plan(self._specs, Slicing(size), trial=True).plan.slices
-        self._barrier()  # nobody is asking for this one still
+        self._barrier()  # all ranks have the new plan
         return slices
 
     def _pull(self, slices: Sequence[Slice]) -> float:
@@ -181,16 +181,16 @@ class SliceTrial:
         call = Call(Collective.ALLREDUCE, "slices", ReduceOp.MAX)
         return [float(each) for each in self._communicator.collective(call, own).get()]
 
-    def _tell(self, sentence: str) -> None:
+    def _log(self, text: str) -> None:
         if self._communicator.rank == 0:
-            log.info("%s", sentence)
+            log.info("%s", text)
 
 
 def in_memory(specs: Sequence[BucketSpec], shards: int) -> int:
-    """Bytes of the slices with which the busiest shard has least to do, where nothing travels.
+    """Returns the slice size, in bytes, with the least work for the busiest shard in shared memory.
 
-    Large ones cost it fewer messages, but may leave it with one more than the others. The last bucket
-    counts twice, once for itself: no backward hides it, so all shards should be at it.
+    Large slices cost fewer messages, but can give one shard a slice more than the others. The last
+    bucket counts twice: its exchange does not overlap with backward, so all shards should work on it.
     """
     widths = {spec.index: DTYPE_BYTES[spec.dtype] for spec in specs}
     last = max(widths, default=0)
@@ -207,7 +207,7 @@ def in_memory(specs: Sequence[BucketSpec], shards: int) -> int:
 
 
 def _up_to(nbytes: int, specs: Sequence[BucketSpec]) -> list[BucketSpec]:
-    """The first `nbytes` of the buckets, the last one cut off."""
+    """Returns the first `nbytes` of the buckets. The last bucket may be shortened."""
     chosen: list[BucketSpec] = []
     for spec in specs:
         numel = min(spec.numel, nbytes // DTYPE_BYTES[spec.dtype])
@@ -219,7 +219,7 @@ def _up_to(nbytes: int, specs: Sequence[BucketSpec]) -> list[BucketSpec]:
 
 def _report(best: int, seconds: dict[int, float]) -> str:
     tried = ", ".join(f"{_mib(size)} {1e3 * each:.2f} ms" for size, each in sorted(seconds.items()))
-    return f"gradients travel in slices of at most {_mib(best)}; an exchange takes: {tried}"
+    return f"gradients are sent in slices of at most {_mib(best)}; time per exchange: {tried}"
 
 
 def _mib(nbytes: int) -> str:

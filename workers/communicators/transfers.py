@@ -1,8 +1,8 @@
-"""Tensors from one rank of a ring to another.
+"""Sends tensors from one rank of a ring to another.
 
-They need no order among themselves: each goes under a tag made of its name, and
-those of one name one after another. A transfer may wait long for its other end,
-so each name has a thread of its own while something is under way.
+Transfers with different names need no order: the tag is computed from the name. Transfers with
+one name run one after another. A transfer can wait long for the other rank, so each name has
+its own thread while it has transfers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hubring.workers.communicators.base import CollectiveWork
 from hubring.workers.communicators.ring_process_group import Ring
 
 HEAD_BYTES = 2048
-"""What goes before each tensor: its layout and its name, padded with spaces."""
+"""Size of the header before each tensor: its name and layout, padded with spaces."""
 
 
 class _Head(NamedTuple):
@@ -38,25 +38,25 @@ class _Transfer(NamedTuple):
 
 
 class Transfers:
-    """Those that one rank takes part in.
+    """The transfers of one rank.
 
     Args:
-        ring: All ranks'; others may use it at the same time.
+        ring: The process group of all ranks. Other code may use it at the same time.
     """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
         self._lock = threading.Lock()
         self._lines: dict[str, deque[_Transfer]] = {}
-        """Under way, by name; the first of each line is with the line's thread."""
+        """Waiting transfers by name. The name's thread runs one more."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Whether no transfer is running or waiting."""
         return not self._lines
 
     def take_part(self, call: Call, tensors: tuple[Tensor, ...], work: CollectiveWork) -> None:
-        """Sends the tensor, or receives one; in the order of calls under one name."""
+        """Sends or receives a tensor, in the order of calls with one name."""
         transfer = _Transfer(call, tensors, work)
         with self._lock:
             line = self._lines.get(call.name)
@@ -67,7 +67,7 @@ class Transfers:
         threading.Thread(target=self._carry_all, args=(call.name,), name="transfer", daemon=True).start()
 
     def _carry_all(self, name: str) -> None:
-        torch.get_num_threads()  # a thread that never asked has MKL take every core (torch 2.13)
+        torch.get_num_threads()  # without this call, MKL uses every core in this thread (torch 2.13)
         while True:
             with self._lock:
                 line = self._lines[name]
@@ -77,7 +77,7 @@ class Transfers:
                 transfer = line.popleft()
             try:
                 self._carry(transfer)
-            except Exception as error:  # whatever it is, somebody waits for this work
+            except Exception as error:  # any error: a caller waits for this work
                 transfer.work.fail(error)
 
     def _carry(self, transfer: _Transfer) -> None:
@@ -97,11 +97,13 @@ class Transfers:
         self._ring.exchange(transfer.work, lambda group: group.send([memory], to, tag))
 
     def _receive(self, transfer: _Transfer, source: int, tag: int) -> Tensor:
-        told = torch.empty(HEAD_BYTES, dtype=torch.uint8)
-        self._ring.exchange(transfer.work, lambda group: group.recv([told], source, tag))
-        name, (dtype, shape) = _heads.decode(bytes(told.numpy()))
+        head = torch.empty(HEAD_BYTES, dtype=torch.uint8)
+        self._ring.exchange(transfer.work, lambda group: group.recv([head], source, tag))
+        name, (dtype, shape) = _heads.decode(bytes(head.numpy()))
         if name != transfer.call.name:
-            raise HubringError(f"{name!r} and {transfer.call.name!r} have the same tag: rename one of them")
+            raise HubringError(
+                f"transfers {name!r} and {transfer.call.name!r} have the same tag: rename one of them"
+            )
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
         if tensor.numel():
             memory = tensor.view(-1).view(torch.uint8)
@@ -115,5 +117,8 @@ _heads = msgspec.json.Decoder(_Head)
 def _encode(call: Call) -> Tensor:
     packed = msgspec.json.encode(_Head(call.name, call.layouts[0]))
     if len(packed) > HEAD_BYTES:
-        raise UsageError(f"a name of {len(call.name)} characters is too long to send: shorten it")
+        raise UsageError(
+            f"the transfer's name has {len(call.name)} characters, and name and layout must fit in"
+            f" {HEAD_BYTES} bytes: use a shorter name"
+        )
     return torch.frombuffer(bytearray(packed.ljust(HEAD_BYTES)), dtype=torch.uint8)

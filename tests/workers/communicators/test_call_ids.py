@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hubring.workers.communicators.call_ids import TOLD, CallIds
+from hubring.workers.communicators.call_ids import MOST_CLOSED, CallIds
 
 
 def test_numbers_rise_from_one() -> None:
@@ -31,9 +31,9 @@ def test_what_is_settled_lies_below_every_open_call_and_as_high_as_it_can(turns:
 
 def test_many_that_are_closed_are_told_some_at_a_time() -> None:
     ids = CallIds()
-    numbers = [ids.open()[0] for _ in range(2 * TOLD + 1)]
+    numbers = [ids.open()[0] for _ in range(2 * MOST_CLOSED + 1)]
     for number in numbers[1:]:
         ids.close(number)
     told = [ids.open()[2] for _ in range(3)]
-    assert [len(some) for some in told] == [TOLD, TOLD, 0]
+    assert [len(some) for some in told] == [MOST_CLOSED, MOST_CLOSED, 0]
     assert [number for some in told for number in some] == numbers[1:]
