@@ -20,7 +20,7 @@ def test_names_are_those_of_the_api_and_dir_lists_them() -> None:
 
 
 def test_an_unknown_name_says_where_the_known_ones_are() -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'nothing'; dir\(hubring\) lists all"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'; dir\(hubring\) lists the names"):
         hubring.nothing  # type: ignore[attr-defined]  # noqa: B018
 
 

@@ -205,6 +205,8 @@ def test_several_optimizers_train_as_in_one_process(kind: type[Ranks]) -> None:
 
 def test_a_hub_that_steps_refuses_a_second_optimizer_and_says_what_to_do() -> None:
     ranks = Hub()
-    with pytest.raises(ConfigError, match=r"this is the second: .* hubring\.init\(aggregate=True\)"):
+    with pytest.raises(
+        ConfigError, match=r"this is the second DistributedOptimizer, .* hubring\.init\(aggregate=True\)"
+    ):
         ranks.run(adversaries)
     ranks.close()

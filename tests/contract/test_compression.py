@@ -238,4 +238,4 @@ def test_two_optimizers_share_a_ring(codec: str) -> None:
 def test_a_codec_that_saves_nothing_around_the_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:
     runs("ring", "topk:0.4", ranks=3, steps=1)
     (line,) = [record.getMessage() for record in caplog.records if "saves nothing" in record.getMessage()]
-    assert "--compress topk:0.4 saves nothing around a ring of 3" in line
+    assert "--compress topk:0.4 saves nothing on a ring of 3" in line

@@ -170,7 +170,7 @@ def test_transfers_are_matched_by_name_in_any_order(three: RankPool) -> None:
 @pytest.mark.parametrize("other", [-1, 0, 3])
 def test_who_sends_to_itself_or_to_nobody_is_told(three: RankPool, other: int) -> None:
     communicator = three.communicators[0]
-    with pytest.raises(UsageError, match=f"between rank 0 and rank {other}; allowed is any from 0 to 2"):
+    with pytest.raises(UsageError, match=f"from rank 0 to rank {other}: pass a rank from 0 to 2"):
         c.send(torch.ones(1), other, communicator=communicator)
-    with pytest.raises(UsageError, match=f"between rank {other} and rank 0"):
+    with pytest.raises(UsageError, match=f"from rank {other} to rank 0"):
         c.recv(other, communicator=communicator)

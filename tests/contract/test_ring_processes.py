@@ -88,7 +88,7 @@ def test_a_killed_rank_is_noticed_at_once_and_named(two_processes: Any) -> None:
     assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
     kind, text = told.get(timeout=LIMIT / 2)  # well before the ring's own timeout
     assert kind == "RingBroken"
-    assert "rank 0: the exchange of bucket 0 failed, a member of the ring is gone (rank 1)" in text
+    assert "rank 0: the exchange of bucket 0 failed because a member of the ring is lost (rank 1)" in text
     processes[0].join(LIMIT)
     assert processes[0].exitcode == 0
 
@@ -99,6 +99,6 @@ def test_a_killed_rank_is_noticed_at_once_by_who_waits_at_a_barrier(two_processe
     assert dict(told.get(timeout=60) for _ in processes) == {rank: [0.5] * 8 for rank in (0, 1)}
     kind, text = told.get(timeout=LIMIT / 2)
     assert kind == "RingBroken"
-    assert "rank 0: agreeing on collectives failed, a member of the ring is gone" in text
+    assert "rank 0: agreeing on collectives failed because a member of the ring is lost" in text
     processes[0].join(LIMIT)
     assert processes[0].exitcode == 0

@@ -113,7 +113,7 @@ def test_a_requeued_job_goes_on_at_the_same_step_to_the_same_bytes(
     job = Job(slurm, tmp_path / "parted", flags, "hold", str(go), "20")
     job.until("worker-*.err", "holding at 20")
     slurm.ask("scontrol", "requeue", job.number)
-    job.until("worker-*.err", "SIGTERM: all workers leave after a common step")
+    job.until("worker-*.err", "SIGTERM: all workers stop after the same step")
     go.touch()
     slurm.until(lambda: slurm.state(job.number) == "PENDING", f"requeue of\n{job.said()}")
     stopped = job.results()
@@ -125,7 +125,7 @@ def test_a_requeued_job_goes_on_at_the_same_step_to_the_same_bytes(
     parted = job.done()
     said = job.said()
     assert f"checkpoint of step {step} in" in said
-    assert f"resumes   step {step} of job" in said or f"going on from step {step}:" in said
-    assert said.count("slurm has started this job again: restart 1") == 4
+    assert f"resumes   step {step} of job" in said or f"continuing from step {step}:" in said
+    assert said.count("slurm restarted this job: restart 1") == 4
     assert whole.keys() == parted.keys()
     assert all(whole[name].equal(parted[name]) for name in whole)

@@ -140,7 +140,7 @@ def test_a_script_that_is_not_there_ends_the_job_with_2(slurm: Slurm, tmp_path: 
     job = Submitted(slurm, tmp_path)
     job.submit_printed("--", "nowhere.py")
     assert job.ended() == 2, job.said()
-    assert "no script nowhere.py" in job.said()
+    assert "script nowhere.py not found" in job.said()
 
 
 def test_scancel_saves_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_scancel_saves_and_leaves_nothing(slurm: Slurm, tmp_path: Path) -> None:
     )
     job.until_said("holding at 20", 4)
     slurm.ask("scancel", job.number)
-    job.until_said("SIGTERM: all workers leave after a common step", 4)
+    job.until_said("SIGTERM: all workers stop after the same step", 4)
     go.touch()
     job.until_state("CANCELLED")
     slurm.until(lambda: not descendants() - before, "end of all processes")
@@ -173,14 +173,14 @@ def test_a_job_that_got_notice_is_requeued_and_goes_on_to_the_same_bytes(
     job.submit_printed(*words, "--", SMALL, "60", "16", "hold", str(go), "20")
     job.until_said("holding at 20", 4)
     slurm.ask("scancel", "--signal=USR1", job.number)  # as --signal=USR1@120 sends it
-    job.until_said("SIGUSR1: all workers leave after a common step", 4)
+    job.until_said("SIGUSR1: all workers stop after the same step", 4)
     go.touch()
     job.until_state("PENDING")
     # SLURM lets the old credential run out first, for two minutes; one of a later second replaces it too.
     slurm.ask("scontrol", "update", f"jobid={job.number}", "starttime=now+3")
     assert job.until_state("COMPLETED", "FAILED") == "COMPLETED", job.said()
     assert job.result()["finished"] == [0, 1, 2, 3]
-    assert job.said().count("slurm has started this job again: restart 1") == 4
+    assert job.said().count("slurm restarted this job: restart 1") == 4
     expected, got = (load_file(one.folder / "final.safetensors") for one in (whole, job))
     assert expected.keys() == got.keys()
     assert all(expected[name].equal(got[name]) for name in expected)

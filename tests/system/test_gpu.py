@@ -32,7 +32,7 @@ def run(cluster: Cluster, name: str, *flags: str) -> tuple[dict[str, torch.Tenso
 def test_workers_on_the_stores_gpu_send_places_and_end_where_others_do(cluster: Cluster) -> None:
     plain, through_host = run(cluster, "cpu")
     placed, pair = run(cluster, "cuda", "--device", "cuda")
-    assert all("stay on the GPU" in worker.said() for worker in pair)
+    assert all("exchange stays on the GPU" in worker.said() for worker in pair)
     for name, values in plain.items():
         torch.testing.assert_close(placed[name], values)
     sent = [worker.result()["exchange"]["bytes_sent"] for worker in (*pair, *through_host)]
@@ -41,7 +41,7 @@ def test_workers_on_the_stores_gpu_send_places_and_end_where_others_do(cluster: 
 
 def test_workers_in_another_mode_go_through_host_memory_and_say_why(cluster: Cluster) -> None:
     _, pair = run(cluster, "asp", "--device", "cuda", "--mode", "asp")
-    assert all("through host memory: in mode asp" in worker.said() for worker in pair)
+    assert all("exchange uses host memory: in mode asp" in worker.said() for worker in pair)
 
 
 def test_a_checkpoint_of_a_gpu_is_one_of_the_cpu(cluster: Cluster, tmp_path: Path) -> None:

@@ -56,4 +56,4 @@ def test_ray_starts_hub_and_workers_and_tells_how_they_ended(cluster: Cluster) -
         assert told == [(0, 2, 10, topology), (1, 2, 10, topology)]
         assert [one["exit_code"] for one in results[topology]] == [0, 0]
     assert [one["exit_code"] for one in results["nowhere"]] == [2, 2]
-    assert "no script nowhere.py" in results["nowhere"][0]["error"]
+    assert "script nowhere.py not found" in results["nowhere"][0]["error"]

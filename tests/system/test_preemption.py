@@ -109,6 +109,6 @@ def test_a_checkpoint_of_another_model_is_refused(cluster: Cluster, tmp_path: Pa
     assert worker.done()["steps"] == 5
     again = cluster.run("second", "hubring.workers.programs.ps_worker", *saved, SMALL, "9", "16")
     assert again.done()["steps"] == 9
-    assert "going on from step 5" in again.said()
+    assert "continuing from step 5" in again.said()
     other = cluster.run("third", "hubring.workers.programs.ps_worker", *saved, SMALL, "9", "12")
-    assert "is of another model: it has float32[8, 16] as '0.weight'" in other.done(78)["error"]
+    assert "is of another model: '0.weight' is float32[8, 16] in the checkpoint" in other.done(78)["error"]

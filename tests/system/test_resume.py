@@ -60,7 +60,7 @@ def test_a_resumed_job_cuts_as_the_one_before_found_best(cluster: Cluster, tmp_p
         worker = cluster.worker(address, "--transport", "zmq", SMALL, steps, wide)
         assert worker.done()["steps"] == int(steps)
         server.done()
-        said.append("gradients travel in slices of at most" in worker.said())
+        said.append("gradients are sent in slices of at most" in worker.said())
     assert said == [True, False]
     first, second = (
         [(piece.key, piece.offset, piece.numel) for piece in read(folder).slices]

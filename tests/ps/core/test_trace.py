@@ -76,9 +76,9 @@ def test_hidden_is_what_was_on_its_way_less_what_was_waited_for(tmp_path: Path) 
     second.complete_part()
     flown = recorder.hidden_seconds
     assert flown > 0
-    recorder.waited(began, began + round(flown * 1e9), "hand over")
+    recorder.waited(began, began + round(flown * 1e9), "send")
     assert recorder.hidden_seconds == 0
     recorder.stepped(1)
     recorder.close()
     names = [event["name"] for event in spans(tmp_path / "worker 0.trace.json")]
-    assert names == ["exchange", "exchange", "hand over", "step 1"]
+    assert names == ["exchange", "exchange", "send", "step 1"]

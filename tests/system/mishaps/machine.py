@@ -27,9 +27,9 @@ MACHINE = [
     Mishap(
         "a small /dev/shm, for a DataLoader with processes",
         "the worker",
-        who="/dev/shm holds 262144 bytes",
+        who="/dev/shm has 262144 bytes",
         why="shared memory",
-        mend="give the container more, as by --shm-size=1g, or the DataLoader num_workers=0",
+        mend="start the container with more shared memory, for example --shm-size=1g, or set num_workers=0",
         code=1,
         provoke=a_loader_without_room,
     ),

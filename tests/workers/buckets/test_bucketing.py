@@ -255,7 +255,7 @@ def test_a_model_that_is_converted_afterwards_is_found_out() -> None:
     (bucket,) = buckets_of(model)
     bucket.check_values()
     model.double()
-    with pytest.raises(ConfigError, match="bias was given other memory"):
+    with pytest.raises(ConfigError, match="bias was moved to other memory"):
         bucket.check_values()
 
 

@@ -51,7 +51,7 @@ def shard(memory: FakeMemory, gpu: str = GPU) -> ShardAddress:
 def test_all_on_one_gpu_share_its_memory(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert gpu_sharing.shared_memory([shard(memory)] * 2, [on_device(), on_device()], "bsp") is memory
-    assert "stay on the GPU" in caplog.text
+    assert "exchange stays on the GPU" in caplog.text
 
 
 def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.LogCaptureFixture) -> None:
@@ -63,8 +63,8 @@ def test_a_hub_on_the_cpu_is_worth_no_line(memory: FakeMemory, caplog: pytest.Lo
 @pytest.mark.parametrize(
     ("why", "mode", "shards", "bucket"),
     [
-        ("in mode asp values may change while they are read", "asp", "here", on_device),
-        ("only 1 of 2 shards keep their part on a GPU", "bsp", "here and on a CPU", on_device),
+        ("in mode asp values can change while they are read", "asp", "here", on_device),
+        ("only 1 of 2 shards are on a GPU", "bsp", "here and on a CPU", on_device),
         ("the model is on cpu", "bsp", "here", on_cpu),
         (
             "the server's parameters are on GPU-other, but this worker's are on GPU-fake",
@@ -87,4 +87,4 @@ def test_the_others_go_through_host_memory_and_are_told_why(
     caplog.set_level(logging.INFO)
     assert callable(bucket)
     assert gpu_sharing.shared_memory(lines, [bucket()], mode) is None
-    assert f"gradients go there through host memory: {why}" in caplog.text
+    assert f"exchange uses host memory: {why}" in caplog.text

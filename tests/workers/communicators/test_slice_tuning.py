@@ -249,7 +249,7 @@ def test_who_comes_late_gives_up_on_others_who_never_choose() -> None:
     ranks = AskedRanks()
     communicator = ranks.seated(AskingSeat(ranks, 0, late=True))
     communicator.timeout = -1.0
-    with pytest.raises(DeadlineExceeded, match="did not agree on their slices"):
+    with pytest.raises(DeadlineExceeded, match="did not choose a slice size"):
         attached(communicator)
     communicator.close(finished=False)
     ranks.close()

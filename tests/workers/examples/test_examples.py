@@ -36,7 +36,7 @@ def test_a_script_that_wants_to_step_cannot_say_so_too_late(monkeypatch: pytest.
     stepping_on_the_hub: Any = SimpleNamespace(communicator=SimpleNamespace(steps_on="server"))
     monkeypatch.setattr(context, "_current", stepping_on_the_hub)
     assert context.init() is stepping_on_the_hub
-    with pytest.raises(UsageError, match=r"init\(aggregate=True\) came after"):
+    with pytest.raises(UsageError, match=r"init\(aggregate=True\) was called after"):
         hubring.init(aggregate=True)
 
 

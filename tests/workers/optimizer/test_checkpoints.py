@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_found_out_and_the_one_before_is_used(tmp_path: 
 
 
 def test_another_model_is_refused_with_the_first_difference(tmp_path: Path, saved: Trained) -> None:
-    words = r"has float32\[3, 4\] as '0.weight', where this one has float32\[2, 4\]"
+    words = r"'0.weight' is float32\[3, 4\] in the checkpoint and float32\[2, 4\] in this model"
     with pytest.raises(ConfigError, match=words):
         checkpoints(tmp_path).adopt(Trained(width=2))
 
@@ -163,4 +163,4 @@ def test_what_fails_in_passing_is_told_and_training_goes_on(
     (tmp_path / "workers").write_text("in the way")
     with caplog.at_level("ERROR"):
         keeps.save_in_passing()
-    assert "no checkpoint: cannot write" in caplog.text
+    assert "checkpoint not saved: cannot write" in caplog.text

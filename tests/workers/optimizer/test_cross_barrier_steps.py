@@ -116,7 +116,9 @@ def test_a_parameter_that_is_used_past_its_module_is_an_error_with_its_mend() ->
     model, optimizer = crossing(rank)
     rank.holding = True
     plain_step(model, optimizer, batches()[1])
-    with pytest.raises(ConfigError, match=r"parameter 4\.(bias|weight) was used before it was back"):
+    with pytest.raises(
+        ConfigError, match=r"parameter 4\.(bias|weight) was used before its exchange was done"
+    ):
         (model.get_parameter("4.weight").sum() + model.get_parameter("4.bias").sum()).backward()
 
 
@@ -167,7 +169,7 @@ def test_a_model_that_never_runs_itself_is_refused() -> None:
     model = build()
     optimizer = wrap(model, FakeRank(FakeHub(1)), cross_barrier=True)
     torch.func.functional_call(model[0], dict(model[0].named_parameters()), batches()[0]).sum().backward()
-    with pytest.raises(ConfigError, match=r"no module around 4\.bias ran its forward"):
+    with pytest.raises(ConfigError, match=r"no module that contains 4\.bias ran its forward"):
         optimizer.step()
 
 
@@ -189,7 +191,7 @@ def test_optimizers_that_step_as_a_whole_are_refused() -> None:
     optimizer = wrap(model, LocalCommunicator(), inner=hooked, cross_barrier=True)
     plain_step(model, optimizer, batches()[0])
     hooked.register_step_post_hook(lambda *_: None)
-    with pytest.raises(ConfigError, match="hooks on its step"):
+    with pytest.raises(ConfigError, match=r"hooks on step\(\)"):
         plain_step(model, optimizer, batches()[1])
 
 
@@ -207,7 +209,7 @@ def test_where_workers_step_a_script_that_clips_or_scales_has_step_wait(
                 step(model, optimizer, batch)
                 step(plain, reference, batch)
                 assert_same(parameters_of(model), parameters_of(plain))
-        assert "in spite of cross_barrier" in caplog.text
+        assert "despite cross_barrier" in caplog.text
 
 
 def test_where_workers_step_clipping_that_begins_later_is_an_error_with_its_mend() -> None:

@@ -156,7 +156,7 @@ def test_whoever_clips_before_the_mean_is_told_so(
         clipped_step(model, wrap(model, rank), batches()[0][rank.rank * 2 : rank.rank * 2 + 2])
 
     FakeHub(2, steps_on).run(train)
-    assert ("--aggregate for the same steps" in caplog.text) is told
+    assert ("pass --aggregate to change the mean" in caplog.text) is told
 
 
 def test_buckets_are_handed_over_in_order_whatever_backward_does() -> None:

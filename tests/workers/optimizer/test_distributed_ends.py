@@ -69,7 +69,7 @@ def test_a_script_that_does_not_ask_where_its_job_goes_on_is_told_once(
         assert optimizer.completed_steps == begun
     for batch in batches():
         plain_step(model, optimizer, batch)
-    assert caplog.text.count("this is step 41 of a job that goes on") == warned
+    assert caplog.text.count("this is step 41 of a restarted job") == warned
 
 
 def test_refresh_brings_the_hubs_newest_parameters() -> None:

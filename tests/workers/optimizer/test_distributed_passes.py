@@ -176,5 +176,5 @@ def test_on_an_asynchronous_hub_a_rank_skips_for_itself() -> None:
 def test_a_grad_scaler_wants_all_passes_where_workers_step() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator(), backward_passes_per_step=2)
-    with pytest.raises(ConfigError, match="with a GradScaler every step needs them all"):
+    with pytest.raises(ConfigError, match="with a GradScaler, run all passes before every step"):
         scaled_step(new_scaler())(model, optimizer, batches()[0])

@@ -108,7 +108,9 @@ def test_what_was_chosen_is_said_once_with_the_alternatives(caplog: pytest.LogCa
     with caplog.at_level(logging.INFO):
         for batch in batches(3 * TURNS * STEPS + 5):
             plain_step(model, optimizer, batch)
-    (line,) = [record.message for record in caplog.records if "handed over together" in record.message]
+    (line,) = [
+        record.message for record in caplog.records if "gradients are sent in groups of" in record.message
+    ]
     assert line.count(" ms") == 3
 
 
@@ -122,7 +124,7 @@ def test_nothing_is_tried_where_the_size_is_given_or_nothing_travels(
         with caplog.at_level(logging.INFO):
             for batch in batches(3 * TURNS * STEPS + 5):
                 plain_step(model, optimizer, batch)
-    assert "handed over together" not in caplog.text
+    assert "gradients are sent in groups of" not in caplog.text
 
 
 @pytest.mark.usefixtures("small")

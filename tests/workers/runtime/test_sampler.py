@@ -73,7 +73,7 @@ def test_a_data_loader_takes_it() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "size", "length", "match"),
-    [(2, 2, 9, "0 to 1"), (-1, 2, 9, "0 to 1"), (0, 5, 4, "start fewer workers")],
+    [(2, 2, 9, "0 to 1"), (-1, 2, 9, "0 to 1"), (0, 5, 4, "start at most 4 workers")],
 )
 def test_impossible_places_are_refused(rank: int, size: int, length: int, match: str) -> None:
     with pytest.raises(UsageError, match=match):
