@@ -64,19 +64,19 @@ def train(config: WorkerConfig, origin: LogOrigin, module: str, job: str, words:
         script = Path(words[0])
         if not script.is_file():
             raise UsageError(f"script {script} not found: pass an existing file, or job arguments after --")
-        if _searched(environment()) and (hidden := hidden_by(script.resolve().parent)):
+        if _searches_folder(environment()) and (hidden := hidden_by(script.resolve().parent)):
             raise UsageError(hidden)
         context.prepare(config, origin, script.name)
         if config.as_horovod:
             alias.install()
             alias.tell_place(detect(environment(), config.rank, config.world_size, config.local_rank))
-        return _warned(_watched(lambda: _run_script(script, words[1:])), config)
+        return _warn_unused_server(_run(lambda: _run_script(script, words[1:])), config)
     # All ranks must pass the same arguments to a built-in job, so they are part of the job's name.
     context.prepare(config, origin, " ".join([job, *words]))
-    return _watched(lambda: importlib.import_module(module).main(words))
+    return _run(lambda: importlib.import_module(module).main(words))
 
 
-def _searched(variables: Mapping[str, str]) -> bool:
+def _searches_folder(variables: Mapping[str, str]) -> bool:
     """Whether Python searches the script's folder for modules. `PYTHONSAFEPATH` turns that off."""
     return not variables.get("PYTHONSAFEPATH")
 
@@ -84,40 +84,40 @@ def _searched(variables: Mapping[str, str]) -> bool:
 def _run_script(script: Path, arguments: list[str]) -> None:
     """Runs the script as `python script arguments` does."""
     sys.argv = [str(script), *arguments]
-    if _searched(environment()):
+    if _searches_folder(environment()):
         if not sys.flags.safe_path:
             del sys.path[0]  # the folder of our own program
         sys.path.insert(0, str(script.resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
 
 
-def _watched(action: Callable[[], object]) -> Outcome:
+def _run(action: Callable[[], object]) -> Outcome:
     """Runs the script. In every case the worker leaves the job and sends the reason."""
-    _heed_signals()
+    _handle_signals()
     outcome, reason = Outcome(0, {}), Reason.FINISHED
     try:
-        _to_the_end(action)
+        _call(action)
         terminal.ignore_stop_signals()
         context.shutdown()
     except Preempted as stop:
-        outcome, reason = Outcome(_code(stop), {}), Reason.PREEMPTED
+        outcome, reason = Outcome(_exit_code(stop), {}), Reason.PREEMPTED
         log.info("%s", stop.text)
     except SystemExit as end:
-        text = end.code if isinstance(end.code, str) else f"the script exited with {_code(end)}"
-        outcome = Outcome(_code(end), {}, error=text)
+        text = end.code if isinstance(end.code, str) else f"the script exited with {_exit_code(end)}"
+        outcome = Outcome(_exit_code(end), {}, error=text)
         reason = Reason.FAILED
     except KeyboardInterrupt:
         outcome, reason = Outcome(INTERRUPTED, {}, error="interrupted"), Reason.PREEMPTED
     except HubringError as error:
-        cause = _cause(error)
-        outcome = Outcome(cause.exit_code, {}, error=f"{cause}{_where(error)}")
+        cause = _server_cause(error)
+        outcome = Outcome(cause.exit_code, {}, error=f"{cause}{_script_line(error)}")
         reason = context.reason_of(cause)
     except BaseException as error:
         outcome, reason = _failed(error)
     return _leave(outcome, reason)
 
 
-def _where(error: BaseException) -> str:
+def _script_line(error: BaseException) -> str:
     """Returns the script's line in the error's traceback, or an empty string."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == sys.argv[0]]
@@ -132,17 +132,17 @@ def _failed(error: BaseException) -> tuple[Outcome, Reason]:
         return Outcome(
             worker.stop_code, {}, error=f"stopped on request, before the step finished: {last}"
         ), Reason.PREEMPTED
-    hint = _as_horovod(error) or _shared_memory(error)
+    hint = _horovod_hint(error) or _shared_memory_hint(error)
     return Outcome(1, {}, error=f"{last}{hint}", traceback=_traceback(error)), Reason.FAILED
 
 
-def _as_horovod(error: BaseException) -> str:
+def _horovod_hint(error: BaseException) -> str:
     """Returns a hint for a script that imports Horovod where Horovod is not installed."""
     wanted = isinstance(error, ModuleNotFoundError) and error.name == "horovod"
     return ": to run the script unchanged, use ps-worker --as-horovod SCRIPT" if wanted else ""
 
 
-def _shared_memory(error: BaseException) -> str:
+def _shared_memory_hint(error: BaseException) -> str:
     """Returns the size of /dev/shm if a DataLoader process may have failed because it is too small."""
     if not isinstance(error, RuntimeError) or "shared memory" not in str(error):
         return ""
@@ -153,17 +153,17 @@ def _shared_memory(error: BaseException) -> str:
     )
 
 
-def _to_the_end(action: Callable[[], object]) -> None:
+def _call(action: Callable[[], object]) -> None:
     """Runs the script. `sys.exit(0)` counts as a normal end."""
     try:
         action()
     except SystemExit as end:
-        if _code(end):
+        if _exit_code(end):
             raise
 
 
-def _cause(error: HubringError) -> HubringError:
-    """Returns the server's account of a broken ring, a lost shard or a lost place, if it has one."""
+def _server_cause(error: HubringError) -> HubringError:
+    """Returns the server's explanation of a broken ring, a lost shard or an expired lease, if it has one."""
     worker = context.started()
     if worker is None or worker.session is None:
         return error
@@ -182,7 +182,7 @@ def _leave(outcome: Outcome, reason: Reason) -> Outcome:
     return outcome
 
 
-def _warned(outcome: Outcome, config: WorkerConfig) -> Outcome:
+def _warn_unused_server(outcome: Outcome, config: WorkerConfig) -> Outcome:
     if config.server is not None and not outcome.result and outcome.code == 0:
         log.warning("the script did not call hubring.init(): it did not join the job at %s", config.server)
     return outcome
@@ -200,13 +200,13 @@ def _is_ours(filename: str) -> bool:
     return filename in (__file__, runpy.__file__) or filename.startswith("<frozen")
 
 
-def _code(end: SystemExit) -> int:
+def _exit_code(end: SystemExit) -> int:
     if end.code is None:
         return 0
     return end.code if isinstance(end.code, int) else 1
 
 
-def _heed_signals() -> None:
+def _handle_signals() -> None:
     """Stops the worker after its step at the first signal, and at once at the second.
 
     A scheduler can send its signal twice: directly, and through the launcher, which forwards it.
@@ -215,7 +215,7 @@ def _heed_signals() -> None:
     asked = Preempted.exit_code
     codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: asked, signal.SIGUSR1: asked}
 
-    def heed(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         worker = context.started()
         forked = worker is not None and worker.pid != os.getpid()
         if forked and number == signal.SIGTERM:  # how multiprocessing ends its children
@@ -236,7 +236,7 @@ def _heed_signals() -> None:
             log.warning("%s: %s; %s to quit at once", signal.Signals(number).name, what, quits)
 
     for number in codes:
-        signal.signal(number, heed)
+        signal.signal(number, handle)
 
 
 def _repeats(worker: Worker, number: int) -> bool:

@@ -57,7 +57,7 @@ class Bucket:
         self._value_views = _views(self.values, self.parameters)
         self._addresses = [view.data_ptr() for view in self._value_views]
 
-    def take_in(self) -> None:
+    def move_in(self) -> None:
         """Moves the parameters and their gradients into the flat tensors."""
         for parameter, view in zip(self.parameters, self._value_views, strict=True):
             view.copy_(parameter.data)
@@ -167,7 +167,7 @@ def make_buckets(
     buckets = [Bucket(*layout, own, theirs, staging) for layout, own, theirs in places]
     with torch.no_grad():
         for bucket in buckets:
-            bucket.take_in()
+            bucket.move_in()
     return buckets
 
 

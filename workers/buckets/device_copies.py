@@ -61,12 +61,12 @@ class CudaDevice:
         return _record(self._in)
 
     def follow(self, mark: Mark) -> None:
-        _behind(torch.cuda.current_stream(self._device), mark)
+        _wait_for(torch.cuda.current_stream(self._device), mark)
 
 
 def _copy(stream: torch.cuda.Stream, source: Tensor, target: Tensor, after: Mark | None) -> None:
     if after is not None:
-        _behind(stream, after)
+        _wait_for(stream, after)
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
     for tensor in (source, target):
@@ -81,6 +81,6 @@ def _record(stream: torch.cuda.Stream) -> Mark:
     return event
 
 
-def _behind(stream: torch.cuda.Stream, mark: Mark) -> None:
+def _wait_for(stream: torch.cuda.Stream, mark: Mark) -> None:
     assert isinstance(mark, torch.cuda.Event)
     stream.wait_event(mark)

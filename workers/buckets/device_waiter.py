@@ -36,7 +36,7 @@ class DeviceWaiter:
         self.end = weakref.finalize(self, self._tasks.put, None)
         self.end.atexit = False  # a sleeping daemon thread does not delay the exit
 
-    def carry(self, mark: Mark, then: Callable[[], object], work: Work) -> None:
+    def run_after(self, mark: Mark, then: Callable[[], object], work: Work) -> None:
         """Calls `then()` once `mark` is reached. An error in either one fails `work`."""
         self._tasks.put(_Task(mark, then, work))
 

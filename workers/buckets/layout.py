@@ -96,10 +96,10 @@ def _trainables(
     groups = _group_of_each(optimizer)
     names = _default_names(optimizer) if named_parameters is None else dict(_unique(named_parameters))
     known = set(names.values())
-    strangers = [_describe(parameter, groups) for parameter in groups if parameter not in known]
-    if strangers:
+    unknown = [_describe(parameter, groups) for parameter in groups if parameter not in known]
+    if unknown:
         raise ConfigError(
-            f"the optimizer has parameters that the model does not have: {', '.join(strangers)}; "
+            f"the optimizer has parameters that the model does not have: {', '.join(unknown)}; "
             "make the optimizer from the parameters of the same model"
         )
     chosen = [(name, parameter) for name, parameter in names.items() if parameter in groups]

@@ -26,13 +26,13 @@ def pinned(numel: int, dtype: torch.dtype, allocate: Allocate) -> Tensor:
         ConfigError: The system does not allow this process to pin that much memory.
     """
     memory = allocate(numel, dtype)
-    if not lies_in_pages_of_its_own(memory):
+    if not starts_at_page(memory):
         return torch.zeros(numel, dtype=dtype, pin_memory=True)
     _register(memory)
     return memory
 
 
-def lies_in_pages_of_its_own(memory: Tensor) -> bool:
+def starts_at_page(memory: Tensor) -> bool:
     """Whether the memory starts at a page, as memory does that is allocated in whole pages."""
     return memory.numel() > 0 and memory.data_ptr() % mmap.PAGESIZE == 0
 

@@ -143,7 +143,7 @@ class ThroughHost:
             else:
                 whole.complete_part()
 
-        self._waiter.carry(ready, lambda: start().when_done(answered), whole)
+        self._waiter.run_after(ready, lambda: start().when_done(answered), whole)
         return whole
 
     def _mirrored(self, name: str) -> Tensor:

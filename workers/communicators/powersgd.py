@@ -69,7 +69,7 @@ class LowRankMean:
         self.phases = tuple(allocate(phase.numel, wide) for phase in self.specs)
         self._rest: list[tuple[Tensor, Tensor, Tensor]] = []
         self._matrices: list[_Matrix] = []
-        self._carve(spec, rank)
+        self._make_views(spec, rank)
         self._guess()
 
     def exchange(self, mean: Callable[[int], Work]) -> Work:
@@ -134,7 +134,7 @@ class LowRankMean:
             self._due.zero_()
             self._guess()
 
-    def _carve(self, spec: BucketSpec, rank: int) -> None:
+    def _make_views(self, spec: BucketSpec, rank: int) -> None:
         """Makes the views, in the order of the bucket's tensors."""
         offset = first = second = 0
         for tensor in spec.tensors:

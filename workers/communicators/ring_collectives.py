@@ -102,8 +102,10 @@ def broadcast_into(ring: Ring, tensor: Tensor, root: int, what: str) -> None:
 def _reduced(operation: Operation, at: int | None = None) -> list[Tensor]:
     """Returns the reduction on all members, or only on the member `at`."""
     op, nbytes = operation.call.op, sum(tensor.nbytes for tensor in operation.tensors)
-    fickle = op in (ReduceOp.MIN, ReduceOp.MAX) and any(one.is_floating_point() for one in operation.tensors)
-    if op is ReduceOp.ADASUM or fickle or nbytes <= SMALL:
+    loses_nan = op in (ReduceOp.MIN, ReduceOp.MAX) and any(
+        one.is_floating_point() for one in operation.tensors
+    )
+    if op is ReduceOp.ADASUM or loses_nan or nbytes <= SMALL:
         # Gather on all members even for one root: these cases are small or rare.
         totals = [reduced(parts, op) for parts in zip(*_gathered(operation), strict=True)]
     else:

@@ -112,7 +112,7 @@ class BackwardPasses:
 
     def _filled(self, bucket: Bucket) -> None:
         with self._lock:
-            self._check_waited_for(bucket)
+            self._check_settled(bucket)
             bucket.collect()
             self._watch.note_gradients(bucket)
             if self.count == self._passes_per_step:
@@ -120,7 +120,7 @@ class BackwardPasses:
 
     def _pass_ended(self) -> None:
         for bucket in self._left:
-            self._check_waited_for(bucket)
+            self._check_settled(bucket)
             self._exchange.settle(bucket)
         for bucket in self._buckets:
             if self._missing[bucket.spec.index]:
@@ -129,7 +129,7 @@ class BackwardPasses:
         if self.count == self._passes_per_step:
             self._on_end()
 
-    def _check_waited_for(self, bucket: Bucket) -> None:
+    def _check_settled(self, bucket: Bucket) -> None:
         """Raises ConfigError if the bucket got a gradient while its parameters are still in flight."""
         index = bucket.spec.index
         if not self._exchange.has_left(bucket) or len(self._missing[index]) == len(self._all[index]):

@@ -83,7 +83,7 @@ class Exchange:
     # Sending.
 
     def sizes(self, sizes: Iterable[int]) -> list[int]:
-        """Returns the sizes that group the buckets differently; the first of those that group them alike."""
+        """Returns the sizes that give different groups; of sizes that give the same groups, the first."""
         cuts: dict[tuple[int, ...], int] = {}
         for nbytes in sizes:
             grouped = bucket_groups(self._buckets, nbytes, joined=False)

@@ -39,7 +39,7 @@ class Hook:
         self._act(module)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (_rest,)
+        return Hook, (_do_nothing,)
 
 
 class ForwardGuard:
@@ -89,7 +89,7 @@ class ForwardGuard:
             if needs
         ]
 
-    def give_up(self) -> None:
+    def remove_hooks(self) -> None:
         """Removes all hooks."""
         self._end_watching()
         for handle in self._waiting:
@@ -131,5 +131,5 @@ class ForwardGuard:
         ]
 
 
-def _rest(_: nn.Module) -> None:
+def _do_nothing(_: nn.Module) -> None:
     """Does nothing: a copied module waits for nothing."""

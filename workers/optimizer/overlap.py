@@ -104,7 +104,7 @@ class Overlap:
         elif changes and passes:
             self.crossing = False
             assert self._guard is not None
-            self._guard.give_up()
+            self._guard.remove_hooks()
             log.info("step() waits for the exchange despite cross_barrier=True: the script %s", changes)
 
     def _refuse(self, changes: str) -> None:

@@ -19,9 +19,9 @@ class FlightRecorder:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._lock = threading.Lock()
-        self._flying = 0
-        self._took_off = 0
-        self._flown = 0
+        self._in_flight = 0
+        self._busy_since = 0
+        self._busy = 0
         self._waited = 0
         self._stepped = time.monotonic_ns()
 
@@ -29,7 +29,7 @@ class FlightRecorder:
     def hidden_seconds(self) -> float:
         """Seconds in which an exchange was in flight and training did not wait."""
         with self._lock:
-            return max(0, self._flown - self._waited) / 1e9
+            return max(0, self._busy - self._waited) / 1e9
 
     def sent(self, bucket: int, work: Work, began: int) -> None:
         """Follows an exchange until it is done.
@@ -40,10 +40,10 @@ class FlightRecorder:
             began: Start of the send, by `time.monotonic_ns`.
         """
         with self._lock:
-            if self._flying == 0:
-                self._took_off = began
-            self._flying += 1
-        work.when_done(lambda _: self._back(bucket, began))
+            if self._in_flight == 0:
+                self._busy_since = began
+            self._in_flight += 1
+        work.when_done(lambda _: self._done(bucket, began))
 
     def waited(self, began: int, ended: int, why: str = "wait") -> None:
         """Records that training waited from `began` to `ended`, by `time.monotonic_ns`."""
@@ -59,10 +59,10 @@ class FlightRecorder:
         """Closes the trace."""
         self._trace.close()
 
-    def _back(self, bucket: int, began: int) -> None:
+    def _done(self, bucket: int, began: int) -> None:
         ended = time.monotonic_ns()
         with self._lock:
-            self._flying -= 1
-            if self._flying == 0:
-                self._flown += ended - self._took_off
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._busy += ended - self._busy_since
         self._trace.span(f"bucket {bucket}", "exchange", began, ended)

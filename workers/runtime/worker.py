@@ -54,7 +54,7 @@ class Worker:
     recorder: FlightRecorder | None = None
     hardship: Hardship | None = None
     """Makes this worker slow in an experiment."""
-    odd_reports: int = 0
+    nonfinite_reports: int = 0
     """Number of consecutive reports with a value that is not finite."""
     pid: int = field(default_factory=os.getpid)
     """The process that joined. A forked child (a DataLoader's, for example) must not leave the job."""
@@ -107,9 +107,9 @@ class Worker:
                 " workers to continue from the last checkpoint"
             )
         if self.communicator.topology == "ring":
-            self._heed_ring(step)
+            self._handle_ring_stop(step)
         elif self.stop_code is not None:
-            self._heed()
+            self._handle_stop()
         if self.saves is not None and self.saves.due:
             self.synchronize()
             self.saves.save_in_passing()
@@ -128,14 +128,14 @@ class Worker:
         together = policy == "all" or (policy == "auto" and self.placement.ends_together)
         return self.session is not None and (self.notice or together or self.session.serves)
 
-    def _heed(self) -> None:
+    def _handle_stop(self) -> None:
         """Handles a stop request: this worker stops now, or all workers stop after the same step."""
         if self.session is None or not self.stops_all:
             self._stop("stopped on request after this step")
         elif not self.session.stopping:
             self.session.stop_hub()
 
-    def _heed_ring(self, step: int) -> None:
+    def _handle_ring_stop(self, step: int) -> None:
         """Handles a stop request on a ring.
 
         All members must complete the same steps. The member that is asked to stop sets the last step,
@@ -165,10 +165,10 @@ class Worker:
         """
         self.record.report(metrics, self._exposed, self._hidden)
         values = [self.record.latest[name] for name in metrics]
-        odd = any(isinstance(value, float) and not isfinite(value) for value in values)
-        self.odd_reports = self.odd_reports + 1 if odd else 0
+        nonfinite = any(isinstance(value, float) and not isfinite(value) for value in values)
+        self.nonfinite_reports = self.nonfinite_reports + 1 if nonfinite else 0
         # A metric may stay NaN while training is healthy. So check after 1, 2, 4, 8... such reports.
-        if self.odd_reports.bit_count() == 1:
+        if self.nonfinite_reports.bit_count() == 1:
             self.synchronize()
             parameters = (trainer.named_parameters for trainer in self.trainers)
             finite.check(parameters, self.communicator.rank, self.completed_steps)

@@ -14,7 +14,7 @@ from hubring.ps.core.errors import ConfigError, HubringError
 from hubring.ps.core.work import Work
 from hubring.ps.transport.shm.transport import ShmTransport
 from hubring.workers.buckets.device_waiter import DeviceWaiter
-from hubring.workers.buckets.pinning import lies_in_pages_of_its_own
+from hubring.workers.buckets.pinning import starts_at_page
 from hubring.workers.buckets.staging import OnHost, Staging, ThroughHost
 from tests.support.fakes.lazy_device import LazyDevice
 
@@ -219,6 +219,6 @@ def test_other_devices_are_refused_by_name() -> None:
 
 def test_memory_of_segments_is_pinned_where_it_lies_and_what_shares_a_page_is_not() -> None:
     segment = torch.frombuffer(ShmTransport().allocate(4096), dtype=torch.uint8)
-    assert lies_in_pages_of_its_own(segment)
-    assert not lies_in_pages_of_its_own(segment[64:])
-    assert not lies_in_pages_of_its_own(segment[:0])
+    assert starts_at_page(segment)
+    assert not starts_at_page(segment[64:])
+    assert not starts_at_page(segment[:0])
