@@ -151,7 +151,7 @@ def _is_trainable(name: str, parameter: torch.nn.Parameter) -> bool:
     if not parameter.requires_grad or parameter.numel() == 0:
         return False
     if _dtype_name(parameter) not in DTYPE_BYTES:
-        raise ConfigError(f"parameter {name} is {parameter.dtype}; allowed: {', '.join(DTYPE_BYTES)}")
+        raise ConfigError(f"parameter {name} is {parameter.dtype}; use one of {', '.join(DTYPE_BYTES)}")
     return True
 
 

@@ -1,1 +1,1 @@
-"""One interface, and its implementations: hub, ring, alone."""
+"""The communicator interface and its implementations: hub, ring and local."""

@@ -43,7 +43,7 @@ class RingMean(Protocol):
     """One bucket's exchange."""
 
     travels: int
-    """Bytes that each rank sends for it, and receives."""
+    """Bytes that each rank sends and receives."""
 
     def start(self, what: str) -> Work:
         """Starts to replace the gradients with their mean over all ranks."""

@@ -80,7 +80,7 @@ def read(path: Path) -> list[Saved]:
             values: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             values.update(json.loads(metadata["numbers"]))
     except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise CheckpointCorrupt(f"{path} cannot be read: {error}") from error
+        raise CheckpointCorrupt(f"{path} cannot be read: {error}; use another --checkpoint-dir") from error
     for key, value in values.items():
         _put(found, key, value)
     return found
