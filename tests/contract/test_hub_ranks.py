@@ -31,7 +31,7 @@ def test_a_hub_steps_with_the_hyperparameters_that_come_along(hub: Ranks) -> Non
 def test_a_second_optimizer_on_one_hub_is_refused(hub: Ranks) -> None:
     def action(communicator: Communicator) -> None:
         attached(communicator)
-        with pytest.raises(ConfigError, match="one DistributedOptimizer"):
+        with pytest.raises(ConfigError, match="the second DistributedOptimizer"):
             attached(communicator)
 
     hub.run(action)

@@ -134,5 +134,5 @@ def test_a_store_nobody_serves_is_an_error_that_names_it() -> None:
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(RingBroken, match=r"rank 1 could not reach .* at 127\.0\.0\.1"):
+        with pytest.raises(RingBroken, match=r"rank 1 could not reach .* on 127\.0\.0\.1"):
             ring_store(1, "127.0.0.1", lambda _: None, lambda: where, 0.1)

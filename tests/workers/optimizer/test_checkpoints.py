@@ -133,7 +133,7 @@ def test_a_state_that_is_no_tensor_or_number_is_refused(tmp_path: Path) -> None:
     trained, keeps = Trained(torch.optim.LBFGS), checkpoints(tmp_path)
     keeps.adopt(trained)
     trained.train(1)
-    with pytest.raises(ConfigError, match="LBFGS keeps a list"):
+    with pytest.raises(ConfigError, match="LBFGS has a list"):
         keeps.save()
     assert [path.name for path in (tmp_path / "workers").iterdir()] == [".claim"]
 

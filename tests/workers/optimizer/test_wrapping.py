@@ -87,7 +87,7 @@ def test_groups_cannot_be_added_afterwards() -> None:
 def test_it_is_not_wrapped_twice() -> None:
     model = build()
     optimizer = wrap(model, LocalCommunicator())
-    with pytest.raises(ConfigError, match="DistributedOptimizer already"):
+    with pytest.raises(ConfigError, match="already a DistributedOptimizer"):
         DistributedOptimizer(optimizer, model, communicator=LocalCommunicator())
 
 
