@@ -1,7 +1,7 @@
-"""KVClient: what a worker asks of the shards, and what it makes of their replies.
+"""KVClient: sends a worker's requests to the shards and applies their replies.
 
-A push bears (sender, key, clock), so that the shards' ledgers never count it
-twice, however often a broken line made it come.
+Each push carries (sender, key, clock). The shards count a push once, even if
+a broken connection makes the client send it again.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from hubring.ps.transport.registry import Dial
 
 Decode = Callable[[Coded], None]
-"""Takes a mean that came in a codec; its payload may be read until it returns.
+"""Decodes a mean that arrived compressed. The payload is valid until the function returns.
 
 Raises:
-    HubringError: It is in another codec than was due.
+    HubringError: The codec is not the expected one.
 """
 
 _ERRORS: dict[Code, type[HubringError]] = {
@@ -51,41 +51,45 @@ _ERRORS: dict[Code, type[HubringError]] = {
 
 
 class KVClient:
-    """Push, pull and take part in rounds on a set of shards.
+    """Push, pull and take part in collectives on a set of shards.
 
     Args:
-        sender: Rank and incarnation, as the coordinator gave them.
-        shards: How many shards there are.
-        dial: Connects to one of them; called in a thread of the lines, again after a loss.
-        bounded: No line is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
+        sender: The rank and incarnation that the coordinator assigned.
+        shards: Number of shards.
+        dial: Connects to a shard. Called in the connections' own thread, and again after a loss.
+        bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
     """
 
     def __init__(self, sender: Sender, shards: int, dial: Dial, *, bounded: bool = True) -> None:
         self.sender = sender
         self.traffic = Traffic()
         self.draining = False
-        """The hub asks to stop after this step. In lockstep modes every rank sees it in the same step."""
+        """Whether the hub asks to stop after this step.
+
+        In lockstep modes every rank sees it in the same step.
+        """
         self._clocks: dict[int, int] = {}
         self._numbers = itertools.count()
         self._connections = Connections(shards, dial, self.traffic, bounded=bounded)
 
     @property
     def completed(self) -> int:
-        """Steps that count as this sender's on all keys that it has read so far."""
+        """The number of steps that this sender completed on every key that it has read."""
         return min(self._clocks.values(), default=0)
 
     def wait_connected(self, timeout: float) -> None:
         """Returns once every shard is connected.
 
         Raises:
-            ServerUnreachable: A shard could not be reached by any transport.
+            ServerUnreachable: No transport reaches a shard.
+            DeadlineExceeded: `timeout` seconds have passed.
         """
         self._connections.connected.wait(timeout)
 
     # Requests. Tensors belong to the client until the work is done.
 
     def init(self, shard: int, key: int, values: Tensor, work: Work) -> None:
-        """Gives a key its first values, unless it has some."""
+        """Sets a key's first values. The shard ignores them if the key has values."""
         self._submit(shard, Init(self.sender, key, values), None, work)
 
     def push_pull(
@@ -98,29 +102,33 @@ class KVClient:
         work: Work,
         decode: Decode | None = None,
     ) -> None:
-        """Pushes a gradient; the parameters that may be read next land in `into` (flat, same numel).
+        """Pushes a gradient and reads the parameters into `into` (flat, same numel).
 
-        With `decode` the answer is due in a codec: its payload may land in `into`
-        (flat uint8), and `decode` gets it in whichever thread reads it, before the work is done.
+        With `decode` the reply is compressed. Its payload may land in `into` (flat uint8).
+        The thread that reads the reply calls `decode` before the work completes.
         """
         clock = self._clocks.get(key)
         if clock is None:
-            raise HubringError(f"key {key} was pushed before it was ever pulled: its clock is unknown")
+            raise HubringError(
+                f"key {key}: push before the first pull, so its clock is unknown; pull the key first"
+            )
         push = Push(self.sender, key, clock, gradient, hyper)
         self._submit(shard, push, into, work, self._note_staleness, decode)
 
     def pull(self, shard: int, key: int, into: Tensor, work: Work, decode: Decode | None = None) -> None:
-        """Brings a key's parameters into `into` (flat), and its clock; `decode` as in `push_pull`."""
+        """Reads a key's parameters into `into` (flat) and updates its clock. See `push_pull` for `decode`."""
         self._submit(shard, Pull(self.sender, key), into, work, decode=decode)
 
     def contribute(
         self, shard: int, request: Contribute, work: Work, on_result: Callable[[tuple[Tensor, ...]], None]
     ) -> None:
-        """Takes part in a collective; `on_result` gets tensors that it must copy out of."""
+        """Takes part in a collective. `on_result` must copy the tensors that it receives."""
 
         def on_reply(reply: Reply) -> None:
             if not isinstance(reply, Result):
-                raise HubringError(f"shard {shard} answered a collective with {type(reply).__name__}")
+                raise HubringError(
+                    f"shard {shard} replied to a collective with {type(reply).__name__}; expected Result"
+                )
             on_result(reply.tensors)
 
         self._submit(shard, request, None, work, on_reply)
@@ -130,19 +138,19 @@ class KVClient:
             self.traffic.staleness[reply.staleness] += 1
 
     def batched(self) -> AbstractContextManager[None]:
-        """Collects the requests made meanwhile: what leaves together wakes a shard once."""
+        """Collects requests and sends them together, so that each shard wakes once."""
         return self._connections.batched()
 
     def attend(self, work: Work, timeout: float | None) -> None:
-        """Reads replies in this thread until `work` is over or `timeout` seconds have passed."""
+        """Reads replies in this thread until `work` completes or `timeout` seconds have passed."""
         self._connections.attend(work, timeout)
 
     def fail(self, error: BaseException) -> None:
-        """Fails everything under way and everything still to come."""
+        """Fails all pending and future requests."""
         self._connections.fail(error)
 
     def close(self) -> None:
-        """Ends the lines; what is under way fails."""
+        """Closes the connections. Pending requests fail."""
         self._connections.close()
 
     def _submit(
@@ -165,7 +173,7 @@ class KVClient:
         self._connections.submit(Inflight(number, shard, message, into, settle, work))
 
     def _settle(self, shard: int, reply: Reply, into: Tensor | None, decode: Decode | None) -> None:
-        """Takes a reply in; whatever it raises fails the call."""
+        """Applies a reply. An exception fails the request."""
         if isinstance(reply, Refusal):
             raise _ERRORS.get(reply.code, ConfigError)(f"shard {shard} refused: {reply.text}")
         if isinstance(reply, Values):
@@ -178,11 +186,15 @@ class KVClient:
 
 
 def _take(values: Tensor | Coded | None, into: Tensor, decode: Decode | None) -> None:
-    """Brings an answer to where it was due."""
+    """Decodes or copies a reply's values into `into`."""
     if isinstance(values, Coded) and decode is not None:
         decode(values)
     elif isinstance(values, Coded) or decode is not None:
-        came = f"in {values.codec}" if isinstance(values, Coded) else "uncompressed"
-        raise ConfigError(f"an answer came {came}: start the server and all workers from the same version")
+        found = f"compressed with {values.codec}" if isinstance(values, Coded) else "uncompressed"
+        expected = "compressed" if decode is not None else "uncompressed"
+        raise ConfigError(
+            f"a reply is {found}, expected {expected};"
+            " run the same Hubring version on the server and all workers"
+        )
     elif values is not None:
         into.copy_(values)

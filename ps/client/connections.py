@@ -1,10 +1,10 @@
-"""A client's connections to its shards: who makes a request sends it, who waits for an answer reads it.
+"""A client's connections to its shards.
 
-Handed from thread to thread, a small push would be woken for twice more than the
-wire asks: that is half of its time. So a request leaves in the thread that makes it,
-and whoever waits reads the connections itself until its answer is there (`attend`). While
-nobody waits, as during backward, the connections' own thread reads them; it alone dials,
-and dials again when a connection broke. The shards' ledgers make it safe to send again.
+Passing a message between threads costs two more wake-ups, half the time of a small
+push. So the thread that makes a request also sends it, and the thread that waits for a
+reply reads the connections itself (`attend`). While no thread waits, as during backward,
+a background thread reads them. Only the background thread connects and reconnects.
+The shards ignore repeated pushes, so it is safe to send requests again.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REDIAL_SECONDS = 11.0
-"""Longer than a lease and than a server may be silent: who knows why a shard is gone speaks first."""
+"""Seconds. Longer than a lease and than the server's silence limit, so that the error that names the
+cause arrives before this one.
+"""
 MAX_LOSSES = 10
-"""Times that one connection may break within `REDIAL_SECONDS`; after that dialling again does not help."""
+"""Losses of one connection within `REDIAL_SECONDS` after which reconnecting stops."""
 _REDIAL_PAUSE = 0.1
 _LONGEST_POLL = 3600.0
-"""Seconds; epoll's own bound is 24 days, and a deadline may lie beyond."""
+"""Seconds. epoll's own limit is 24 days; a deadline may be later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inflight:
-    """A request, kept until its reply so that it can be sent again.
+    """A request and what is needed to send it again and to settle its reply.
 
     Attributes:
-        number: By which its reply is known.
-        shard: Whom it goes to.
-        message: The request, encoded.
+        number: Identifies the request and its reply.
+        shard: The shard that receives it.
+        message: The encoded request.
         into: Where the reply's payload should land.
-        settle: Takes the reply; what it raises fails `work`.
-        work: Of which this is one part.
+        settle: Applies the reply. An exception fails `work`.
+        work: The work that this request is one part of.
     """
 
     number: int
@@ -70,18 +72,18 @@ class Inflight:
 
     @property
     def nbytes(self) -> int:
-        """That it brings to the shard."""
+        """Payload bytes that the request sends."""
         return 0 if self.message.payload is None else self.message.payload.nbytes
 
 
 class Connections:
-    """Connections to a set of shards, and the calls under way on them.
+    """The connections to a set of shards and the requests on them.
 
     Args:
-        shards: How many there are.
-        dial: Connects to one of them; called in the connections' own thread, again after a loss.
-        traffic: Counts the payloads.
-        bounded: None is to run further ahead of its answers than `hubring.ps.client.send_window` lets it.
+        shards: Number of shards.
+        dial: Connects to a shard. Called in the background thread, and again after a loss.
+        traffic: Counts the payload bytes.
+        bounded: Whether `hubring.ps.client.send_window` limits the unanswered bytes of each shard.
     """
 
     def __init__(self, shards: int, dial: Dial, traffic: Traffic, *, bounded: bool = True) -> None:
@@ -90,37 +92,37 @@ class Connections:
         self._dial = dial
         self._traffic = traffic
         self._lock = threading.Lock()
-        """Guards the calls."""
+        """Guards `_windows`, `_under_way` and `_failure`."""
         self._windows = [SendWindow[Inflight](bounded=bounded) for _ in range(shards)]
-        """By shard, what was handed in and has not left."""
+        """Requests that have not been sent, by shard."""
         self._under_way: dict[int, Inflight] = {}
         self._failure: BaseException | None = None
         self._batches: Batches = set()
-        """Of those who collect requests."""
-        self._hands = threading.Lock()
-        """Held, for moments, by whoever sends or reads."""
+        """Open batches; requests wait until all of them close."""
+        self._io_lock = threading.Lock()
+        """Held briefly by the thread that sends or reads."""
         self._connections: dict[int, Connection] = {}
-        """By their shards; a broken one is missing until it was dialled again."""
+        """Open connections by shard. A broken connection is missing until it is reconnected."""
         self._broken: deque[tuple[int, ConnectionLost]] = deque()
         self._losses: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_LOSSES))
         """When each shard's connection broke."""
-        self._attended = threading.Lock()
-        """Held by whoever waits and reads; the connections' own thread is not told of news meanwhile."""
+        self._attending = threading.Lock()
+        """Held by a waiting thread that reads. The background thread does not read meanwhile."""
         self._closing = False
         self._bell = Bell()
-        self._news = poller(self._bell.waitable)
-        """Of the connections: replies, and by the bell requests that wait."""
-        self._spin_wait = SpinWait(self._news.poll)
-        self._chore_bell = Bell()
-        self._chores = poller(self._chore_bell.waitable, self._news.fileno())
-        """Of our own thread: the news, unless somebody attends; by the bell, what it alone can do."""
-        self._thread = threading.Thread(target=self._keep, name="connections", daemon=True)
+        self._poller = poller(self._bell.waitable)
+        """Polls the connections for replies, and the bell for requests that wait."""
+        self._spin_wait = SpinWait(self._poller.poll)
+        self._reconnect_bell = Bell()
+        self._background_poller = poller(self._reconnect_bell.waitable, self._poller.fileno())
+        """Polls for the background thread: the chore bell, and `_poller` unless a waiting thread reads it."""
+        self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
         self._thread.start()
 
-    # What any thread may call.
+    # Methods that any thread may call.
 
     def submit(self, call: Inflight) -> None:
-        """Sends a request; its memory is the connections' until its work is over."""
+        """Sends a request. The connections own its memory until its work completes."""
         with self._lock:
             failure = self._failure
             if failure is None:
@@ -128,103 +130,107 @@ class Connections:
         if failure is not None:
             call.work.fail(failure)
         else:
-            self._let_out()
+            self._send_waiting()
 
     def batched(self) -> Batch:
-        """Collects the requests made while this is entered: what leaves together wakes a shard once."""
-        return Batch(self._batches, self._let_out)
+        """Collects requests and sends them together, so that each shard wakes once."""
+        return Batch(self._batches, self._send_waiting)
 
     def attend(self, work: Work, timeout: float | None) -> None:
-        """Reads the answers until `work`, which only calls complete, is over or for `timeout` seconds.
+        """Reads replies until `work` completes or `timeout` seconds have passed.
 
-        Returns at once where another thread attends: that one reads for all, and then the connections' own.
+        Returns at once if another thread reads. That thread, or the background thread after it, reads all
+        replies.
         """
-        if not self._attended.acquire(blocking=False):
+        if not self._attending.acquire(blocking=False):
             return
         try:
             if not self._closing:
                 self._read_for(work, None if timeout is None else time.monotonic() + timeout)
         finally:
-            self._attended.release()
+            self._attending.release()
             if any(self._windows):
-                self._bell.ring()  # from now on it is the connections' own thread that lets it out
+                self._bell.ring()  # the background thread sends the rest
 
     def fail(self, error: BaseException) -> None:
-        """Fails everything under way and everything still to come."""
+        """Fails all pending and future requests."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
             waiting = (call for window in self._windows for call in window.clear())
             calls = [*self._under_way.values(), *waiting]
             self._under_way.clear()
-        with contextlib.ExitStack() as stack:  # each is told, whatever another's callback raises
+        with contextlib.ExitStack() as stack:  # fail every request even if a callback raises
             stack.callback(self._bell.ring)
             for call in calls:
                 stack.callback(call.work.fail, error)
             stack.callback(self.connected.fail, error)
 
     def close(self) -> None:
-        """Ends the thread and the connections; what is under way fails."""
+        """Stops the thread and closes the connections. Pending requests fail."""
         if self._closing:
             return
         self._closing = True
         self._bell.ring()
-        self._chore_bell.ring()
+        self._reconnect_bell.ring()
         self._thread.join()
-        with self._attended:
-            for one in (self._bell, self._chore_bell, self._chores, self._news):
+        with self._attending:
+            for one in (self._bell, self._reconnect_bell, self._background_poller, self._poller):
                 one.close()
         self.fail(ConnectionLost("the client was closed"))
 
-    def _break_off(self, interruption: BaseException) -> None:
-        """An exception, a signal's say, came between taking and giving: what was lost, nobody knows."""
-        text = f"{type(interruption).__name__} came while requests were sent or answers read: one may be lost"
+    def _abort(self, interruption: BaseException) -> None:
+        """Fails all requests: an exception interrupted sending or reading, so a message may be lost."""
+        text = f"{type(interruption).__name__} interrupted sending or reading; a request or reply may be lost"
         self.fail(HubringError(text))
 
-    # Sending and reading, by whoever has the connections in hand.
+    # Sending and reading, under `_io_lock`.
 
     @property
     def _batching(self) -> bool:
         return bool(self._batches) and any(batch() is not None for batch in tuple(self._batches))
 
-    def _let_out(self) -> None:
-        """Sends all that waits; where another thread is at it, that one will, or the next."""
+    def _send_waiting(self) -> None:
+        """Sends all waiting requests, or wakes the thread that can."""
         if self._batching:
-            return  # whoever closes the last batch does
-        if not self.connected.done or self._hands.locked():
+            return  # the last open batch sends when it closes
+        if not self.connected.done or self._io_lock.locked():
             self._bell.ring()
             return
-        with self._hands:  # unlike between `acquire` and `try`, no signal raises in between (CPython 3.11)
+        with self._io_lock:  # no signal handler runs in between, unlike after `acquire` (CPython 3.11)
             try:
                 self._send_all()
             except BaseException as interruption:
-                self._break_off(interruption)
+                self._abort(interruption)
                 raise
         if any(self._windows):
-            self._bell.ring()  # whoever reads has not known that something is held back
+            self._bell.ring()  # the reading thread must recompute how long it may sleep
 
     def _read_for(self, work: Work, end: float | None) -> None:
-        self._chores.modify(self._news.fileno(), 0)
+        self._background_poller.modify(self._poller.fileno(), 0)
         try:
             while not (work.done or self._closing):
                 left = None if end is None else min(end - time.monotonic(), _LONGEST_POLL)
                 if left is not None and left <= 0:
                     return
-                left = self._patience(left)
-                ready = self._spin_wait.wait(left)  # what a signal raises here has taken nothing
+                left = self._sleep_seconds(left)
+                ready = self._spin_wait.wait(left)  # an exception from a signal handler loses nothing here
                 try:
-                    self._turn(ready)
-                except HubringError as error:  # as in the connections' own thread: whoever waits is told
+                    self._process(ready)
+                except HubringError as error:  # fail the waiting work, as the background thread does
                     self.fail(error)
                 except BaseException as interruption:
-                    self._break_off(interruption)
+                    self._abort(interruption)
                     raise
         finally:
-            self._chores.modify(self._news.fileno(), select.EPOLLIN)
+            self._background_poller.modify(self._poller.fileno(), select.EPOLLIN)
 
-    def _turn(self, ready: Collection[int]) -> None:
-        """Does what there is to do where something was ready; another thread may have done it since."""
-        with self._hands:
+    def _process(self, ready: Collection[int]) -> None:
+        """Reads from ready connections and sends waiting requests.
+
+        Another thread may have read the connections in between.
+        """
+        with self._io_lock:
             if self._bell.waitable in ready:
                 self._bell.clear()
             for shard, connection in list(self._connections.items()):
@@ -233,7 +239,10 @@ class Connections:
             self._send_all()
 
     def _send_all(self) -> None:
-        """Sends what was handed in, then lets it out together: a shard that wakes may take our core."""
+        """Sends waiting requests, then flushes each shard once.
+
+        A flush wakes the shard, which may take this thread's core.
+        """
         addressed = []
         for shard, window in enumerate(self._windows):
             call = self._next_call(window)
@@ -252,8 +261,8 @@ class Connections:
                 self._under_way[call.number] = call
             return call
 
-    def _patience(self, left: float | None) -> float | None:
-        """Of `left` seconds, how many may pass before something should leave that is held back."""
+    def _sleep_seconds(self, left: float | None) -> float | None:
+        """Returns the seconds to sleep: `left`, or less if a send window opens earlier."""
         with self._lock:
             now = time.monotonic()
             held = [window.patience(now) for window in self._windows if window]
@@ -262,7 +271,7 @@ class Connections:
     def _send(self, call: Inflight) -> None:
         connection = self._connections.get(call.shard)
         if connection is None:
-            return  # until it was dialled again, and all that is under way is sent again
+            return  # sent again after the reconnect
         try:
             connection.send(call.message, None if call.into is None else bytes_of(call.into))
         except ConnectionLost as lost:
@@ -293,59 +302,59 @@ class Connections:
             if call is not None:
                 self._windows[call.shard].answered(call.nbytes, time.monotonic())
         if call is None:
-            return  # answered already: this is the second answer to a request sent twice
+            return  # the second reply to a request that was sent twice
         if message.payload is not None:
             self._traffic.bytes_received += message.payload.nbytes
         try:
             call.settle(reply)
-        except Exception as error:  # whatever it is, somebody waits for this call
+        except Exception as error:  # a thread may be waiting for this request
             call.work.fail(error)
         else:
             call.work.complete_part()
 
     def _drop(self, shard: int, lost: ConnectionLost) -> None:
-        """Leaves a broken connection to the connections' own thread."""
+        """Closes a broken connection and leaves reconnecting to the background thread."""
         connection = self._connections.pop(shard)
-        self._news.unregister(connection.waitable)
+        self._poller.unregister(connection.waitable)
         connection.close()
         self._broken.append((shard, lost))
-        self._chore_bell.ring()
+        self._reconnect_bell.ring()
 
-    # The connections' own thread.
+    # The background thread.
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         try:
             for shard in range(self._shards):
                 self._connect(shard)
             self.connected.complete_part()
-            self._let_out()
+            self._send_waiting()
             while not self._closing:
-                attended = self._attended.locked()
-                ready = dict(self._chores.poll(None if attended else self._patience(None)))
-                if self._chore_bell.waitable in ready:
-                    self._chore_bell.clear()
+                attended = self._attending.locked()
+                ready = dict(self._background_poller.poll(None if attended else self._sleep_seconds(None)))
+                if self._reconnect_bell.waitable in ready:
+                    self._reconnect_bell.clear()
                 while self._broken:
-                    self._mend(*self._broken.popleft())
-                if self._news.fileno() in ready:
-                    self._turn(dict(self._news.poll(0)))
-                    if self._attended.locked():  # what somebody has begun to wait for may have come just now
+                    self._reconnect(*self._broken.popleft())
+                if self._poller.fileno() in ready:
+                    self._process(dict(self._poller.poll(0)))
+                    if self._attending.locked():  # its reply may have been read just before it began to wait
                         self._bell.ring()
-                elif not self._attended.locked():
-                    self._turn({})  # to let out what was held back
+                elif not self._attending.locked():
+                    self._process({})  # sends requests whose window has opened
         except Exception as error:
             self.fail(error)
         finally:
-            with self._hands:
+            with self._io_lock:
                 for connection in self._connections.values():
                     connection.close()
                 self._connections.clear()
 
     def _connect(self, shard: int) -> None:
-        """Dials, and sends again what that shard has not answered."""
+        """Connects to a shard and sends its unanswered requests again."""
         connection = self._dial(shard)
-        with self._hands:
+        with self._io_lock:
             self._connections[shard] = connection
-            self._news.register(connection.waitable, select.EPOLLIN)
+            self._poller.register(connection.waitable, select.EPOLLIN)
             with self._lock:
                 unanswered = [call for _, call in sorted(self._under_way.items()) if call.shard == shard]
             for call in unanswered:
@@ -353,10 +362,10 @@ class Connections:
             if unanswered:
                 self._flush(shard)
 
-    def _mend(self, shard: int, lost: ConnectionLost) -> None:
-        """Dials a shard again, for a while."""
+    def _reconnect(self, shard: int, lost: ConnectionLost) -> None:
+        """Reconnects to a shard, for at most `REDIAL_SECONDS`."""
         self._note_loss(shard, lost)
-        log.warning("connection to shard %d lost (%s); dialling again", shard, lost)
+        log.warning("connection to shard %d lost (%s); reconnecting", shard, lost)
         deadline = time.monotonic() + REDIAL_SECONDS
         while not self._closing:
             if self._failure is not None:
@@ -367,17 +376,17 @@ class Connections:
             except ServerUnreachable as error:
                 if time.monotonic() > deadline:
                     raise ServerUnreachable(
-                        f"shard {shard} is gone: {error}; tried again for {REDIAL_SECONDS:g} s. Start the"
-                        " server again with its --checkpoint-dir, then the workers"
+                        f"shard {shard} is unreachable after {REDIAL_SECONDS:g} s of retries: {error}."
+                        " Restart the server with the same --checkpoint-dir, then restart the workers"
                     ) from lost
                 time.sleep(_REDIAL_PAUSE)
 
     def _note_loss(self, shard: int, lost: ConnectionLost) -> None:
-        """A connection that can be dialled and breaks each time would otherwise be dialled without end."""
+        """Raises ConnectionLost if the connection breaks each time it is reconnected."""
         losses = self._losses[shard]
         losses.append(time.monotonic())
         if len(losses) == MAX_LOSSES and losses[-1] - losses[0] < REDIAL_SECONDS:
             raise ConnectionLost(
-                f"the connection to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s, the"
-                f" last time as {lost}; dialling again does not help: see the log of the server"
+                f"the connection to shard {shard} broke {MAX_LOSSES} times within {REDIAL_SECONDS:g} s;"
+                f" last error: {lost}. See the server's log for the cause"
             )

@@ -1,6 +1,6 @@
-"""Admission: how a worker joins its job. It finds the server, brings a shard if asked to, and waits.
+"""How a worker joins its job: it connects to the server, starts a shard if the hub asks, and waits.
 
-The law: it asks until the server answers at all, then again and again until all workers are there.
+Law: the worker retries until the server answers, then asks again until all workers have joined.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from hubring.ps.transport.port_probe import probe
 log = logging.getLogger(__name__)
 
 CONNECT_SECONDS = 10.0
-"""How long a worker looks for its server: launchers start both at once."""
+"""Seconds for which a worker retries: launchers start server and workers at the same time."""
 
 BY_EXIT_CODE: dict[int, type[HubringError]] = {1: NonFinite, 69: JobFailed, 75: Fenced, 78: ConfigError}
-"""What the server refuses with, by the exit code that it sends."""
+"""The exception for a refusal, by the exit code that the server sends."""
 
 
 class Admission:
-    """Asks a server for a place.
+    """Asks the server to let a worker join.
 
     Args:
         address: The server's `HOST:PORT`.
-        stub: Calls it.
-        log_format: How the log of a shard looks that the worker brings.
-        trace: Folder for a trace of what such a shard does; empty: none.
+        stub: The gRPC stub of the server.
+        log_format: Log format of the shard that the worker starts.
+        trace: Folder for that shard's trace; empty for no trace.
 
     Attributes:
-        shard: The shard that this worker brought, if the hub wanted one.
+        shard: The shard process that this worker started; None if the hub wants none.
     """
 
     def __init__(self, address: str, stub: ControlStub, log_format: LogFormat, trace: str) -> None:
@@ -58,13 +58,13 @@ class Admission:
         self.shard: Child | None = None
 
     def join(self, request: pb.JoinRequest, start_timeout: float) -> pb.JoinReply:
-        """Returns the worker's place once all others are there, for whom it waits `start_timeout` seconds.
+        """Returns the worker's place once all workers have joined, within `start_timeout` seconds.
 
         Raises:
-            ServerUnreachable: No server answers, or not any more.
-            DeadlineExceeded: The others did not come.
-            JobFailed: The worker's shard has ended.
-            HubringError: The server refuses this worker; says why.
+            ServerUnreachable: No server answers, or the server stopped.
+            DeadlineExceeded: Some workers did not join in time.
+            JobFailed: The worker's shard has exited.
+            HubringError: The server refuses this worker. The message gives the reason.
         """
         began = time.monotonic()
         reply = self._ask(request)
@@ -74,8 +74,8 @@ class Admission:
                 self._bring_shard(reply)
                 request.brings_shard = True
             else:
-                mend = "start what is missing, or the server anew for fewer"
-                log.info("%s, for %.0f s by now: %s", reply.text, waited, mend)
+                fix = "start the missing processes, or restart the server with a smaller --workers"
+                log.info("%s; waited %.0f s. To go on, %s", reply.text, waited, fix)
             self._check_start(reply, waited, start_timeout)
             reply = self._ask(request, again=True)
         if reply.state == pb.JoinReply.REFUSED:
@@ -86,45 +86,48 @@ class Admission:
         dialled, _ = split(self._address)
         host = place(dialled, reply.server_host, reply.insecure)
         settings = Settings(self._address, host, self._log_format, reply.incarnation, trace=self._trace)
-        self.shard = start("its shard", settings)
-        log.info("the hub keeps its shards beside its workers: serving one on %s", host)
+        self.shard = start("this worker's shard", settings)
+        log.info("the hub runs its shards on the workers' hosts; this worker starts one on %s", host)
 
     def _check_start(self, reply: pb.JoinReply, waited: float, start_timeout: float) -> None:
         if self.shard is not None and self.shard.ended:
-            raise JobFailed(f"{self.shard} {self.shard.ended}; its last lines above say why")
+            raise JobFailed(f"{self.shard} {self.shard.ended}; see its last log lines above")
         if waited > start_timeout:
-            raise DeadlineExceeded(f"gave up after {start_timeout:g} s: {reply.text}")
+            raise DeadlineExceeded(f"the job did not start within {start_timeout:g} s: {reply.text}")
 
     def _ask(self, request: pb.JoinRequest, again: bool = False) -> pb.JoinReply:
-        """Asks until the server answers at all, for CONNECT_SECONDS; `again` if it has answered before."""
-        deadline, told = time.monotonic() + CONNECT_SECONDS, False
+        """Sends a Join request.
+
+        Retries for CONNECT_SECONDS, unless the server has answered before (`again`).
+        """
+        deadline, logged = time.monotonic() + CONNECT_SECONDS, False
         while True:
             try:
                 return self._stub.Join(request, timeout=CONNECT_SECONDS)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.UNIMPLEMENTED:
                     raise ServerUnreachable(
-                        f"what answers at {self._address} is a gRPC service, but no ps-server:"
-                        " check the port, which the server's banner names"
+                        f"the gRPC service at {self._address} is not ps-server;"
+                        " use the port that the server's banner shows"
                     ) from error
                 if again:
                     raise ServerUnreachable(
-                        f"the server at {self._address} was stopped while this worker waited for the job"
-                        f" to begin ({sentence_of(error)}); start both again"
+                        f"the server at {self._address} stopped while this worker waited for the job"
+                        f" to start ({describe(error)}); restart the server, then the workers"
                     ) from error
                 if time.monotonic() + 0.2 > deadline:
                     raise ServerUnreachable(
-                        f"no server answers at {self._address} for {CONNECT_SECONDS:g} s:"
-                        f" {probe(self._address)} ({sentence_of(error)}); check the address, or start one"
-                        f" there: ps-server start --port {self._address.rpartition(':')[2]};"
-                        f" ps-server doctor {self._address} looks for the cause"
+                        f"no server answers at {self._address} after {CONNECT_SECONDS:g} s:"
+                        f" {probe(self._address)} ({describe(error)}). Check the address, or start a server"
+                        f" there: ps-server start --port {self._address.rpartition(':')[2]}."
+                        f" To find the cause, run: ps-server doctor {self._address}"
                     ) from error
-                if not told:
-                    log.info("no server at %s yet; looking for %g s", self._address, CONNECT_SECONDS)
-                told = True
+                if not logged:
+                    log.info("no server at %s yet; retrying for %g s", self._address, CONNECT_SECONDS)
+                logged = True
             time.sleep(0.2)
 
 
-def sentence_of(error: grpc.RpcError) -> str:
-    """A failed call in words."""
+def describe(error: grpc.RpcError) -> str:
+    """Formats a failed gRPC call as `CODE: details`."""
     return f"{error.code().name}: {error.details()}"

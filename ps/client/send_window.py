@@ -1,13 +1,14 @@
-"""What waits on one line, and how far its worker may run ahead of the answers.
+"""A priority queue of requests for one shard, and a limit on unanswered bytes.
 
-In lockstep a slice is answered once all have sent theirs, and a step ends with the last answer. Where workers
-share the server's link, TCP gives more to whoever has more under way. One that gets ahead so gains nothing,
-and delays all: the one behind sends its last slices alone, and the way back stands idle until they are there.
+In lockstep modes the shard answers a slice once all workers have sent theirs. A step ends with the last
+answer. Where workers share the server's link, TCP gives a larger share to a worker with more bytes in
+flight. A worker that gets ahead gains nothing and delays all: the slowest worker sends its last slices alone,
+and the link back is idle until they arrive.
 
-Law: the highest priority leaves first, of equals the earliest; nothing leaves once BYTES have no answer, or
-the bytes of SLICES like the largest among them, whichever is more. Where no answer comes, nobody else is
-sending, or others send in another order and wait for what is held back here. So that bound doubles with every
-PATIENCE_SECONDS without an answer, and holds nothing back for long.
+Law: the highest priority leaves first; among equals, the earliest. Nothing leaves while max(BYTES, SLICES x
+the largest unanswered slice) bytes are unanswered. If no answer comes, either no other worker is sending, or
+the workers send in different orders and wait for a request that is held back here. So the limit doubles after
+every PATIENCE_SECONDS without an answer.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 BYTES = 2 << 20
-"""Of four workers on a server's link of 1 Gbit/s: what others bring meanwhile takes 50 ms."""
+"""With four workers on a server link of 1 Gbit/s, the others send as much in 50 ms."""
 SLICES = 3
-"""One that is summed, one that is arriving and one that is leaving."""
+"""One being summed, one arriving, one leaving."""
 PATIENCE_SECONDS = 0.1
-"""Longer than four workers' slices of 256 KiB take at 200 Mbit/s, and shorter than anybody's patience."""
+"""Seconds. Longer than four workers' slices of 256 KiB take at 200 Mbit/s."""
 
 
 class SendWindow(Generic[_T]):
-    """One line's.
+    """The send window of one shard.
 
     Args:
-        bounded: False where nobody is waited for, or no link is shared: then everything leaves at once.
+        bounded: Whether unanswered bytes are limited. False where workers do not wait for each other or do
+            not share a link.
     """
 
     def __init__(self, *, bounded: bool) -> None:
@@ -39,20 +41,20 @@ class SendWindow(Generic[_T]):
         self._numbers = itertools.count()
         self._unanswered = 0
         self._largest = 0
-        """Since last all was answered: small ones among large ones must not stop those."""
+        """Bytes of the largest request since the window was empty: a small request must not lower the limit."""
         self._heard = 0.0
-        """When the last answer came, or the first began to be waited for."""
+        """When the last answer came, or when the first request of an empty window was sent."""
 
     def __bool__(self) -> bool:
-        """Something waits."""
+        """Whether a request waits."""
         return bool(self._waiting)
 
     def put(self, item: _T, priority: int, nbytes: int) -> None:
-        """Adds what is to leave, with the bytes that it brings."""
+        """Adds a request that sends `nbytes`."""
         heapq.heappush(self._waiting, (-priority, next(self._numbers), nbytes, item))
 
     def take(self, now: float) -> _T | None:
-        """What leaves next, if it may by now."""
+        """Returns the next request, or None if none waits or the limit is reached."""
         if not self._waiting:
             return None
         nbytes = self._waiting[0][2]
@@ -65,16 +67,16 @@ class SendWindow(Generic[_T]):
         return heapq.heappop(self._waiting)[3]
 
     def answered(self, nbytes: int, now: float) -> None:
-        """Something that brought so many bytes has its answer."""
+        """Records the answer to a request of `nbytes`."""
         self._unanswered -= nbytes
         self._heard = now
 
     def patience(self, now: float) -> float:
-        """Seconds after which more may leave though no answer has come."""
+        """Seconds until the limit doubles if no answer comes."""
         return PATIENCE_SECONDS - (now - self._heard) % PATIENCE_SECONDS
 
     def clear(self) -> list[_T]:
-        """Takes out all that waits."""
+        """Removes and returns all waiting requests."""
         items = [item for *_, item in sorted(self._waiting, key=lambda one: one[:2])]
         self._waiting.clear()
         return items

@@ -1,8 +1,7 @@
-"""A worker's place in the job: joined, kept by heartbeats, left.
+"""A worker's membership in a job: join, lease, leave.
 
-Control always goes by gRPC. One thread renews the lease and brings the news:
-a member lost, the job failed, the server gone. Whoever waits for data learns of
-it through `on_failure`, so that nobody waits for ever.
+The control plane always uses gRPC. One thread renews the lease and reads the server's news: a lost member,
+a failed job, a lost server. `on_failure` passes a failure to the threads that wait for data.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import grpc
 
 from hubring.protos import control_pb2 as pb
 from hubring.protos.control_pb2_grpc import ControlStub
-from hubring.ps.client.join import BY_EXIT_CODE, Admission, sentence_of
+from hubring.ps.client.join import BY_EXIT_CODE, Admission, describe
 from hubring.ps.config.kinds import LogFormat
 from hubring.ps.core.clock_offset import Offset, measure
 from hubring.ps.core.errors import (
@@ -45,40 +44,42 @@ log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-HURRY_SECONDS = 0.1
-"""How often a worker tells and hears while all agree on the step to stop after."""
+FAST_HEARTBEAT_SECONDS = 0.1
+"""Seconds between heartbeats while the workers agree on the step to stop after."""
 
 SILENT_SECONDS = 4.0
-"""How long a server that is gone may take to come back. One that is there and does not answer has a lease."""
+"""Seconds for which a server may be unreachable before the worker fails. A server that is reachable but
+does not answer gets at least the lease.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the coordinator answered to this worker's buckets."""
+    """The coordinator's answer to this worker's buckets."""
 
     plan: ShardPlan
     step: int
     initialised: bool
     undecided: bool = False
-    """There is no plan yet: the workers are to find out which size of slices suits them."""
+    """There is no plan yet: the workers must measure which slice size is fastest."""
 
 
 class Session:
-    """One worker's membership in one job, with the shard beside it if the hub wants one.
+    """One worker's membership in one job, with the shard that it starts if the hub wants one.
 
     Args:
         address: The server's `HOST:PORT`.
         job: Name of the script or built-in job.
         topology: `hub` or `ring`.
-        rank: None where the server may choose.
-        world_size: None where the server says it.
-        start_timeout: Seconds to wait for the others.
-        log_format: How the log of such a shard looks.
-        trace: Folder for a trace of what such a shard does; empty: none.
+        rank: The worker's rank; None to let the server choose.
+        world_size: Number of workers; None to use the server's setting.
+        start_timeout: Seconds to wait for the other workers.
+        log_format: Log format of the shard that this worker starts.
+        trace: Folder for that shard's trace; empty for no trace.
 
     Raises:
-        ServerUnreachable: Nothing answers at `address` within 10 seconds.
-        ConfigError: The server refuses this worker; the text says why and the mend.
+        ServerUnreachable: No server answers at `address` within 10 seconds.
+        ConfigError: The server refuses this worker. The message gives the reason and the fix.
     """
 
     def __init__(
@@ -98,13 +99,16 @@ class Session:
         self.step = 0
         self.loss = float("nan")
         self.waiting = Waiting()
-        """Entered by the training thread for as long as it waits for others."""
+        """Entered by the training thread while it waits for other workers."""
         self.stopping = False
-        """This worker was asked to stop, and all stop with it; `communicator.draining` will tell when."""
+        """This worker was asked to stop, and all workers stop with it.
+
+        `communicator.draining` says after which step.
+        """
         self.draining = False
         """The server asks a ring to stop."""
         self.stop_after = 0
-        """The step after which a ring stops; 0: none that this worker knows of."""
+        """The step after which a ring stops; 0 if this worker knows of none."""
         self._stop_agreed = threading.Event()
         self._stop_heard = threading.Event()
         self.failure: HubringError | None = None
@@ -143,43 +147,48 @@ class Session:
     # The lease.
 
     def on_failure(self, callback: Callable[[HubringError], None]) -> None:
-        """Calls `callback(error)`, in the heartbeat's thread, when this worker cannot go on."""
+        """Calls `callback(error)` when this worker cannot go on.
+
+        The heartbeat thread calls it. If this worker has failed already, this method calls it.
+        """
         self._on_failure.append(callback)
         if self.failure is not None:
             callback(self.failure)
 
     def verdict(self) -> HubringError | None:
-        """What the server has to say of a loss that this worker noticed first; None if nothing.
+        """Returns the server's error for a loss that this worker noticed first, or None if it reports none.
 
-        A broken line tells at once that somebody is gone, but the server only
-        knows who when that worker's lease has run out.
+        A broken connection shows at once that a peer is lost. The server knows which worker
+        only when that worker's lease expires.
         """
         patience = self._lease + SILENT_SECONDS
         if self.failure is None:
-            log.warning("asking the server what happened; it knows within %.0f s", patience)
+            log.warning("a peer is lost; waiting up to %.0f s for the server to name it", patience)
         self._failed.wait(patience)
         return self.failure
 
     def stop_ring(self, after: int) -> None:
-        """Lets all members of a ring stop after a step that none can have completed; waits until all know.
+        """Makes all members of a ring stop after step `after`, and waits until all of them know it.
+
+        `after` must be a step that no member can have completed.
 
         Raises:
-            HubringError: This worker cannot go on anyway.
+            HubringError: This worker cannot go on.
         """
         self.stop_after = self.stop_after or after
         self._await(self._stop_agreed)
 
     def stop_hub(self) -> None:
-        """Lets all workers of a hub stop after a common step: the next one, where all wait for this worker.
+        """Makes all workers of a hub stop after a common step: the next one if all wait for this worker.
 
         Raises:
-            HubringError: This worker cannot go on anyway.
+            HubringError: This worker cannot go on.
         """
         self.stopping = True
         self._await(self._stop_heard)
 
     def _await(self, event: threading.Event) -> None:
-        while not event.wait(HURRY_SECONDS):
+        while not event.wait(FAST_HEARTBEAT_SECONDS):
             if self.failure is not None:
                 raise self.failure
 
@@ -187,20 +196,20 @@ class Session:
         interval = heartbeat_seconds(self._lease)
         patience = max(self._lease, SILENT_SECONDS)
         heard = time.monotonic()
-        # Some wait while all agree on their end.
-        while not self._left.wait(HURRY_SECONDS if self.stop_after or self.stopping else interval):
+        # Other workers wait while all agree on the step to stop after.
+        while not self._left.wait(FAST_HEARTBEAT_SECONDS if self.stop_after or self.stopping else interval):
             beat = self._beat()
             try:
                 reply = self._stub.Heartbeat(beat, timeout=patience)
             except grpc.RpcError as error:
                 silent = time.monotonic() - heard
-                held_up = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                if silent > (patience if held_up else SILENT_SECONDS) and not self._left.is_set():
+                timed_out = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+                if silent > (patience if timed_out else SILENT_SECONDS) and not self._left.is_set():
                     self._fail(
                         ServerUnreachable(
                             f"the server at {self.address} has not answered for {silent:.1f} s"
-                            f" ({sentence_of(error)}); it was stopped or the network is cut."
-                            " Start it again with the same --checkpoint-dir, then the workers"
+                            f" ({describe(error)}): the server stopped or the network is down."
+                            " Restart the server with the same --checkpoint-dir, then restart the workers"
                         )
                     )
                     return
@@ -208,9 +217,9 @@ class Session:
                 heard = time.monotonic()
                 if beat.stopping:
                     self._stop_heard.set()
-                if not self._digest(reply):
+                if not self._handle(reply):
                     return
-                self._tell_wait(reply.slowest)
+                self._log_wait(reply.slowest)
 
     def _beat(self) -> pb.HeartbeatRequest:
         rank, incarnation = self.sender
@@ -225,18 +234,18 @@ class Session:
             stop_after=self.stop_after,
         )
 
-    def _tell_wait(self, slowest: str) -> None:
-        """Whoever waits for long is told for whom."""
+    def _log_wait(self, slowest: str) -> None:
+        """Logs a long wait and the slowest worker."""
         seconds = self.waiting.due()
         if seconds is not None:
             log.warning("%s", sentence(seconds, self.step, slowest))
 
-    def _digest(self, reply: pb.HeartbeatReply) -> bool:
-        """Takes the news in; False when this worker cannot go on."""
+    def _handle(self, reply: pb.HeartbeatReply) -> bool:
+        """Handles a heartbeat's reply. Returns False if this worker cannot go on."""
         for line in reply.news:
             log.warning("%s", line)
         if reply.draining and not self.draining:
-            log.warning("all workers are asked to stop")
+            log.warning("the server asked all workers to stop")
             self.draining = True
         self.stop_after = reply.stop_after or self.stop_after
         if reply.stop_agreed:
@@ -258,15 +267,15 @@ class Session:
     def plan(
         self, buckets: Sequence[BucketSpec], slicing: Slicing | None = None, *, trial: bool = False
     ) -> Assignment:
-        """Hands in this worker's buckets and learns where their slices live.
+        """Sends this worker's buckets and returns the shards that hold their slices.
 
         Args:
             buckets: In the order of their indices.
-            slicing: How to cut them, where the server leaves that to the workers and they have found out.
-            trial: These slices are to be tried out, and forgotten.
+            slicing: How to cut them, once the workers have measured it; None to use the server's setting.
+            trial: The slices are for a measurement. The server discards them afterwards.
 
         Raises:
-            ConfigError: The job, or the hub's checkpoint, holds another model; names the first difference.
+            ConfigError: The job, or the hub's checkpoint, has another model. Names the first difference.
             JobFailed: A shard cannot take its part.
         """
         rank, incarnation = self.sender
@@ -286,21 +295,21 @@ class Session:
         return Assignment(plan, reply.step, reply.initialised, reply.undecided)
 
     def publish(self, key: str, value: str) -> None:
-        """Pins `value` under `key` for the other workers to find."""
+        """Publishes `value` under `key` for the other workers."""
         self._rendezvous(key, value, 0.0)
 
     def lookup(self, key: str, timeout: float) -> str:
-        """The value that some worker published under `key`, waiting for it.
+        """Waits for the value that a worker publishes under `key`, and returns it.
 
         Raises:
-            DeadlineExceeded: Nobody did within `timeout` seconds.
+            DeadlineExceeded: No worker published it within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
         while (left := deadline - time.monotonic()) > 0 and self.failure is None:
             value = self._rendezvous(key, "", min(left, 2.0))
             if value:
                 return value
-        raise self.failure or DeadlineExceeded(f"nobody published {key!r} within {timeout:g} s")
+        raise self.failure or DeadlineExceeded(f"no worker published {key!r} within {timeout:g} s")
 
     def _rendezvous(self, key: str, value: str, wait: float) -> str:
         rank, incarnation = self.sender
@@ -310,7 +319,7 @@ class Session:
         return self._call(lambda: self._stub.Rendezvous(request, timeout=wait + 10.0)).value
 
     def clock_offset(self) -> Offset:
-        """How far the coordinator's clock is ahead of this host's."""
+        """Measures how far the coordinator's clock is ahead of this host's."""
 
         def ask() -> int:
             return self._stub.Clock(pb.ClockRequest(), timeout=10.0).time_ns
@@ -319,58 +328,63 @@ class Session:
 
     @property
     def serves(self) -> bool:
-        """Whether this worker brought a shard, which the others lose if it leaves before them."""
+        """Whether this worker started a shard. The other workers lose it if this worker exits first."""
         return self._admission.shard is not None
 
     def leave(self, reason: Reason, text: str = "") -> None:
-        """Gives the place back. A server that is gone by now is not missed."""
+        """Leaves the job. A server that is already gone is no error."""
         if self._left.is_set():
             return
         self._left.set()
         self._thread.join()
         rank, incarnation = self.sender
-        self._goodbye = pb.LeaveRequest(
+        self._leave_request = pb.LeaveRequest(
             rank=rank,
             incarnation=incarnation,
             reason=pb.LeaveRequest.Reason.Value(reason.name),
             text=text,
             step=self.step,
         )
-        self._say_goodbye()
+        self._send_leave()
 
     def close(self) -> None:
-        """Ends this worker's shard, as late as the others need it, and the line to the server.
+        """Stops this worker's shard once no other worker needs it, and closes the channel to the server.
 
-        That may be long after `leave`, where nobody waits for the slowest; the
-        log says who it is. A server that is gone lets nobody go on, so then it is at once.
+        In modes without lockstep this can be long after `leave`. The log names the workers that still need
+        the shard. If the server is gone, `close` does not wait.
         """
         try:
             if self._left.is_set() and self._admission.shard is not None:
-                self._goodbye.wait_seconds = 2.0
-                outlast(self._admission.shard, self._say_goodbye)
+                self._leave_request.wait_seconds = 2.0
+                outlast(self._admission.shard, self._send_leave)
         finally:
             if self._admission.shard is not None:
                 self._admission.shard.stop()
             self._channel.close()
 
-    def _say_goodbye(self) -> str:
-        """Tells the server; returns who needs this worker's shard still."""
+    def _send_leave(self) -> str:
+        """Sends the leave request. Returns the workers that still need this worker's shard."""
         try:
-            reply = self._stub.Leave(self._goodbye, timeout=self._goodbye.wait_seconds + 2.0)
+            reply = self._stub.Leave(self._leave_request, timeout=self._leave_request.wait_seconds + 2.0)
         except grpc.RpcError as error:
-            log.debug("the server did not hear that we left: %s", sentence_of(error))
+            log.debug("the server did not receive the leave request: %s", describe(error))
             return ""
         for line in reply.news:
             log.warning("%s", line)
         return reply.needed_by
 
     def _call(self, call: Callable[[], _T]) -> _T:
-        """Makes one call; the server being gone, or this worker fenced, is raised as such."""
+        """Calls the server.
+
+        Raises:
+            Fenced: This worker lost its place.
+            HubringError: This worker cannot go on, or the server is gone (ServerUnreachable).
+        """
         try:
             return call()
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.PERMISSION_DENIED:
                 raise Fenced(str(error.details())) from error
             raise self.failure or ServerUnreachable(
-                f"the server at {self.address} went away ({sentence_of(error)})"
+                f"the server at {self.address} stopped answering ({describe(error)})"
             ) from error
