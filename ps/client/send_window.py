@@ -41,7 +41,7 @@ class SendWindow(Generic[_T]):
         self._numbers = itertools.count()
         self._unanswered = 0
         self._largest = 0
-        """Bytes of the largest request since the window was empty: a small request must not lower the limit."""
+        """Bytes of the largest request since the window was empty. Small requests do not lower the limit."""
         self._heard = 0.0
         """When the last answer came, or when the first request of an empty window was sent."""
 

@@ -32,7 +32,7 @@ from hubring.ps.core.errors import (
     ServerUnreachable,
 )
 from hubring.ps.core.types import PROTOCOL, BucketSpec, Sender, ShardPlan, Slicing
-from hubring.ps.core.waiting import Waiting, sentence
+from hubring.ps.core.waiting import Waiting, wait_message
 from hubring.ps.job.job import Reason
 from hubring.ps.job.membership import heartbeat_seconds
 from hubring.ps.job.plan_protos import bucket_to_proto, slice_from_proto
@@ -238,7 +238,7 @@ class Session:
         """Logs a long wait and the slowest worker."""
         seconds = self.waiting.due()
         if seconds is not None:
-            log.warning("%s", sentence(seconds, self.step, slowest))
+            log.warning("%s", wait_message(seconds, self.step, slowest))
 
     def _handle(self, reply: pb.HeartbeatReply) -> bool:
         """Handles a heartbeat's reply. Returns False if this worker cannot go on."""

@@ -1,1 +1,1 @@
-"""What every part of Hubring uses: errors, messages, types, time, counters."""
+"""Types that every part of Hubring uses: errors, messages, clocks, counters."""

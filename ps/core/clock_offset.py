@@ -1,4 +1,4 @@
-"""How far another process's clock is ahead of ours, by the midpoint of a round trip (NTP, RFC 5905, 8)."""
+"""Measures the offset between two processes' clocks by the midpoint of a round trip (NTP, RFC 5905, 8)."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 TRIES = 8
-"""Round trips that are taken; the shortest counts."""
+"""Number of round trips. The shortest one is used."""
 
 
 class Offset(NamedTuple):
-    """What was measured, in nanoseconds.
+    """A clock offset in nanoseconds.
 
-    If the other's answer was as long on its way as our question, `ahead` is exact. Nobody knows how the
-    round trip divides, so it is true to half of that and no better: of 0.3 ms, to 0.15 ms. It holds for
-    when it was measured; clocks that nobody disciplines drift apart by up to some 50 us a second after.
+    `ahead` is exact if request and answer travel equally long. How the round trip divides is unknown, so the
+    error is at most half the round trip: 0.15 ms for 0.3 ms. The offset holds for the time of the measurement:
+    clocks that are not synchronised drift apart by up to about 50 us a second.
     """
 
     ahead: int
-    """To be added to a time of ours for the other's."""
+    """Add it to this clock's time to get the other clock's time."""
     round_trip: int
 
     @property
     def certain(self) -> bool:
-        """Whether the clocks differ by more than the error: else they may as well be one clock."""
+        """Whether the offset exceeds the error. If not, the clocks may be equal."""
         return 2 * abs(self.ahead) > self.round_trip
 
 
@@ -33,13 +33,13 @@ def measure(
     now: Callable[[], int] = time.time_ns,
     passed: Callable[[], int] = time.monotonic_ns,
 ) -> Offset:
-    """Asks the other for its time, `TRIES` times.
+    """Measures the offset of another process's clock with `TRIES` round trips.
 
     Args:
-        ask: Returns the other's clock, in nanoseconds since 1970.
-        now: Ours.
-        passed: A clock of ours that is never set, by which round trips are taken: by one that is set back
-            meanwhile, a round trip is shorter than any true one, and would win.
+        ask: Returns the other clock's time, in nanoseconds since 1970.
+        now: Returns this clock's time, in nanoseconds since 1970.
+        passed: A monotonic clock in nanoseconds, which times the round trips. With `now`, a clock set back
+            during the measurement would make one round trip look shortest.
     """
     return min((_once(ask, now, passed) for _ in range(TRIES)), key=lambda found: found.round_trip)
 

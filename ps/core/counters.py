@@ -1,4 +1,4 @@
-"""What a process counts: bytes, pushes, rounds, time, and what it took of the machine."""
+"""Counters of a process: bytes, pushes, rounds, time, CPU and memory."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-RUNS_KEPT = 1000
-"""Backup workers leave somebody out of every round: old runs make room for new ones."""
+MAX_RUNS = 1000
+"""Runs of partial rounds to keep. In backup mode every round is partial; the oldest runs are dropped."""
 
 
 @dataclass(slots=True)
 class Traffic:
-    """What went over one process's wires so far: payload bytes, headers left out."""
+    """Payload bytes that a process sent and received, without headers."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
-    """How many of this process's pushes were applied at each staleness."""
+    """Number of this process's pushes that were applied at each staleness."""
 
     def clear(self) -> None:
-        """Counts from here on; only while nothing is on its way."""
+        """Resets the counters. Call it only while no message is in flight."""
         self.bytes_sent = self.bytes_received = 0
         self.staleness.clear()
 
 
 @dataclass(slots=True)
 class Service:
-    """What serving cost one shard since its job began, in nanoseconds.
+    """Time that one shard spent on requests since its job began, in nanoseconds.
 
     Attributes:
-        queued: For how long requests waited for others that came off the wire with them.
-        handled: For how long it read requests, updated and answered.
-        held: By rank, for how long answers were held back until the mode let them go.
+        queued: Time that requests waited for other requests received with them.
+        handled: Time spent on reading requests, updating and answering.
+        held: By rank, time that the mode held answers back.
     """
 
     queued: int = 0
@@ -43,7 +43,7 @@ class Service:
     held: Counter[int] = field(default_factory=Counter)
 
     def clear(self) -> None:
-        """Counts from here on."""
+        """Resets the counters."""
         self.queued = self.handled = 0
         self.held.clear()
 
@@ -52,7 +52,7 @@ class Service:
 class PartialRounds:
     """Consecutive rounds of one key with the same contributors.
 
-    `first` and `last` are the versions that these rounds updated.
+    `first` and `last` are the versions that the first and the last of these rounds updated.
     """
 
     key: int
@@ -63,17 +63,17 @@ class PartialRounds:
 
 @dataclass(slots=True)
 class Stats:
-    """What one shard counted since the job began.
+    """Counters of one shard since the job began.
 
     Attributes:
-        pushes: Gradients that counted, or will when their round closes.
-        duplicates: Pushes that were known already.
-        dropped: Pushes too late for their round.
+        pushes: Gradients that were counted, or that will be when their round closes.
+        duplicates: Pushes that the shard had already received.
+        dropped: Pushes that were too late for their round.
         keys: Slices that the shard holds.
-        oldest: Lowest version of any key; 0 where there is none.
-        newest: Highest version of any key, likewise.
-        staleness: How many pushes were applied at each staleness.
-        partial: Rounds that closed without all who began the job.
+        oldest: Lowest version of any key; 0 without keys.
+        newest: Highest version of any key; 0 without keys.
+        staleness: Number of pushes that were applied at each staleness.
+        partial: Rounds that closed without some of the job's first members.
     """
 
     pushes: int = 0
@@ -83,11 +83,11 @@ class Stats:
     oldest: int = 0
     newest: int = 0
     staleness: Counter[int] = field(default_factory=Counter)
-    partial: deque[PartialRounds] = field(default_factory=lambda: deque(maxlen=RUNS_KEPT))
+    partial: deque[PartialRounds] = field(default_factory=lambda: deque(maxlen=MAX_RUNS))
     _latest: dict[int, PartialRounds] = field(default_factory=dict)
 
     def note_partial(self, key: int, version: int, ranks: tuple[int, ...]) -> None:
-        """Records one round, in the last run of its key where it goes on."""
+        """Records one round. Extends the key's last run if the round continues it."""
         run = self._latest.get(key)
         if run is not None and run.last == version - 1 and run.ranks == ranks:
             run.last = version
@@ -97,15 +97,15 @@ class Stats:
 
 
 _PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
-"""proc(5). getrusage's ru_maxrss would not do: a program inherits it from whatever started it."""
+"""See proc(5). getrusage's ru_maxrss does not work: a program inherits it from its parent."""
 
 
 class Usage(NamedTuple):
-    """What this process took of the machine since it was started, all its threads together.
+    """CPU time and memory of this process since it started, over all threads.
 
     Attributes:
-        cpu_ns: Nanoseconds of cores, its own and the kernel's for it.
-        peak_bytes: The most memory that it held at a time, memory shared with others included.
+        cpu_ns: CPU time in user and kernel mode, in nanoseconds.
+        peak_bytes: Peak resident memory, including shared memory.
     """
 
     cpu_ns: int
@@ -113,8 +113,8 @@ class Usage(NamedTuple):
 
 
 def usage() -> Usage:
-    """Up to now."""
+    """Returns the usage of this process."""
     peak = _PEAK.search(Path("/proc/self/status").read_text())
-    assert peak is not None, "Linux tells every process its peak"
+    assert peak is not None, "Linux reports VmHWM for every process"
     cpu = resource.getrusage(resource.RUSAGE_SELF)
     return Usage(round((cpu.ru_utime + cpu.ru_stime) * 1e9), int(peak[1]) << 10)

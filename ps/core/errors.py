@@ -1,33 +1,33 @@
-"""Every error a user can meet, and the exit code each ends a program with.
+"""Every error that a user can see, and its exit code.
 
     HubringError
-    ├── UsageError            2   the command line or a call is wrong
-    ├── ConfigError          78   settings contradict each other, or the job does
-    ├── ServerUnreachable    69   no server, or it went away
+    ├── UsageError            2   the command line or a call is invalid
+    ├── ConfigError          78   settings or jobs contradict each other
+    ├── ServerUnreachable    69   no server answers, or the server stopped answering
     │   ├── ConnectionLost        one data connection broke; the client retries
-    │   └── JobFailed             the server is there, the job is beyond help
-    ├── EngineMissing        69   the program that hands jobs to an engine is not there
-    ├── Fenced               75   this worker lost its place; safe to start again
-    ├── RingBroken            1   a member of the ring is gone, so no result can be had
+    │   └── JobFailed             the server is up but cannot finish the job
+    ├── EngineMissing        69   the program that submits jobs to an engine is not installed
+    ├── Fenced               75   this worker lost its place; it is safe to restart it
+    ├── RingBroken            1   a member of the ring is lost
     ├── NonFinite             1   a gradient or a parameter is NaN or infinite
-    ├── DeadlineExceeded      1   an answer did not come in time
-    └── CheckpointCorrupt    78   a file is torn, flipped or not ours
+    ├── DeadlineExceeded      1   an answer did not arrive in time
+    └── CheckpointCorrupt    78   a checkpoint file is damaged, or not from Hubring
 
-`Preempted` is no error: it is how `optimizer.step()` ends a script that was
-asked to stop, so it derives from SystemExit and unwinds in silence.
+`Preempted` is not an error. `optimizer.step()` raises it to stop a script on request.
+It derives from SystemExit, so it prints no traceback.
 """
 
 from __future__ import annotations
 
 
 class HubringError(Exception):
-    """Base of the tree; its message names the peer, the value and the mend."""
+    """The base class. Its message names the peer, the value and the fix."""
 
     exit_code = 1
 
 
 class UsageError(HubringError):
-    """The command line or a call cannot mean anything."""
+    """The command line or a call is invalid."""
 
     exit_code = 2
 
@@ -39,60 +39,58 @@ class ConfigError(HubringError):
 
 
 class ServerUnreachable(HubringError):
-    """No server answers at the address, or it stopped answering."""
+    """No server answers at the address, or the server stopped answering."""
 
     exit_code = 69
 
 
 class ConnectionLost(ServerUnreachable):
-    """One data connection broke. The client redials and sends again: no push counts twice."""
+    """One data connection broke. The client reconnects and sends again; no push counts twice."""
 
 
 class JobFailed(ServerUnreachable):
-    """The server lives but cannot finish the job, a shard having died for example."""
+    """The server is up but cannot finish the job, for example because a shard died."""
 
 
 class EngineMissing(HubringError):
-    """The program that would take a job to its engine is not on this machine."""
+    """The program that submits jobs to the engine is not installed on this machine."""
 
     exit_code = 69
 
 
 class Fenced(HubringError):
-    """This worker's lease ran out and its place is taken; a fresh start may rejoin."""
+    """This worker's lease expired and it lost its place. A restarted worker can rejoin."""
 
     exit_code = 75
 
 
 class RingBroken(HubringError):
-    """A member of the ring is gone; the others cannot reduce without it."""
+    """A member of the ring is lost. The other members cannot reduce without it."""
 
 
 class NonFinite(HubringError):
-    """Training has diverged: a gradient or a parameter is NaN or infinite. To start again does not help."""
+    """Training diverged: a gradient or a parameter is NaN or infinite. A restart does not help."""
 
-    mend = (
-        "nothing of it is saved, and the checkpoint before stays good. Lower the learning rate, clip"
-        " gradients, look for a division by zero (torch.autograd.detect_anomaly finds the line), or take a"
-        " torch.amp.GradScaler, which skips such steps"
+    fix = (
+        "checkpoints are not affected. Lower the learning rate, clip gradients, find a division by zero with"
+        " torch.autograd.detect_anomaly, or use a torch.amp.GradScaler, which skips such steps"
     )
 
 
 class DeadlineExceeded(HubringError):
-    """An answer did not come within the time that the caller gave."""
+    """An answer did not arrive within the caller's timeout."""
 
 
 class CheckpointCorrupt(HubringError):
-    """A checkpoint's file is missing, torn, or differs from its digest."""
+    """A checkpoint file is missing or truncated, or its digest does not match."""
 
     exit_code = 78
 
 
 class Preempted(SystemExit):
-    """The job was asked to stop and has stopped at a step boundary.
+    """The job was asked to stop and stopped at a step boundary.
 
-    Exit code 75 tells a scheduler that the job may be queued again;
-    128+n is for a signal that a person sent.
+    Exit code 75 tells a scheduler to requeue the job. A signal from a person gives 128+n.
     """
 
     exit_code = 75

@@ -1,4 +1,4 @@
-"""Which kernel runs this process, by the id that it drew when it booted."""
+"""Identifies the kernel that runs this process by its boot id."""
 
 from __future__ import annotations
 
@@ -9,5 +9,8 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def name_kernel() -> str:
-    """Equal for all processes of one machine, also in containers; the host's name where no kernel tells."""
+    """Returns an id that all processes on one kernel share, in containers too.
+
+    Falls back to the host name if the kernel has no boot id.
+    """
     return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()

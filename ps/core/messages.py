@@ -1,8 +1,7 @@
-"""What workers and shards say to each other, as the rules see it.
+"""The messages between workers and shards, without their encoding.
 
-A worker's request is answered by exactly one reply, at once or later.
-Tensors are flat (1-D) but in collectives; they belong to whoever sent them
-until the reply is there.
+A shard answers each request with exactly one reply, at once or later. Tensors are flat
+(1-D), except in collectives. They belong to the sender until the reply arrives.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Ticket = Hashable
-"""What the shard loop needs to send a reply on its way; the rules only hand it back."""
+"""What the shard loop needs to send a reply. The store only returns it."""
 
 
 class Collective(enum.IntEnum):
-    """Operations that ranks perform together; numbers as in data.proto."""
+    """Collective operations. The numbers are those of data.proto."""
 
     ALLREDUCE = 1
     BROADCAST = 2
@@ -40,7 +39,7 @@ class Collective(enum.IntEnum):
 
 
 class ReduceOp(enum.IntEnum):
-    """How contributions become one; numbers as in data.proto."""
+    """How contributions are reduced. The numbers are those of data.proto."""
 
     SUM = 1
     AVERAGE = 2
@@ -51,7 +50,7 @@ class ReduceOp(enum.IntEnum):
 
 
 class Code(enum.IntEnum):
-    """Why a request was refused; numbers as in data.proto."""
+    """Why a request was refused. The numbers are those of data.proto."""
 
     FENCED = 1
     UNKNOWN_KEY = 2
@@ -65,10 +64,9 @@ class Code(enum.IntEnum):
 
 @dataclass(slots=True)
 class Coded:
-    """A flat tensor as a codec of `hubring.ps.compression.compressor` wrote it.
+    """A flat tensor encoded by a codec of `hubring.ps.compression.compressor`.
 
-    `payload` is flat uint8; `numel` and `dtype` are those of the tensor that it
-    decodes to.
+    `payload` is flat uint8. `numel` and `dtype` are those of the decoded tensor.
     """
 
     codec: str
@@ -79,7 +77,7 @@ class Coded:
 
 @dataclass(slots=True)
 class Init:
-    """First values for a key, from rank 0; ignored where the key has values already."""
+    """First values for a key, from rank 0. Ignored if the key has values."""
 
     sender: Sender
     key: int
@@ -88,10 +86,10 @@ class Init:
 
 @dataclass(slots=True)
 class Push:
-    """A gradient; the reply brings the parameters once the policy lets the sender read.
+    """A gradient. The reply brings the parameters once the policy lets the sender read.
 
-    `clock` is the number of steps that the sender completed on this key, as the
-    last `Values` for the key told it. (sender, key, clock) identifies the push.
+    `clock` is the number of steps that the sender completed on this key, from the key's
+    last `Values`. (sender, key, clock) identifies the push.
     """
 
     sender: Sender
@@ -103,7 +101,7 @@ class Push:
 
 @dataclass(slots=True)
 class Pull:
-    """Asks for a key's parameters; waits only until the key has been initialised."""
+    """Reads a key's parameters. Waits only until the key has been initialised."""
 
     sender: Sender
     key: int
@@ -111,13 +109,13 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What one rank calls for; ranks of a call are matched by `name`.
+    """One rank's call of a collective. The shard matches the ranks' calls by `name`.
 
-    `root` is who gives in a broadcast, scatter or transfer, and who gets in a
-    reduce or gather. `ranks` are the members, rising; empty: all ranks.
-    `splits` are the rows for each member in an alltoall, and the ranks in a
-    group's making. `layouts` are those of the tensors that the rank gives; in a
-    broadcast from another root, those that it expects, if it says.
+    `root` is the source of a broadcast, scatter or transfer, and the destination of a
+    reduce or gather. `ranks` are the members in ascending order; empty for all ranks.
+    `splits` are the rows for each member in an alltoall, and the ranks of a new group.
+    `layouts` are those of the tensors that the rank sends. In a broadcast from another
+    root they are the expected layouts, and may be empty.
     """
 
     collective: Collective
@@ -133,10 +131,9 @@ class Call:
 class Contribute:
     """One rank's part of a collective: its call, and its tensors of any shape.
 
-    `sequence` rises with each of this sender's calls, so that a retry is told
-    from the next one. The sender has had its replies to all calls up to
-    `settled` and to those that are `closed` beyond it, and asks for none of
-    them again.
+    `sequence` increases with each of this sender's calls, which distinguishes a retry from
+    the next call. The sender has received its replies to all calls up to `settled`, and to
+    the later calls in `closed`, and will not ask for them again.
     """
 
     sender: Sender
@@ -149,14 +146,13 @@ class Contribute:
 
 @dataclass(slots=True)
 class Values:
-    """A key's parameters, or in aggregate-only jobs the mean gradient.
+    """A key's parameters, or the mean gradient in aggregate-only jobs.
 
-    `values` is None where they have landed in the memory that the reader named.
+    `values` is None if they have landed in the reader's memory.
 
-    `stable` promises that the shard leaves these bytes alone until the reader
-    has pushed again, so that a transport may send them without a copy, or show
-    them where they lie. That is so where every update needs a gradient of every
-    live worker: in bsp, and in no other mode.
+    `stable` promises that the shard does not change these bytes until the reader has
+    pushed again. A transport can then send them without a copy, or map them in place.
+    This holds if every update needs a gradient of every live worker: only in bsp.
     """
 
     key: int
@@ -170,14 +166,14 @@ class Values:
 
 @dataclass(slots=True)
 class Result:
-    """What a collective gives this rank; nothing in a barrier, say."""
+    """A collective's result for this rank. Empty for a barrier."""
 
     tensors: tuple[Tensor, ...] = ()
 
 
 @dataclass(slots=True)
 class Refusal:
-    """The request cannot be served; `text` names the value, what was allowed and the mend."""
+    """The request cannot be served. `text` names the value, the allowed values and the fix."""
 
     code: Code
     text: str
@@ -188,7 +184,7 @@ Reply = Values | Result | Refusal
 
 
 class Delivery(NamedTuple):
-    """A reply and the ticket of the request that it answers."""
+    """A reply, and the ticket of its request."""
 
     ticket: Ticket
     reply: Reply

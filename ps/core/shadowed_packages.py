@@ -1,7 +1,7 @@
-"""Refuses a script's folder that hides a package which Hubring imports.
+"""Detects a file in the script's folder that hides a package which Hubring imports.
 
-`python train.py` puts the script's folder first on the search path, so a file `torch.py`
-there takes the place of torch, for everybody in the process.
+`python train.py` puts the script's folder first on the search path. A file `torch.py`
+there replaces torch for the whole process.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGES = ("cloudpickle", "google", "grpc", "msgspec", "numpy", "safetensors", "torch", "zmq")
-"""What Hubring imports beside a script, some of it late."""
+"""Packages that Hubring imports, some of them late."""
 
 
 def hidden_by(folder: Path) -> str:
-    """Which package a file in this folder hides, in words; empty where none does.
+    """Returns an error message if a file in this folder hides a package, else an empty string.
 
-    A package that is installed in this folder, and nowhere else, hides nothing.
+    A package that is installed only in this folder hides nothing.
     """
     for name in PACKAGES:
         hiding = _source(folder, name)
@@ -25,7 +25,9 @@ def hidden_by(folder: Path) -> str:
             continue
         elsewhere = [entry for entry in sys.path if Path(entry).resolve() != folder]
         if PathFinder.find_spec(name, elsewhere) is not None:
-            return f"{hiding} hides the package {name}, which Hubring needs: rename it, or move the script"
+            return (
+                f"{hiding} hides the package {name}, which Hubring needs; rename the file or move the script"
+            )
     return ""
 
 
@@ -35,6 +37,6 @@ def _source(folder: Path, name: str) -> Path | None:
 
 
 def _comes_from_elsewhere(name: str, folder: Path) -> bool:
-    """Whether it is imported already, and not from this folder: then nothing can hide it any more."""
+    """Whether the package is already imported from another folder, so that nothing can hide it."""
     origin = getattr(sys.modules.get(name), "__file__", None)
     return origin is not None and folder not in Path(origin).resolve().parents

@@ -1,4 +1,4 @@
-"""Where time comes from, so that tests can bring their own; and which of some times is the least."""
+"""Clocks that tests can replace, and the choice of the fastest of several measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class TimeSource(Protocol):
-    """Monotonic seconds; only differences mean anything."""
+    """Monotonic seconds. Only differences are meaningful."""
 
     def now(self) -> float: ...
 
@@ -21,11 +21,11 @@ class SystemTime:
 
 
 CLEAR = 0.05
-"""A gain of less than this part is within the noise."""
+"""A relative gain below this is noise."""
 
 
 def fastest(seconds: Mapping[int, float]) -> int:
-    """The size that took the least time; the first size, unless another is clearly faster."""
+    """Returns the size with the lowest time, or the first size unless another is clearly faster."""
     default = next(iter(seconds))
     best = min(seconds, key=lambda size: seconds[size])
     return best if seconds[best] < (1 - CLEAR) * seconds[default] else default

@@ -1,12 +1,12 @@
-"""What a process did and when, as a file that Chrome's trace viewer and Perfetto load.
+"""Writes a process's trace as a file for Chrome's trace viewer and Perfetto.
 
-The Trace Event Format's JSON array: a complete event (`ph` X) a span, `ts` and `dur`
-in microseconds. `ts` counts from 1970 by this host's clock, so the files of one host
-can be laid side by side as they are. Those of several can be aligned by what stands
-in a metadata event (`ph` M) named `clock_offset`: `host`, the same for all processes
-that share a clock; and, if there is a coordinator, `ahead_ns`, to be added for its time,
-and `round_trip_ns`, half of which is the error (`hubring.ps.core.clock_offset`). Viewers skip it, and
-forgive a missing end, so the file of a run that died can be read as far as it was written.
+The file is a JSON array in the Trace Event Format. A span is a complete event (`ph` X) with `ts` and `dur`
+in microseconds. `ts` counts from 1970 by this host's clock, so traces of one host need no alignment.
+
+The metadata event (`ph` M) `clock_offset` aligns traces of several hosts. `host` is equal for processes
+that share a clock. With a coordinator, add `ahead_ns` to get the coordinator's time; the error is half of
+`round_trip_ns` (`hubring.ps.core.clock_offset`). Viewers skip this event. They accept a file without an end,
+so the trace of a killed process can be read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any
 from hubring.ps.core.clock_offset import Offset
 from hubring.ps.core.host_id import name_kernel
 
-HELD = 2000
-"""Spans that may wait to be written: writing each as it ends would cost more than most of them."""
+BUFFERED_SPANS = 2000
+"""Spans to buffer. Writing each span as it ends would cost more than most spans."""
 
 CLOCK_OFFSET = "clock_offset"
 _SUFFIX = ".trace.json"
 
 
 class Trace:
-    """Spans of one process, in rows; from any thread.
+    """The spans of one process, in rows. Safe from any thread.
 
     Args:
-        folder: Where `NAME.trace.json` is written; made if it is not there.
-        name: The process's, as people know it.
-        offset: How far the coordinator's clock is ahead; None: there is no coordinator.
+        folder: Where `NAME.trace.json` is written. Created if it does not exist.
+        name: The process's display name.
+        offset: How far the coordinator's clock is ahead; None without a coordinator.
     """
 
     def __init__(self, folder: Path, name: str, offset: Offset | None = None) -> None:
@@ -42,30 +42,30 @@ class Trace:
         self._file = (folder / f"{name}{_SUFFIX}").open("w")
         self._lock = threading.Lock()
         self._rows: dict[str, int] = {}
-        self._held: list[tuple[str, str, int, int]] = []
+        self._buffer: list[tuple[str, str, int, int]] = []
         self._epoch = time.time_ns() - time.monotonic_ns()
         self._pid = os.getpid()
         self._file.write("[\n" + self._about("process_name", 0, name=name))
-        told = {} if offset is None else {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
-        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=name_kernel(), **told))
-        self._file.flush()  # whoever is killed leaves at least who it was, and by which clock
+        measured = {} if offset is None else {"ahead_ns": offset.ahead, "round_trip_ns": offset.round_trip}
+        self._file.write(",\n" + self._about(CLOCK_OFFSET, 0, host=name_kernel(), **measured))
+        self._file.flush()  # a killed process leaves at least its name and clock
 
     def span(self, row: str, name: str, began: int, ended: int) -> None:
-        """Notes what was done.
+        """Records a span.
 
         Args:
-            row: Where it is drawn; spans of one row lie apart or within each other.
-            name: What it was.
-            began: By `time.monotonic_ns`.
-            ended: Likewise.
+            row: The row to draw it in. Spans of one row must not overlap, but can be nested.
+            name: The span's name.
+            began: Start, by `time.monotonic_ns`.
+            ended: End, by `time.monotonic_ns`.
         """
         with self._lock:
-            self._held.append((row, name, began, ended))
-            if len(self._held) >= HELD:
+            self._buffer.append((row, name, began, ended))
+            if len(self._buffer) >= BUFFERED_SPANS:
                 self._write()
 
     def close(self) -> None:
-        """Writes what is left; a span that comes later is lost. A second call does nothing."""
+        """Writes the buffered spans. Later spans are lost. A second call does nothing."""
         with self._lock:
             if self._file.closed:
                 return
@@ -76,17 +76,17 @@ class Trace:
     def _write(self) -> None:
         if self._file.closed:
             return
-        for row, name, began, ended in self._held:
+        for row, name, began, ended in self._buffer:
             if row not in self._rows:
                 self._rows[row] = len(self._rows) + 1
                 self._file.write(",\n" + self._about("thread_name", self._rows[row], name=row))
             event = {"name": name, "cat": row, "ph": "X", **self._where(self._rows[row])}
             event |= {"ts": (began + self._epoch) / 1000, "dur": (ended - began) / 1000}
             self._file.write(",\n" + json.dumps(event))
-        self._held.clear()
+        self._buffer.clear()
 
     def _about(self, kind: str, row: int, **args: str | int) -> str:
-        """A metadata event."""
+        """Formats a metadata event."""
         return json.dumps({"name": kind, "ph": "M", **self._where(row), "args": args})
 
     def _where(self, row: int) -> dict[str, Any]:

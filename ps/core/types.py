@@ -1,4 +1,4 @@
-"""Words that every floor shares: tensors, buckets, slices, plans, members."""
+"""Shared types: tensors, buckets, slices, plans, members."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from math import prod
 from typing import NamedTuple
 
 PROTOCOL = 5
-"""Raised when an older worker, shard or server could misunderstand a newer one."""
+"""Protocol version. Increase it when an older peer could misunderstand a newer one."""
 
 Hyper = Mapping[str, float]
-"""Hyperparameters of one parameter group as numbers: lr, momentum, beta1, nesterov as 0 or 1."""
+"""Hyperparameters of one parameter group as numbers: lr, momentum, beta1; nesterov as 0 or 1."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8,
@@ -25,18 +25,18 @@ DTYPE_BYTES: Mapping[str, int] = {
     "uint8": 1,
     "bool": 1,
 }
-"""Every dtype that travels, by torch's name, with the bytes of one element."""
+"""The dtypes that can be sent, by torch's name, with the bytes of one element."""
 
 
 class Sender(NamedTuple):
-    """Who sends: a rank, and which life of it. A higher incarnation fences the lower ones."""
+    """A sender's rank and incarnation. A higher incarnation fences the lower ones."""
 
     rank: int
     incarnation: int
 
 
 class Layout(NamedTuple):
-    """A tensor without its elements: its dtype by torch's name, and its shape."""
+    """A tensor's dtype (by torch's name) and shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -63,12 +63,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class BucketSpec:
-    """A flat run of parameters that are exchanged together.
+    """A flat range of parameters that are exchanged together.
 
-    All are of one dtype and one parameter group; `tensors` lie in this order,
-    without gaps. `optimizer` is a name from `hubring.ps.optim.hyperparameters.ALLOWED`, or empty where
-    the hub only averages and the worker steps. `codec` is what its gradients
-    are compressed with, by the name that `hubring.ps.core.codecs` gives it; empty: nothing.
+    All have one dtype and one parameter group. `tensors` are stored in this order without
+    gaps. `optimizer` is a name from `hubring.ps.optim.hyperparameters.ALLOWED`; empty if
+    the hub only averages and the worker steps. `codec` compresses the gradients; its names
+    are in `hubring.ps.core.codecs`; empty for no compression.
     """
 
     index: int
@@ -85,7 +85,7 @@ class BucketSpec:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A contiguous part of one bucket, held by one shard under one key; offset and numel in elements."""
+    """A contiguous part of one bucket, stored on one shard under one key. Offset and numel count elements."""
 
     key: int
     bucket: int
@@ -95,7 +95,7 @@ class Slice:
 
 
 class Slicing(NamedTuple):
-    """How workers want their model cut: in slices of at most so many bytes, on so many shards; 0: all."""
+    """How to cut a model: slices of at most `slice_bytes`, on `shards` shards; 0 shards for all."""
 
     slice_bytes: int
     shards: int = 0
@@ -103,7 +103,7 @@ class Slicing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Which shard holds which slice of which bucket; keys are 0, 1, 2, ... in bucket order."""
+    """The slices of all buckets and their shards. Keys are 0, 1, 2, ... in bucket order."""
 
     slices: tuple[Slice, ...]
 
@@ -116,7 +116,7 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker that takes part, and where it runs."""
+    """A worker that takes part, with its host and process id."""
 
     rank: int
     incarnation: int
@@ -129,7 +129,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Who takes part as of one epoch; members in rank order."""
+    """The members as of one epoch, in rank order."""
 
     epoch: int = 0
     members: tuple[Member, ...] = ()

@@ -1,4 +1,4 @@
-"""A promise: something under way, with one deadline and one error."""
+"""Work: a future with a deadline and one error."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from collections.abc import Callable
 from hubring.ps.core.errors import DeadlineExceeded, HubringError
 
 Attend = Callable[["Work", float | None], None]
-"""May return early, for any reason: whoever waits then waits for others to bring the work on."""
+"""Makes progress in the calling thread, for at most the given seconds. It can return early; the
+caller then waits for other threads to complete the work.
+"""
 
 
 class Work:
     """Completes when `parts` parts have completed, or fails with the first error.
 
-    Made by whoever starts the exchange, completed by whoever reads the answers, waited for
-    by the training thread. Buffers handed over belong to the exchange until then.
+    The thread that starts an exchange creates it. The thread that reads the replies
+    completes it. The training thread waits for it. Buffers belong to the exchange until then.
 
     Args:
-        what: Names it in errors.
-        parts: How many completions complete it.
-        attend: Brings it on in the thread that waits, for so many seconds at most; None: others do.
+        what: The work's name in errors.
+        parts: Number of completions that complete the work.
+        attend: Makes progress in the waiting thread; None if only other threads do.
     """
 
     def __init__(self, what: str, parts: int = 1, attend: Attend | None = None) -> None:
@@ -31,7 +33,7 @@ class Work:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._gate = threading.Lock()
-        """Open once the work is over; a tenth of what a threading.Event costs."""
+        """Released when the work is over. Costs a tenth of a threading.Event."""
         self._gate.acquire()
         self._over = False
         self._callbacks: list[Callable[[Work], None]] = []
@@ -39,7 +41,7 @@ class Work:
             self._finish()
 
     def complete_part(self) -> None:
-        """Counts one part down; the last one completes the work."""
+        """Completes one part. The last part completes the work."""
         with self._lock:
             self._left -= 1
             if self._left > 0:
@@ -47,7 +49,7 @@ class Work:
         self._finish()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the work with `error`; only the first error counts."""
+        """Ends the work with `error`. Only the first error counts."""
         with self._lock:
             if self._over or self._error is not None:
                 return
@@ -64,7 +66,7 @@ class Work:
             callback(self)
 
     def when_done(self, callback: Callable[[Work], None]) -> None:
-        """Calls `callback(self)` once the work is over, at once if it is already."""
+        """Calls `callback(self)` when the work is over, or at once if it is over."""
         with self._lock:
             if not self._over:
                 self._callbacks.append(callback)
@@ -83,11 +85,11 @@ class Work:
         """Blocks until the work is over.
 
         Args:
-            timeout: Seconds; None waits without end.
+            timeout: Seconds; None for no limit.
 
         Raises:
-            DeadlineExceeded: `timeout` seconds have passed; the work goes on.
-            HubringError: What the work failed with.
+            DeadlineExceeded: `timeout` seconds have passed. The work goes on.
+            HubringError: The work failed.
         """
         if not self._over:
             end = None if timeout is None else time.monotonic() + timeout
@@ -95,7 +97,7 @@ class Work:
                 self.attend(self, timeout)
             if not self._gate.acquire(timeout=-1 if end is None else max(0.0, end - time.monotonic())):
                 raise DeadlineExceeded(f"{self.what} did not finish within {timeout:g} s")
-            self._gate.release()  # for others that wait
+            self._gate.release()  # for other waiting threads
         if self._error is not None:
             if isinstance(self._error, HubringError):
                 raise self._error

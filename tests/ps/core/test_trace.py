@@ -47,11 +47,11 @@ def test_a_clock_that_was_compared_is_noted_at_once(tmp_path: Path) -> None:
 
 def test_what_was_written_of_a_run_that_died_can_be_read(tmp_path: Path) -> None:
     left = Trace(tmp_path, "left")
-    for number in range(trace.HELD):
+    for number in range(trace.BUFFERED_SPANS):
         left.span("steps", f"step {number}", number, number + 1)
     left._file.flush()
     text = (tmp_path / "left.trace.json").read_text()
-    assert len(json.loads(text + "]")) == trace.HELD + 3
+    assert len(json.loads(text + "]")) == trace.BUFFERED_SPANS + 3
     left.close()
 
 
@@ -59,7 +59,7 @@ def test_closing_twice_and_spans_after_it_change_nothing(tmp_path: Path) -> None
     closed = Trace(tmp_path, "closed")
     closed.close()
     before = (tmp_path / "closed.trace.json").read_text()
-    for number in range(trace.HELD):
+    for number in range(trace.BUFFERED_SPANS):
         closed.span("steps", "late", number, number)
     closed.close()
     assert (tmp_path / "closed.trace.json").read_text() == before
