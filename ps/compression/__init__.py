@@ -1,1 +1,1 @@
-"""Codecs for gradients, and error feedback. Pure rules, no I/O."""
+"""Gradient codecs and error feedback. No I/O."""

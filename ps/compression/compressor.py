@@ -1,11 +1,11 @@
-"""Compression of gradients on the wire: one seam for hub and ring.
+"""Gradient compression, for the hub and the ring.
 
-A Compressor turns a flat tensor into bytes whose number depends on the number
-of elements alone, and bytes back into a tensor. It holds no state, so one serves
-all threads. What a biased one leaves out is made up for by `hubring.ps.compression.error_feedback`.
+A Compressor encodes a flat tensor as bytes and decodes the bytes. The number of bytes depends
+only on the number of elements. It has no state, so threads can share it.
+`hubring.ps.compression.error_feedback` compensates for what a biased codec omits.
 
-PowerSGD is no Compressor: it needs a matrix, and two rounds of means. It lives
-with the workers (`hubring.workers.communicators.powersgd`); to a shard its factors are plain tensors.
+PowerSGD is not a Compressor: it needs a matrix and two rounds of means. It is in
+`hubring.workers.communicators.powersgd`. A shard treats its factors as plain tensors.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from hubring.ps.core.messages import Coded
 
 
 class Compressor(Protocol):
-    """How gradients look on the wire. Sources are flat CPU tensors of any floating dtype."""
+    """A gradient codec. Sources are flat CPU tensors of any floating dtype."""
 
     @property
     def name(self) -> str:
-        """As `by_name` takes it."""
+        """The name that `by_name` takes."""
 
     @property
     def biased(self) -> bool:
-        """What it leaves out must be given with the next gradient, or the training may not converge."""
+        """Whether the next gradient must include what this one omits, so that training converges."""
 
     def nbytes(self, numel: int) -> int:
-        """Length of the payload for so many elements."""
+        """Returns the payload's length for `numel` elements."""
 
     def check(self, payload: Tensor, numel: int) -> None:
-        """Refuses a payload that `decode` could not read into `numel` elements.
+        """Checks that `decode` can read a payload into `numel` elements.
 
         Raises:
-            ConfigError: Says what is wrong, and the mend.
+            ConfigError: It cannot. The message gives the reason and the fix.
         """
 
     def encode(self, source: Tensor, payload: Tensor) -> None:
         """Writes `source` into `payload`, which is flat uint8, `nbytes` long and aligned to four bytes."""
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
-        """Overwrites `out`, flat and of any floating dtype, with what a checked payload says."""
+        """Overwrites `out`, flat and of any floating dtype, with the decoded payload. Call `check` first."""
 
 
 @lru_cache(maxsize=64)
 def by_name(name: str) -> Compressor:
-    """The Compressor of a name such as `bf16`, `int8` or `topk:0.01`.
+    """Returns the Compressor for a name such as `bf16`, `int8` or `topk:0.01`.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: There is none with that name.
     """
     kind, argument = parse(name)
     match kind:
@@ -71,15 +71,15 @@ def by_name(name: str) -> Compressor:
             return Sign()
         case "topk":
             return TopK(argument)
-    raise ConfigError(f"compression {name!r} takes matrices, not flat tensors: it is for the workers to do")
+    raise ConfigError(f"compression {name!r} takes matrices, not flat tensors; only workers can apply it")
 
 
 def codec_for(name: str, numel: int, dtype: torch.dtype) -> Compressor | None:
-    """What a flat tensor of a job that compresses by `name` travels in; None: as it is.
+    """Returns the codec for a flat tensor in a job that compresses with `name`, or None to send it as it is.
 
-    So does a tensor that would not get shorter, and everything where `name` is
-    empty, or `powersgd`, whose factors are small already. Worker and shard ask
-    the same question, so they agree.
+    A tensor that would not get shorter is sent as it is. So is every tensor if `name` is empty or
+    `powersgd`, whose factors are small already. Worker and shard call this function with the same
+    arguments, so they agree.
     """
     if not name or name.startswith("powersgd:"):
         return None
@@ -88,13 +88,13 @@ def codec_for(name: str, numel: int, dtype: torch.dtype) -> Compressor | None:
 
 
 def mean_into(out: Tensor, codec: Compressor, contributions: Sequence[Coded], scratch: Tensor) -> None:
-    """Writes the mean of coded gradients to `out`, decoded and summed in the order given.
+    """Writes the mean of encoded gradients to `out`. Decodes and sums them in the order given.
 
     Args:
-        out: Of the gradients' length and dtype.
-        codec: Of all of them.
-        contributions: Checked ones.
-        scratch: At least as long as `out`, and of its dtype.
+        out: Has the gradients' length and dtype.
+        codec: The codec of all gradients.
+        contributions: Payloads that passed `check`.
+        scratch: At least as long as `out`, with its dtype.
     """
     codec.decode(contributions[0].payload, out)
     one = scratch[: out.numel()]

@@ -1,4 +1,4 @@
-"""Error feedback: what a codec left out of one gradient goes with the next."""
+"""Error feedback: adds what a codec omits from one gradient to the next gradient."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from hubring.ps.compression.compressor import Compressor
 
 
 class ErrorFeedback:
-    """Encodes one flat tensor step by step (Seide et al. 2014; Karimireddy et al. 2019).
+    """Encodes one flat tensor per step (Seide et al. 2014; Karimireddy et al. 2019).
 
-    Law: what was given so far = what the payloads so far decode to + the residual,
-    but for rounding. So nothing is lost, only late, and a codec that is merely
-    roughly right in one step is right over many. A codec that is not biased has
-    no residual, and is used as it is.
+    Law: the sum of all sources = the sum of all decoded payloads + the residual, except for
+    rounding. So an omission is only delayed: a codec that is inexact in one step is exact over
+    many. An unbiased codec has no residual and is used directly.
 
-    A gradient that is not finite leaves no residual behind: the payload says so,
-    and the step is everybody's to skip.
+    A gradient that is not finite resets the residual. Its payload decodes to values that are
+    not finite, so every worker skips the step.
 
     Args:
-        codec: What encodes.
+        codec: The codec.
         numel: Length of the tensor.
-        dtype: The residual's; of half-precision gradients it is float32.
+        dtype: The gradient's dtype. The residual has the same dtype, or float32 for half precision.
     """
 
     def __init__(self, codec: Compressor, numel: int, dtype: torch.dtype) -> None:
@@ -33,7 +32,7 @@ class ErrorFeedback:
         self.residual = torch.zeros(numel if codec.biased else 0, dtype=wide)
 
     def encode(self, source: Tensor, payload: Tensor) -> None:
-        """Writes source + residual into `payload` and keeps what did not fit; `source` is only read."""
+        """Encodes source + residual into `payload` and updates the residual. `source` is not changed."""
         if not self._codec.biased:
             self._codec.encode(source, payload)
             return

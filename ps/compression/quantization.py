@@ -1,10 +1,9 @@
-"""Codecs that keep every element, in fewer bits: bf16, fp16, int8, sign.
+"""Codecs that send every element with fewer bits: bf16, fp16, int8, sign.
 
-The floats of half width are one conversion. The others go chunk by chunk, so that
-what one operation wrote the next one finds in the cache, and compute in float32
-whatever the source's dtype. A NaN or an infinity survives: of int8 and sign the
-whole block around it decodes to something that is not finite, so that whoever
-looks for overflow finds it.
+bf16 and fp16 are one conversion. int8 and sign work in chunks, so that each operation finds the
+previous result in the cache, and compute in float32 for every source dtype. A NaN or an infinity
+is preserved: with int8 and sign its whole block decodes to values that are not finite, so an
+overflow check finds it.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from torch import Tensor
 from hubring.ps.core.errors import ConfigError
 
 BLOCK = 512
-"""Elements that share a scale: its four bytes are then under one percent of int8's payload."""
+"""Elements that share a scale. The four bytes of a scale are less than one percent of int8's payload."""
 
 _CHUNK = 1 << 18
-"""Elements converted at a time: 1 MiB of float32, which fits beside its result into a core's own cache.
+"""Elements converted at a time: 1 MiB of float32, which fits with its result into a core's own cache.
 
-Measured over 100 MB: int8 takes 40 % longer by chunks of 64 Ki, where each torch
-call's own microseconds show, and 50 % longer in one piece, from memory.
+Measured with 100 MB: int8 takes 40 % longer in chunks of 64 Ki, because of the overhead of each
+torch call, and 50 % longer in one piece, which runs from main memory.
 """
 
 _LEAST = 2.0**-100
-"""A scale below it counts as zero: its reciprocal could overflow."""
+"""A smaller scale is replaced by zero: its reciprocal could overflow."""
 
 
 class Half:
-    """bf16 or fp16: a plain conversion, rounded to nearest even.
+    """bf16 or fp16: a conversion, rounded to nearest even.
 
-    What fp16 cannot hold (beyond 65504) becomes infinite rather than clamped: a
-    clamped gradient is silently another one, while an infinite one is what a
-    GradScaler looks for. Where the range is in doubt, bf16 has float32's.
+    fp16 turns values beyond 65504 into infinity instead of clamping them. A clamped gradient
+    is silently wrong; a GradScaler detects an infinite one. Use bf16, with float32's range, if
+    the range is uncertain.
     """
 
     biased = False
@@ -59,11 +58,11 @@ class Half:
 
 
 class Int8:
-    """Whole numbers from -127 to 127 and a float32 scale for every block: its largest magnitude / 127.
+    """Integers from -127 to 127, and a float32 scale per block: its largest magnitude / 127.
 
-    Rounded to nearest, so a decoded element is off by at most half a scale, and a
-    rerun is the same. Elements far smaller than their block's largest round to
-    zero in every step, which Adam would never make up for; hence error feedback.
+    Rounds to nearest, so a decoded element is off by at most half a scale, and a rerun gives the
+    same bytes. Elements much smaller than their block's largest round to zero in every step.
+    Adam cannot compensate for that, so int8 needs error feedback.
     """
 
     name = "int8"
@@ -104,10 +103,9 @@ class Int8:
 
 
 class Sign:
-    """One bit an element and its block's mean magnitude (Seide et al. 2014; Bernstein et al. 2018).
+    """One bit per element, and the mean magnitude of each block (Seide et al. 2014; Bernstein et al. 2018).
 
-    The mean magnitude is what comes closest to the block in the mean square.
-    Zero counts as positive.
+    The mean magnitude minimises the mean square error of the block. Zero counts as positive.
     """
 
     name = "sign"
@@ -148,15 +146,15 @@ class Sign:
 
 
 def check_length(name: str, payload: Tensor, nbytes: int) -> None:
-    """Refuses a payload of another length than the codec makes.
+    """Checks a payload's length.
 
     Raises:
-        ConfigError: Says how long it is and how long it must be.
+        ConfigError: The length is wrong. The message gives both lengths.
     """
     if payload.numel() != nbytes:
         raise ConfigError(
-            f"a payload of {payload.numel()} bytes, where {name} makes {nbytes} of the key's elements:"
-            " start all workers and the server from the same version"
+            f"the payload has {payload.numel()} bytes; {name} needs {nbytes} for the key's elements."
+            " Run the same Hubring version on the server and all workers"
         )
 
 
@@ -169,7 +167,7 @@ def _scratch(numel: int) -> Tensor:
 
 
 def _chunks(source: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Where each chunk begins, and the chunk in float32; the next one may overwrite it."""
+    """Yields each chunk's start and the chunk in float32. The next chunk may overwrite it."""
     converted = None if source.dtype == torch.float32 else _scratch(source.numel())
     for begin in range(0, source.numel(), _CHUNK):
         chunk = source[begin : begin + _CHUNK]
@@ -177,7 +175,7 @@ def _chunks(source: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _by_block(reduce: Callable[..., Tensor], values: Tensor) -> Tensor:
-    """One number for every block; the last block may be short."""
+    """Reduces each block to one number. The last block can be short."""
     whole = values.numel() // BLOCK * BLOCK
     reduced = [reduce(values[:whole].view(-1, BLOCK), dim=1)] if whole else []
     if whole < values.numel():
@@ -186,7 +184,7 @@ def _by_block(reduce: Callable[..., Tensor], values: Tensor) -> Tensor:
 
 
 def _scaled(values: Tensor, scales: Tensor, out: Tensor) -> None:
-    """Each value times its block's scale; `out` may be `values`."""
+    """Multiplies each value by its block's scale. `out` may be `values`."""
     whole = values.numel() // BLOCK * BLOCK
     torch.mul(values[:whole].view(-1, BLOCK), scales[: whole // BLOCK, None], out=out[:whole].view(-1, BLOCK))
     if whole < values.numel():

@@ -1,4 +1,4 @@
-"""Top-k: the codec that keeps few elements, and those exactly."""
+"""Top-k: a codec that sends the largest elements exactly."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from hubring.ps.compression.quantization import check_length
 from hubring.ps.core.errors import ConfigError
 
 _SAMPLE = 1 << 14
-"""Elements looked at to guess from which magnitude on the largest k are."""
+"""Elements to sample for a guess of the k-th largest magnitude."""
 
 _SPARE = 1.3
-"""How many more candidates than k the guess aims at; below k the guess is dropped."""
+"""Ratio of expected candidates to k. If there are fewer than k candidates, the guess is discarded."""
 
 _LEAST = float(np.finfo(np.float32).tiny)
-"""Smaller magnitudes are nobody's candidates: in sparse gradients nearly all would be."""
+"""Smaller magnitudes are not candidates. In sparse gradients nearly all elements would be."""
 
 
 class TopK:
-    """The largest elements by magnitude (Aji & Heafield 2017; Lin et al. 2018): int32 places, float32 values.
+    """The largest elements by magnitude (Aji & Heafield 2017; Lin et al. 2018).
 
-    Always the exact k largest of what it is given, in the order of their places.
-    A sample guesses a threshold that some more than k exceed, and only those are
-    ranked; should fewer exceed it, all are. A NaN counts as the largest of all.
-    Where fewer than k differ from zero, the first of them fills the rest.
+    The payload is int32 indices, then float32 values. It always holds the exact k largest elements, in
+    the order of their indices. A sample gives a threshold that slightly more than k elements exceed, and
+    only those are ranked. If fewer exceed it, all elements are ranked. A NaN counts as the largest. If
+    fewer than k elements are nonzero, the first of them fills the rest.
 
     Args:
-        fraction: Of the elements; at least one travels.
+        fraction: Fraction of the elements to send. At least one is sent.
     """
 
     biased = True
@@ -45,11 +45,11 @@ class TopK:
     def check(self, payload: Tensor, numel: int) -> None:
         check_length(self.name, payload, self.nbytes(numel))
         if numel:
-            lowest, highest = (int(place) for place in torch.aminmax(_places(payload)))
+            lowest, highest = (int(index) for index in torch.aminmax(_indices(payload)))
             if lowest < 0 or highest >= numel:
                 raise ConfigError(
-                    f"{self.name} brought an element for place {lowest if lowest < 0 else highest}, where"
-                    f" there are {numel} from 0 on: start all workers and the server from the same version"
+                    f"a {self.name} payload has index {lowest if lowest < 0 else highest}, but the key has"
+                    f" {numel} elements. Run the same Hubring version on the server and all workers"
                 )
 
     def encode(self, source: Tensor, payload: Tensor) -> None:
@@ -58,20 +58,20 @@ class TopK:
         source = source if source.dtype == torch.float32 else source.float()
         count = self._count(source.numel())
         chosen = _largest(source.abs(), count)
-        places, values = _places(payload), _values(payload)
-        places[: len(chosen)] = chosen
+        indices, values = _indices(payload), _values(payload)
+        indices[: len(chosen)] = chosen
         torch.index_select(source, 0, chosen, out=values[: len(chosen)])
-        places[len(chosen) :], values[len(chosen) :] = places[0], values[0]
+        indices[len(chosen) :], values[len(chosen) :] = indices[0], values[0]
 
     def decode(self, payload: Tensor, out: Tensor) -> None:
         out.zero_()
-        out.scatter_(0, _places(payload).long(), _values(payload).to(out.dtype))
+        out.scatter_(0, _indices(payload).long(), _values(payload).to(out.dtype))
 
     def _count(self, numel: int) -> int:
         return ceil(numel * self._fraction)
 
 
-def _places(payload: Tensor) -> Tensor:
+def _indices(payload: Tensor) -> Tensor:
     return payload[: payload.numel() // 2].view(torch.int32)
 
 
@@ -80,9 +80,12 @@ def _values(payload: Tensor) -> Tensor:
 
 
 def _largest(magnitudes: Tensor, count: int) -> Tensor:
-    """Places of the `count` largest, ascending; of fewer, but one at least, if the others are zero."""
+    """Returns the ascending indices of the `count` largest magnitudes.
+
+    Returns fewer, but at least one, if the others are zero.
+    """
     threshold = max(_LEAST, _guess(magnitudes, count))
-    # Asked this way round, since a NaN is not below anything.
+    # The comparison is negated so that a NaN is a candidate.
     candidates = torch.from_numpy(np.flatnonzero(~(magnitudes.numpy() < np.float32(threshold))))
     if len(candidates) < count and threshold > _LEAST:
         candidates = torch.arange(len(magnitudes))
@@ -93,7 +96,7 @@ def _largest(magnitudes: Tensor, count: int) -> Tensor:
 
 
 def _guess(magnitudes: Tensor, count: int) -> float:
-    """A magnitude that a few more than `count` are likely to exceed; 0 where that cannot be told."""
+    """Returns a magnitude that slightly more than `count` elements probably exceed; 0 if unknown."""
     sample = magnitudes[:: max(1, len(magnitudes) // _SAMPLE)]
     exceeding = ceil(_SPARE * count * len(sample) / len(magnitudes))
     if exceeding >= len(sample):

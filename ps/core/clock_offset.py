@@ -14,8 +14,8 @@ class Offset(NamedTuple):
     """A clock offset in nanoseconds.
 
     `ahead` is exact if request and answer travel equally long. How the round trip divides is unknown, so the
-    error is at most half the round trip: 0.15 ms for 0.3 ms. The offset holds for the time of the measurement:
-    clocks that are not synchronised drift apart by up to about 50 us a second.
+    error is at most half the round trip: 0.15 ms for 0.3 ms. The offset holds only at the time of the
+    measurement: clocks that are not synchronised drift apart by up to about 50 us a second.
     """
 
     ahead: int

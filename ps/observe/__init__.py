@@ -1,1 +1,1 @@
-"""What people and monitors see: logs, journal, health, metrics."""
+"""Logs, journal, health and metrics."""

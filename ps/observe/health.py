@@ -1,8 +1,8 @@
-"""Health: grpc.health.v1 for each service of a hub, and of a shard.
+"""grpc.health.v1 for each service of a hub and of a shard.
 
-Law: a service is serving if and only if nothing is in its way. What is, goes
-with the answer to Check as trailing metadata, since the protocol has no word
-for it; who does not know of that sees a plain NOT_SERVING.
+Law: a service is SERVING if and only if nothing blocks it. The protocol has no field for
+the reason, so the reply to Check carries it as trailing metadata. A client that ignores
+the metadata sees a plain NOT_SERVING.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from hubring.protos import control_pb2 as pb
 from hubring.protos import data_pb2
 
 PROCESS = ""
-"""The whole process, as every gRPC server has it."""
+"""The whole process, as in every gRPC server."""
 CONTROL = pb.DESCRIPTOR.services_by_name["Control"].full_name
 SHARD_CONTROL = pb.DESCRIPTOR.services_by_name["ShardControl"].full_name
 DATA = data_pb2.DESCRIPTOR.services_by_name["Data"].full_name
-"""On a shard: it takes pushes. On a hub: every shard that a job needs is there and alive."""
+"""On a shard: it accepts pushes. On a hub: every shard that a job needs is alive."""
 READY = "ready"
-"""On a hub alone: a worker that comes now is let in."""
+"""On a hub only: a new worker can join."""
 
 WHY = "hubring-why-bin"
-"""Trailing metadata, in UTF-8: hosts and jobs may be named in any alphabet."""
+"""Key of the trailing metadata. The value is UTF-8, since names of hosts and jobs can have any characters."""
 
 WHY_BYTES = 2000
-"""How much of it is told: gRPC refuses metadata of 8 KiB, and a failure may hold a whole traceback."""
+"""Bytes of the reason to send. gRPC refuses metadata above 8 KiB, and a failure can hold a traceback."""
 
-TELL_SECONDS = 0.1
-"""How long a watcher that does not read may hold up the hub; it is told with a later tick."""
+WATCHER_SECONDS = 0.1
+"""Seconds that a watcher which does not read can delay the hub. The next call of `tell` tries again."""
 
 Troubles = Mapping[str, str]
-"""For each service what is in its way, as a clause; empty where it serves."""
+"""For each service the reason why it does not serve, as a clause; empty if it serves."""
 
 
 class _Health:
-    """What a hub's and a shard's have in common: the servicer that gRPC ships, and reasons."""
+    """Adds reasons to the health servicer that gRPC ships."""
 
     def __init__(self, servicer: Any) -> None:
         self._servicer = servicer
@@ -48,7 +48,7 @@ class _Health:
         self.Watch = servicer.Watch
 
     def add_to(self, server: Any) -> None:
-        """Registers the service on a server that has not started yet."""
+        """Registers the service on a server that has not started."""
         health_pb2_grpc.add_HealthServicer_to_server(self, server)
 
     def _all(self) -> Any:
@@ -62,19 +62,19 @@ class _Health:
 
 
 class HubHealth(_Health):
-    """A hub's, for a server of the running event loop."""
+    """Health of a hub, for a server of the running event loop."""
 
     def __init__(self) -> None:
         super().__init__(health.aio.HealthServicer())
         self._told: dict[str, Any] = {}
 
     async def tell(self, troubles: Troubles) -> None:
-        """Takes down how it goes; whoever watches learns of what has changed."""
+        """Updates the services' states and notifies watchers of changes."""
         self._why.update(troubles)
         for service, why in troubles.items():
             if self._told.get(service) != _status(why):
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._servicer.set(service, _status(why)), TELL_SECONDS)
+                    await asyncio.wait_for(self._servicer.set(service, _status(why)), WATCHER_SECONDS)
                     self._told[service] = _status(why)
 
     async def Check(self, request: Any, context: Any) -> Any:
@@ -86,13 +86,13 @@ class HubHealth(_Health):
 
 
 class ShardHealth(_Health):
-    """A shard's, for a server with threads."""
+    """Health of a shard, for a server with threads."""
 
     def __init__(self) -> None:
         super().__init__(health.HealthServicer())
 
     def tell(self, troubles: Troubles) -> None:
-        """Takes down how it goes; whoever watches learns of what has changed. From any thread."""
+        """Updates the services' states and notifies watchers of changes. Safe from any thread."""
         self._why.update(troubles)
         for service, why in troubles.items():
             self._servicer.set(service, _status(why))

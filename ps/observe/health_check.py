@@ -1,4 +1,4 @@
-"""Probe: asks a hub or a shard by grpc.health.v1 whether it serves; what a container's health check runs."""
+"""Asks a hub or a shard by grpc.health.v1 whether it serves. Container health checks run it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hubring.ps.observe.health import CONTROL, DATA, READY, SHARD_CONTROL, WHY
 from hubring.ps.transport.grpc.channel import open_channel
 
 PATIENCE = 3.0
-"""Seconds; shorter than any engine's own for a probe but Kubernetes' default of 1."""
+"""Seconds. Shorter than the probe timeout of every engine except Kubernetes' default of 1."""
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -24,13 +24,13 @@ def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
 
     Args:
         address: `HOST:PORT` of a hub's control, or of a shard's gRPC.
-        service: Its name in grpc.health.v1; empty: the process.
+        service: The service's name in grpc.health.v1; empty for the whole process.
         timeout: Seconds.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
         UsageError: There is no such service.
-        ServerUnreachable: It does not serve, and says why; or nobody answers.
+        ServerUnreachable: The service is not serving (the message gives the reason), or no server answers.
     """
     split(address)
     request = health_pb2.HealthCheckRequest(service=service)
@@ -48,12 +48,13 @@ def probe(address: str, service: str, timeout: float = PATIENCE) -> None:
 def _refused(address: str, service: str, error: Any) -> HubringError:
     code = error.code()
     if code is grpc.StatusCode.NOT_FOUND:
-        known = f"a hub has {CONTROL}, {DATA} and {READY}, a shard {SHARD_CONTROL} and {DATA}"
-        return UsageError(f"{address} has no service {service!r}: {known}; without one the process answers")
+        known = f"a hub has {CONTROL}, {DATA} and {READY}, a shard has {SHARD_CONTROL} and {DATA}"
+        fix = "name one of these, or none to check the process"
+        return UsageError(f"{address} has no service {service!r}: {known}; {fix}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        return ServerUnreachable(f"what answers at {address} is neither a hub nor a shard; check the port")
+        return ServerUnreachable(f"the server at {address} is neither a hub nor a shard; check the port")
     return ServerUnreachable(
-        f"nobody answers at {address} ({code.name}: {error.details()});"
+        f"no server answers at {address} ({code.name}: {error.details()});"
         " check the address, or start a hub there: ps-server start"
     )
 
@@ -62,4 +63,4 @@ def _why(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     for key, value in metadata:
         if key == WHY and isinstance(value, bytes):
             return value.decode(errors="replace")
-    return "it does not say why"
+    return "the server gives no reason"

@@ -1,4 +1,4 @@
-"""Journal: what happened lately, for whoever looks at the hub rather than at its log."""
+"""The last lines of the log, for the status page and `ps-server status`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections import deque
 from itertools import count
 from typing import NamedTuple
 
-KEPT = 200
-"""Older entries make room for new ones."""
+MAX_ENTRIES = 200
+"""Entries to store. The oldest are dropped."""
 
 
 class LogEntry(NamedTuple):
     """One line of the log."""
 
     number: int
-    """Rises by one with each entry, from 1 on."""
+    """Increases by one with each entry, from 1."""
     time: float
     """Seconds since 1970."""
     level: str
@@ -24,21 +24,21 @@ class LogEntry(NamedTuple):
 
 
 class Journal(logging.Handler):
-    """Keeps the last lines that this process logged, of level INFO and above."""
+    """Stores the last lines that this process logged at level INFO or above."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self._entries: deque[LogEntry] = deque(maxlen=KEPT)
+        self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
         self._numbers = count(1)
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             text = record.getMessage()
-        except Exception:  # whoever logs goes on, as with every handler
+        except Exception:  # a logging error must not stop the caller
             self.handleError(record)
             return
         self._entries.append(LogEntry(next(self._numbers), record.created, record.levelname.lower(), text))
 
     def entries(self) -> list[LogEntry]:
-        """What is kept, the oldest first."""
+        """Returns the stored entries, oldest first."""
         return list(self._entries)

@@ -1,10 +1,10 @@
-"""What the programs say on standard error: one line an event.
+"""Log output on standard error: one line per event.
 
     host w3 step=120 | WARNING: the slowest is rank 1, 4 steps behind
 
-A line is written in one piece, so that lines of processes that share a terminal
-do not mix. The programs call `configure` once, at the start, and keep `who` up to
-date; all others only use `logging.getLogger(__name__)`.
+A line is written with one write, so that lines of processes that share a terminal do
+not mix. A program calls `configure` once at startup and updates `who`. All other code
+uses only `logging.getLogger(__name__)`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ RED, YELLOW, PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[0m"
 
 @dataclass(slots=True)
 class LogOrigin:
-    """Where a line comes from."""
+    """The process that a line comes from."""
 
     role: str = ""
     """`w3`, `shard1` or `hub`."""
     step: int | None = None
-    """Completed steps; None where there are none to count."""
+    """Completed steps; None if the process counts no steps."""
     host: str = field(default_factory=lambda: socket.gethostname().partition(".")[0])
 
     def __str__(self) -> str:
@@ -37,17 +37,17 @@ class LogOrigin:
 
 
 who = LogOrigin()
-"""Where this process's lines come from: its role once it has one, and the step that it has reached.
+"""The origin of this process's lines: its role and the step that it has reached.
 
-A process has one log and so one origin, like the root logger that `configure` sets up.
+It is global, as is the root logger that `configure` sets up.
 """
 
 
 def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigin:
-    """Sends every logger's lines to `stream`, standard error unless told; a second call replaces the first.
+    """Sends the lines of all loggers to `stream`, or to standard error. A second call replaces the first.
 
     Returns:
-        `who`, for the caller to fill in.
+        `who`, which the caller must fill in.
     """
     stream = stream or sys.stderr
     handler = LineHandler(stream)
@@ -61,11 +61,11 @@ def configure(fmt: LogFormat = "text", stream: TextIO | None = None) -> LogOrigi
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """The handler that `configure` installs, told from those of a training script."""
+    """The handler that `configure` installs. The class distinguishes it from a training script's handlers."""
 
 
 class TextLine(logging.Formatter):
-    """Lines for people: `host w3 step=120 | message`, with the level from warnings up."""
+    """Lines for people: `host w3 step=120 | message`, with the level for warnings and errors."""
 
     def __init__(self, origin: LogOrigin, colour: bool = False) -> None:
         super().__init__("%(message)s")
@@ -73,7 +73,7 @@ class TextLine(logging.Formatter):
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        # A traceback has lines of its own; each says where it comes from.
+        # A traceback has several lines; each gets the origin.
         lines = (self._level(record) + super().format(record)).splitlines() or [""]
         return "\n".join(f"{self._origin} | {line}" for line in lines)
 
@@ -87,7 +87,7 @@ class TextLine(logging.Formatter):
 
 
 class JsonLine(logging.Formatter):
-    """Lines for machines: one JSON object each; `time` is in seconds since 1970."""
+    """Lines for programs: one JSON object each. `time` is in seconds since 1970."""
 
     def __init__(self, origin: LogOrigin) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
-"""Metrics: a hub's status in the words of Prometheus.
+"""Exports a hub's status as Prometheus metrics.
 
-Law: METRICS names every metric once; what is exported and what deploy/METRICS.md
-says both come from it. All that can vary in a label is bounded by the job: ranks,
-shards, and words from fixed lists. A number that nobody knows (the loss before
-the first report, what a dead shard counted) is left out, never zero.
+Law: METRICS names every metric once. The export and deploy/METRICS.md are made from it. The job bounds
+the number of label values: they are ranks, shards, or words from fixed lists. An unknown number (the loss
+before the first report, the counters of a dead shard) is omitted, never zero.
 
 `python -m hubring.ps.observe.metrics > deploy/METRICS.md` writes that page.
 """
@@ -18,17 +17,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-"""Of `exposition`: the text format that every Prometheus reads."""
+"""Content type of `exposition`: the text format that every Prometheus version reads."""
 
 STALENESS_BUCKETS = (0.0, *(2.0**power for power in range(12)))
-"""Versions, each bound included; one more bucket takes the rest."""
+"""Upper bounds in versions, inclusive. One more bucket takes the rest."""
 
 Report = Mapping[str, Any]
-"""What `Coordinator.status()` returns."""
+"""The return value of `Coordinator.status()`."""
 
 Labels = tuple[str, ...]
 Reading = tuple[Labels, Any]
-"""The labels' values, and a number; for a histogram, how often which whole number occurred."""
+"""The labels' values and a number. For a histogram: a mapping of values to their counts."""
 Read = Callable[[Report], Iterable[Reading]]
 
 Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
@@ -39,19 +38,19 @@ _KINDS: Mapping[str, type[CounterMetricFamily] | type[GaugeMetricFamily]] = {
 
 
 class Metric(NamedTuple):
-    """One metric, as it is exported and documented."""
+    """A metric, as exported and documented."""
 
     name: str
     type: Literal["counter", "gauge", "histogram"]
     labels: Labels
     unit: str
     read: Read
-    """Takes its readings out of a status."""
+    """Extracts the readings from a status."""
     help: str
 
 
 def exposition(report: Report) -> bytes:
-    """A hub's status in Prometheus's text format.
+    """Returns a hub's status in Prometheus's text format.
 
     Args:
         report: From `Coordinator.status()`.
@@ -62,7 +61,7 @@ def exposition(report: Report) -> bytes:
 
 
 def document() -> str:
-    """The page that lists all metrics, in Markdown."""
+    """Returns the Markdown page that lists all metrics."""
     rows = [
         f"| `{metric.name}` | {metric.type} | {', '.join(metric.labels)} | {metric.unit} | {metric.help} |"
         for metric in METRICS
@@ -70,11 +69,11 @@ def document() -> str:
     return _PAGE.format(rows="\n".join(rows))
 
 
-# How a metric reads the status.
+# Functions that read the status.
 
 
 def _hub(key: str) -> Read:
-    """A number or a yes of the hub's own; nothing where it is None."""
+    """Reads a number or flag of the hub; no reading if it is None."""
 
     def read(report: Report) -> Iterator[Reading]:
         if report[key] is not None:
@@ -101,13 +100,13 @@ def _info(report: Report) -> Iterator[Reading]:
 
 
 def _steps(report: Report) -> Iterator[Reading]:
-    # A worker that resumes tells 0 before it tells the checkpoint's step: as a rate, a leap.
+    # A worker that resumes reports 0 before the checkpoint's step. The rate would show a jump.
     if report["step"]:
         yield (), report["step"]
 
 
 def _worker_steps(report: Report) -> Iterator[Reading]:
-    return ((labels, step) for labels, step in _workers("step")(report) if step)  # as above
+    return ((labels, step) for labels, step in _workers("step")(report) if step)  # see _steps
 
 
 def _workers(key: str) -> Read:
@@ -115,7 +114,7 @@ def _workers(key: str) -> Read:
 
 
 def _rows(rows: str, label: str, key: str) -> Read:
-    """One column of a table in the status; what a row leaves out is not known."""
+    """Reads one column of a table in the status; no reading for a row without it."""
 
     def read(report: Report) -> Iterator[Reading]:
         for row in report[rows]:
@@ -126,7 +125,7 @@ def _rows(rows: str, label: str, key: str) -> Read:
 
 
 def _shards(key: str) -> Read:
-    """As `_rows`, of shards that answer: what another told before is old."""
+    """Like `_rows`, for shards that answer. The values of other shards are old."""
 
     def read(report: Report) -> Iterator[Reading]:
         for row in report["shards"]:
@@ -137,7 +136,7 @@ def _shards(key: str) -> Read:
 
 
 def _versions(key: str) -> Read:
-    """As `_shards`, of those that hold something: another's would stay at 0 for ever."""
+    """Like `_shards`, for shards that hold slices. The versions of other shards would stay at 0."""
     read = _shards(key)
     return lambda report: read({"shards": [row for row in report["shards"] if row["keys"]]})
 
@@ -149,7 +148,7 @@ def _shards_up(report: Report) -> Iterator[Reading]:
 def _held(report: Report) -> Iterator[Reading]:
     present = [str(row["rank"]) for row in report["workers"]]
     for (shard,), ranks in _shards("held_seconds")(report):
-        # The slowest is never held, and the one to look for: it counts 0. Who is gone holds nobody up.
+        # The slowest worker is never held, but users look for it: report 0. Omit workers that left.
         for rank in present:
             yield (shard, rank), ranks.get(rank, 0.0)
 
@@ -158,96 +157,95 @@ def _held(report: Report) -> Iterator[Reading]:
 METRICS = (
     # The hub and its job.
     Metric("ps_info", "gauge", ("version", "protocol", "mode", "topology"), "", _info,
-           "Always 1; the labels say what this hub is. `topology` is none until the first worker says it."),
+           "Always 1. The labels describe the hub. `topology` is none until the first worker joins."),
     Metric("ps_uptime_seconds", "gauge", (), "seconds", _hub("seconds_up"),
-           "Seconds since the hub was started."),
+           "Time since the hub started."),
     Metric("ps_running", "gauge", (), "", _hub_is(lambda report: report["state"] == "running"),
-           "1 while a job runs: all of its workers came, and it has not failed."),
+           "1 while a job runs: all of its workers joined and it has not failed."),
     Metric("ps_failed", "gauge", (), "", _hub_is(lambda report: bool(report["failure"])),
-           "1 while the job, or the hub itself, cannot go on."),
+           "1 if the job or the hub has failed."),
     Metric("ps_draining", "gauge", (), "", _hub("draining"),
-           "1 while all workers are asked to leave after their step."),
+           "1 while the hub asks all workers to stop after their step."),
     Metric("ps_ends_with_job", "gauge", (), "", _hub("ends_with_job"),
-           "1 where the hub ends when its job does: `--once`, or it was asked to stop."),
+           "1 if the hub exits when its job finishes: it has `--once`, or it was asked to stop."),
     Metric("ps_epoch", "gauge", (), "", _hub("epoch"),
-           "Rises with every change of who takes part, from 1 on; 0 before the job begins."),
+           "Increases with every change of the members, from 1. 0 before the job starts."),
     Metric("ps_world_size", "gauge", (), "workers", _hub("world_size"),
-           "Workers that the job wants; 0 while nobody has said."),
+           "Workers that the job needs. 0 while this is unknown."),
     Metric("ps_workers", "gauge", (), "workers", _count("workers"),
-           "Workers that take part now."),
+           "Workers in the job now."),
     Metric("ps_workers_left_total", "counter", ("how",), "workers", _total("workers"),
-           "Workers that take part no more, by how they left: finished, preempted, failed or lost."),
+           "Workers that left the job, by how: finished, preempted, failed or lost."),
     Metric("ps_jobs_total", "counter", ("result",), "jobs", _total("jobs"),
-           "Jobs that are over, by result: finished, preempted or failed."),
+           "Jobs that ended, by result: finished, preempted or failed."),
     Metric("ps_steps_total", "counter", (), "steps", _steps,
-           "Steps that all who take part have completed, those before a checkpoint that the job resumed"
-           " included; left out before the first."),
+           "Steps that all workers have completed, including steps before the checkpoint that the job"
+           " resumed from. Omitted before the first step."),
     Metric("ps_lease_seconds", "gauge", (), "seconds", _hub("lease_seconds"),
-           "Seconds for which a worker or a shard may be silent until it counts as lost."),
+           "Time without a heartbeat after which a worker or a shard is lost."),
     Metric("ps_checkpoints_total", "counter", (), "checkpoints", _hub("checkpoints"),
-           "Checkpoints that this hub wrote."),
+           "Checkpoints that the hub wrote."),
     Metric("ps_checkpoint_age_seconds", "gauge", (), "seconds", _hub("checkpoint_age"),
-           "Seconds since the last checkpoint, or since the hub was ready for the job that has none yet;"
-           " left out unless a job runs whose parameters the hub saves."),
+           "Time since the last checkpoint; without one, since the hub was ready for the job. Omitted unless"
+           " a job runs whose parameters the hub saves."),
     Metric("ps_checkpoint_interval_seconds", "gauge", (), "seconds", _hub("checkpoint_every"),
-           "Seconds from one checkpoint to the next, as asked for; left out without a directory for them."),
-    # Its workers.
+           "Configured time between checkpoints. Omitted without a checkpoint directory."),
+    # Workers.
     Metric("ps_worker_steps_total", "counter", ("rank",), "steps", _worker_steps,
-           "Steps that the worker has completed, counted as `ps_steps_total`."),
+           "Steps that the worker has completed, counted like `ps_steps_total`."),
     Metric("ps_worker_steps_per_second", "gauge", ("rank",), "steps a second", _workers("steps_per_second"),
-           "The worker's pace over its last few seconds."),
+           "The worker's speed over the last few seconds."),
     Metric("ps_worker_loss", "gauge", ("rank",), "", _workers("loss"),
-           "The loss that the script reported last; left out where that is none, or no finite number."),
+           "The loss that the script reported last. Omitted if there is none or it is not finite."),
     Metric("ps_worker_waiting_seconds", "gauge", ("rank",), "seconds", _workers("seconds_waiting"),
-           "Seconds for which the worker has been held up by now; 0 while it computes."),
+           "Time that the worker has been waiting for others. 0 while it computes."),
     Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",), "seconds",
            _workers("seconds_since_heartbeat"),
-           "Seconds since the worker was last heard; it beats each second, or faster under a short lease."),
-    # Its shards.
+           "Time since the worker's last heartbeat. Workers send one per second, or more with a short lease."),
+    # Shards.
     Metric("ps_shards", "gauge", (), "shards", _count("shards"),
-           "Shards that are registered."),
+           "Registered shards."),
     Metric("ps_shards_wanted", "gauge", (), "shards", _hub("shards_wanted"),
-           "Shards that the job needs to begin; 0 around a ring."),
+           "Shards that the job needs to start. 0 for a ring."),
     Metric("ps_shard_up", "gauge", ("shard",), "", _shards_up,
-           "1 if the shard told its numbers within a second; if not, they are left out."),
+           "1 if the shard answered within a second. If not, its other metrics are omitted."),
     Metric("ps_shard_heartbeat_age_seconds", "gauge", ("shard",), "seconds",
            _rows("shards", "shard", "seconds_since_heartbeat"),
-           "Seconds since the shard was last heard."),
+           "Time since the shard's last heartbeat."),
     Metric("ps_shard_pushes_total", "counter", ("shard",), "pushes", _shards("pushes"),
-           "Gradients that counted, or will when their round closes."),
+           "Gradients that were counted, or will be when their round closes."),
     Metric("ps_shard_duplicates_total", "counter", ("shard",), "pushes", _shards("duplicates"),
-           "Pushes that were known already, and did not count again."),
+           "Pushes that the shard had already received. They are not counted again."),
     Metric("ps_shard_dropped_total", "counter", ("shard",), "pushes", _shards("dropped"),
-           "Pushes that came too late for their round (`--mode backup`)."),
+           "Pushes that were too late for their round (`--mode backup`)."),
     Metric("ps_shard_received_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_in"),
-           "Payload that workers sent to the shard, headers left out."),
+           "Payload that workers sent to the shard, without headers."),
     Metric("ps_shard_sent_bytes_total", "counter", ("shard",), "bytes", _shards("bytes_out"),
-           "Payload that the shard sent to workers."),
+           "Payload that the shard sent to workers, without headers."),
     Metric("ps_shard_queued_seconds_total", "counter", ("shard",), "seconds", _shards("queued_seconds"),
-           "Seconds for which requests waited for others that had come with them."),
+           "Time that requests waited for other requests received with them."),
     Metric("ps_shard_handled_seconds_total", "counter", ("shard",), "seconds", _shards("handled_seconds"),
-           "Seconds in which the shard read requests, updated and answered."),
+           "Time that the shard spent on reading requests, updating and answering."),
     Metric("ps_shard_held_seconds_total", "counter", ("shard", "rank"), "seconds", _held,
-           "Seconds for which answers to this worker were held back until the mode let them go; answers that"
-           " were held at once add up."),
+           "Time that the mode held back answers to this worker. Times of concurrent answers add up."),
     Metric("ps_shard_cpu_seconds_total", "counter", ("shard",), "seconds", _shards("cpu_seconds"),
-           "Seconds of cores that the shard's process used since it was started."),
+           "CPU time of the shard's process since it started."),
     Metric("ps_shard_peak_bytes", "gauge", ("shard",), "bytes", _shards("peak_bytes"),
-           "The most memory that the shard's process held at a time."),
+           "Peak memory of the shard's process."),
     Metric("ps_shard_keys", "gauge", ("shard",), "keys", _shards("keys"),
-           "Slices of the model that the shard holds; 0 for one that the job has no use for."),
+           "Slices of the model that the shard holds. 0 if the job does not use the shard."),
     Metric("ps_shard_oldest_version", "gauge", ("shard",), "versions", _versions("oldest_version"),
-           "Updates of the key that has had the fewest."),
+           "Fewest updates of any key on the shard."),
     Metric("ps_shard_newest_version", "gauge", ("shard",), "versions", _versions("newest_version"),
-           "Updates of the key that has had the most."),
+           "Most updates of any key on the shard."),
     Metric("ps_push_staleness", "histogram", ("shard",), "versions", _shards("staleness"),
-           "Versions by which the parameters moved on between a worker's read and the update by its push."),
+           "Versions between a worker's read of the parameters and the update by its push."),
 )
 # fmt: on
 
 
 class _Collector:
-    """What a registry asks for: every metric, with its readings."""
+    """Provides the metrics and their readings to a registry."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -271,7 +269,7 @@ def _family(metric: Metric, readings: Iterable[Reading]) -> Family:
 
 
 def _buckets(counts: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]:
-    """How many values are at most each bound, and the sum of all."""
+    """Returns the number of values up to each bound, and the sum of all values."""
     values = {int(value): count for value, count in counts.items()}
     below = [
         (str(bound), float(sum(count for value, count in values.items() if value <= bound)))
@@ -284,13 +282,12 @@ def _buckets(counts: Mapping[str, int]) -> tuple[list[tuple[str, float]], float]
 _PAGE = """\
 # Metrics
 
-`ps-server start` serves these at `/metrics`, on the port of its status page, in Prometheus's text format.
-This page is made from the table in `ps/observe/metrics.py`, by `python -m hubring.ps.observe.metrics`.
+`ps-server start` serves these metrics at `/metrics`, on the port of its status page, in Prometheus's text
+format. `python -m hubring.ps.observe.metrics` makes this page from the table in `ps/observe/metrics.py`.
 
-Counters of workers and shards are those of the job that runs and begin anew with the next one; `rate()` and
-`increase()` allow for that. `ps_workers_left_total`, `ps_jobs_total` and `ps_checkpoints_total` count from
-the hub's start. A number that nobody knows is left out. Around a ring no gradients pass the shards: what
-they count stays 0.
+Counters of workers and shards restart with each job; `rate()` and `increase()` allow for that.
+`ps_workers_left_total`, `ps_jobs_total` and `ps_checkpoints_total` count from the hub's start. An unknown
+number is omitted. In a ring no gradients pass through the shards, so their counters stay 0.
 
 | name | type | labels | unit | meaning |
 | --- | --- | --- | --- | --- |

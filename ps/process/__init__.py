@@ -1,1 +1,1 @@
-"""Child processes: how one of our own programs is started, watched and ended."""
+"""Starts, watches and stops child processes."""

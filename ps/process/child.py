@@ -1,4 +1,4 @@
-"""A child process: started, watched, asked to stop, and ended for certain."""
+"""A child process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import IO, Any
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 15.0
-"""How long a child gets to stop by itself; a busy machine takes its time."""
+"""Seconds that a child has to stop by itself. A busy machine needs that long."""
 
 
 def ending(code: int) -> str:
-    """How a process with this return code ended, as a clause."""
+    """Describes how a process with this return code ended, as a clause."""
     if code >= 0:
         return f"exited with {code}"
     names = [f" ({each.name})" for each in signal.Signals if each == -code]  # real-time signals have none
@@ -25,14 +25,14 @@ def ending(code: int) -> str:
 
 
 class Child:
-    """One started process. It leads a process group: a Ctrl-C in the terminal is ours to handle.
+    """A child process in its own process group, so that a Ctrl-C in the terminal reaches only the parent.
 
     Args:
-        name: What people call it.
+        name: Its display name.
         command: Program and arguments.
-        environment: All of its variables; None: ours.
-        session: It leads a session of its own as well, so closing our terminal does not end it.
-        stdin: With a pipe, an empty line there or its end asks the child to stop; else SIGTERM does.
+        environment: All of its environment variables; None for the parent's.
+        session: Whether the child also leads a session, so that closing the terminal does not end it.
+        stdin: With a pipe, an empty line or the end of input asks the child to stop. Otherwise SIGTERM does.
         more: `stdout`, `stderr` and `pass_fds` of `subprocess.Popen`.
     """
 
@@ -48,30 +48,30 @@ class Child:
     ) -> None:
         self.name = name
         self.command = tuple(command)
-        stand: dict[str, Any] = {"start_new_session": True} if session else {"process_group": 0}
-        self._process = subprocess.Popen[bytes](command, env=environment, stdin=stdin, **stand, **more)
+        group: dict[str, Any] = {"start_new_session": True} if session else {"process_group": 0}
+        self._process = subprocess.Popen[bytes](command, env=environment, stdin=stdin, **group, **more)
 
     def __str__(self) -> str:
         return f"{self.name} (pid {self.pid})"
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also that of its group."""
+        """The process id, which is also the process group's id."""
         return self._process.pid
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the child runs."""
         return self._process.poll()
 
     @property
     def ended(self) -> str:
-        """How it ended, as a clause; empty while it runs."""
+        """How the child ended, as a clause; empty while it runs."""
         return "" if self.code is None else ending(self.code)
 
     @property
     def stdout(self) -> IO[bytes]:
-        """Our end of its standard output, where that is a pipe; likewise `stdin` and `stderr`."""
+        """The parent's end of the standard output pipe. `stdin` and `stderr` likewise."""
         return _pipe(self._process.stdout)
 
     @property
@@ -83,26 +83,26 @@ class Child:
         return _pipe(self._process.stderr)
 
     def signal(self, number: int) -> None:
-        """Sends it a signal; nothing happens once it has ended."""
+        """Sends a signal. Does nothing once the child has ended."""
         self._process.send_signal(number)
 
     def tell(self, line: str) -> None:
-        """Writes a line into the pipe."""
+        """Writes a line to the child's standard input."""
         self.stdin.write(f"{line}\n".encode())
         self.stdin.flush()
 
     def ask_to_stop(self) -> None:
-        """Asks it to end by itself."""
+        """Asks the child to stop."""
         if self._process.stdin is None:
             self.signal(signal.SIGTERM)
         elif not self.stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # it has ended already
-                # To close the pipe is not enough: a process that we forked may hold its other copy.
+                # Closing the pipe is not enough: another child of ours may hold a copy.
                 self.stdin.write(b"\n")
                 self.stdin.close()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it ends within so many seconds; None: as long as it takes."""
+        """Returns whether the child ends within `seconds`; None for no limit."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -110,20 +110,20 @@ class Child:
         return True
 
     def exit_code(self) -> int:
-        """Waits for its end; returns its exit code, or 128+n if signal n ended it, as a shell does."""
+        """Waits for the child and returns its exit code, or 128+n after signal n, like a shell."""
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
     def end(self, seconds: float) -> None:
-        """Returns once it has ended; after so many seconds it is killed, with all of its group."""
+        """Waits `seconds` for the child, then kills its process group."""
         if not self.wait(seconds):
-            log.warning("%s did not stop: killed", self)
-            with contextlib.suppress(ProcessLookupError):  # it ended just now, and another thread saw it
+            log.warning("%s did not stop in time; killing it", self)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now, and another thread reaped it
                 os.killpg(self.pid, signal.SIGKILL)
             self.wait()
 
     def stop(self, seconds: float = GRACE_SECONDS) -> None:
-        """Asks it to stop, and ends it."""
+        """Asks the child to stop, then ends it."""
         self.ask_to_stop()
         self.end(seconds)
 

@@ -1,4 +1,4 @@
-"""Children that end together."""
+"""Several child processes that end together."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hubring.ps.process.child import GRACE_SECONDS, Child
 
 
 class Endable(Protocol):
-    """What is ended as a `Child` is."""
+    """A process that can be ended like a `Child`."""
 
     def ask_to_stop(self) -> None: ...
 
@@ -27,13 +27,13 @@ C = TypeVar("C", bound=Child)
 
 
 class Children(Generic[E]):
-    """Several children; leaving the `with` block ends them all.
+    """Several children. Leaving the `with` block ends them all.
 
     Args:
-        grace: Seconds that all of them together get to stop by themselves.
+        grace: Seconds that all of them together have to stop by themselves.
 
     Attributes:
-        started: All, in their order.
+        started: The children in the order in which they were added.
     """
 
     def __init__(self, grace: float = GRACE_SECONDS) -> None:
@@ -47,17 +47,17 @@ class Children(Generic[E]):
         self.end()
 
     def add(self, child: E) -> E:
-        """Takes in one more; returns it."""
+        """Adds a child and returns it."""
         self.started.append(child)
         return child
 
     def signal(self: Children[C], number: int) -> None:
-        """Sends all a signal."""
+        """Sends a signal to all children."""
         for child in list(self.started):
             child.signal(number)
 
     def end(self) -> None:
-        """Asks all to stop; kills those that are too slow."""
+        """Asks all children to stop, then kills the ones that are too slow."""
         for child in self.started:
             child.ask_to_stop()
         deadline = time.monotonic() + self._grace
@@ -69,9 +69,9 @@ class Children(Generic[E]):
 
 
 def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None:
-    """One of the children that has ended.
+    """Returns a child that has ended.
 
-    Waits for the first end for so many seconds (None: as long as it takes); returns None if none came.
+    Waits at most `seconds` for one (None for no limit). Returns None if no child ended.
     """
     with ExitStack() as stack:
         poller = select.poll()
@@ -80,7 +80,7 @@ def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None
                 return child
             try:
                 descriptor = os.pidfd_open(child.pid)
-            except ProcessLookupError:  # it ended just now, and a signal handler saw it
+            except ProcessLookupError:  # it ended just now, and a signal handler reaped it
                 return child
             stack.callback(os.close, descriptor)
             poller.register(descriptor)
@@ -90,7 +90,7 @@ def first_ended(children: Sequence[C], seconds: float | None = None) -> C | None
 
 @contextmanager
 def passing_on(numbers: Sequence[signal.Signals], send: Callable[[int], None]) -> Iterator[None]:
-    """Gives `send` each of these signals that arrives while the block lasts; they have no other effect."""
+    """Passes these signals to `send` while the block runs. They have no other effect."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         send(number)

@@ -1,4 +1,4 @@
-"""The command line of one of our own programs."""
+"""The command line of a Hubring module."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import sys
 
 
 def module_command(module: str, *words: str, program: str = sys.executable) -> list[str]:
-    """The command line that runs a module of ours.
+    """Returns the command line that runs a Hubring module.
 
     Args:
-        module: Its dotted name.
-        words: Its arguments.
-        program: The Python that runs it.
+        module: The module's dotted name.
+        words: Arguments.
+        program: The Python interpreter.
     """
-    # -P: a file in the current directory must never stand for one of our modules, or of Python's.
+    # -P: a file in the current directory must not hide a module of Hubring or of Python.
     return [program, "-P", "-m", module, *words]

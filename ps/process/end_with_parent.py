@@ -1,4 +1,4 @@
-"""A process that ends with the one that started it."""
+"""Ends a process when its parent ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 def follow(parent: int) -> None:
-    """Ends this process, as by SIGTERM, when its parent ends.
+    """Sends this process SIGTERM when its parent ends.
 
     Args:
-        parent: The process to end with; if it is not our parent, we end only where it is gone already.
-            0: none.
+        parent: The process to follow. If it is not the parent, this process ends only if `parent` has
+            ended already. 0 for none.
     """
     if os.getppid() == parent:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    # It may have ended before it could be followed.
+    # The parent may have ended before prctl.
     if parent and not os.path.exists(f"/proc/{parent}"):
         signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""What a child says, on its way to a file of ours."""
+"""Copies a child's output to a file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import IO
 
 
 class Output:
-    """Carries a child's output on to a file of ours, line by line, until that ends.
+    """Copies a child's output to a file, line by line, until the output ends.
 
     Args:
-        source: Our end of the child's pipe; is closed.
-        target: Where whole lines go, one write each.
-        mark: What stands before each line.
-        copy: A file that gets the same without marks; None: none.
-        keeps_last: The last line stays here; `join` returns it.
+        source: This process's end of the child's pipe. Closed at the end.
+        target: The file. Each line is one write.
+        mark: A prefix for each line.
+        copy: A file that gets the output without prefixes; None for none.
+        keeps_last: Whether to hold back the last line. `join` returns it.
     """
 
     def __init__(
@@ -32,15 +32,15 @@ class Output:
         self._last = b""
         copied = copy.open("ab", buffering=0) if copy else None
         self._lines, self._carrying = 0, False
-        # A process that the child left behind may hold the pipe for good: no reason for us to stay.
+        # A daemon thread: a process that the child left behind may hold the pipe open for ever.
         self._thread = Thread(target=self._carry, args=(source, copied), name=f"output {mark}", daemon=True)
         self._thread.start()
 
     def join(self, seconds: float | None = None) -> bytes:
-        """Returns the line that stays here once all others have been carried.
+        """Waits for the output to end and returns the last line if `keeps_last`.
 
         Args:
-            seconds: For how long we listen to a source that says nothing; None: until it ends.
+            seconds: How long to wait for a source that is silent; None until it ends.
         """
         before = -1
         while self._thread.is_alive() and (self._carrying or before != self._lines):
@@ -49,7 +49,7 @@ class Output:
         return self._last
 
     def write(self, line: bytes) -> None:
-        """Carries a line on."""
+        """Writes one line to the target."""
         if line:
             self._target.write(self._mark + line + (b"" if line.endswith(b"\n") else b"\n"))
             self._target.flush()
