@@ -365,7 +365,7 @@ class Connections:
     def _reconnect(self, shard: int, lost: ConnectionLost) -> None:
         """Reconnects to a shard, for at most `REDIAL_SECONDS`."""
         self._note_loss(shard, lost)
-        log.warning("connection to shard %d lost (%s); reconnecting", shard, lost)
+        log.warning("shard %d: %s; reconnecting", shard, lost)
         deadline = time.monotonic() + REDIAL_SECONDS
         while not self._closing:
             if self._failure is not None:

@@ -1,4 +1,4 @@
-"""The last lines of the log, for the status page and `ps-server status`."""
+"""The last lines of the log, for the status page."""
 
 from __future__ import annotations
 

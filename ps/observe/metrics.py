@@ -201,7 +201,7 @@ METRICS = (
            "Time that the worker has been waiting for others. 0 while it computes."),
     Metric("ps_worker_heartbeat_age_seconds", "gauge", ("rank",), "seconds",
            _workers("seconds_since_heartbeat"),
-           "Time since the worker's last heartbeat. Workers send one per second, or more with a short lease."),
+           "Time since the worker's last heartbeat. Workers send one a second, or more with a short lease."),
     # Shards.
     Metric("ps_shards", "gauge", (), "shards", _count("shards"),
            "Registered shards."),

@@ -1,1 +1,1 @@
-"""Wires: they move opaque messages and know nothing of gradients."""
+"""Transports: they move opaque messages between workers and shards."""

@@ -1,4 +1,4 @@
-"""How much of one peer's may wait in this process."""
+"""Limits how many bytes of one peer wait in this process."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ import threading
 from hubring.ps.transport.base import Message
 
 BOUND = 16 << 20
-"""Bytes that wait before no more is read: some slices, so that one is on the wire while another is summed.
+"""Bytes that may wait before reading stops: a few slices, so that one arrives while another is summed.
 
-With 4 MiB, 100 MB there and back took 131 ms; with 8 to 32 MiB 103 to 114.
+100 MB there and back took 131 ms with 4 MiB, and 103 to 114 ms with 8 to 32 MiB.
 """
 
 MESSAGE_BYTES = 64 << 10
-"""What a message weighs beside its bytes, so that small ones are bounded as well: in number."""
+"""Bytes that each message counts in addition to its own, which bounds the number of small messages."""
 
 
 def weigh(message: Message) -> int:
-    """Bytes of a backlog that a message fills."""
+    """Returns the bytes that a message counts in a backlog."""
     payload = message.payload.nbytes if message.payload is not None else 0
     return MESSAGE_BYTES + len(message.header) + payload
 
 
 class Backlog:
-    """Counts the bytes of one peer that wait here, both ways; who reads from the peer pauses at the bound.
+    """Counts one peer's waiting bytes in both directions. The reader pauses at the bound.
 
-    So a peer that sends faster than it is served, or does not read its replies,
-    fills this much memory and then its own: the wire's flow control stops it.
-    Requests that were taken and not answered yet are not counted: a round may
-    need many more of them before it answers the first.
+    A peer that sends faster than it is served, or does not read its replies, fills this
+    much memory here. Then the transport's flow control stops it. Requests that were read
+    but not answered do not count: a round may need many more before it answers the first.
     """
 
     def __init__(self) -> None:
@@ -38,28 +37,28 @@ class Backlog:
 
     @property
     def full(self) -> bool:
-        """At the bound or beyond it, by less than one message."""
+        """Whether the bound is reached. It can be exceeded by less than one message."""
         return self._nbytes >= BOUND
 
     def add(self, nbytes: int) -> None:
-        """Something waits from now on; never blocks."""
+        """Adds waiting bytes. Never blocks."""
         with self._changed:
             self._nbytes += nbytes
 
     def remove(self, nbytes: int) -> None:
-        """Something waits no longer."""
+        """Removes waiting bytes."""
         with self._changed:
             self._nbytes -= nbytes
             if not self.full:
                 self._changed.notify_all()
 
     def await_room(self) -> None:
-        """Returns when the backlog is not full, or was closed."""
+        """Blocks until the backlog is not full, or is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or not self.full)
 
     def close(self) -> None:
-        """Lets whoever waits for room go, and nobody wait again."""
+        """Ends all waits, now and later."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,12 +1,12 @@
-"""The interface of every wire.
+"""The interface of every transport.
 
-A transport moves messages: a short header and at most one payload. It does not
-know what they mean. Each request gets one reply, which may land in memory that
-the requester named: that is how shared memory returns parameters without a copy.
+A transport moves messages: a short header and at most one payload. It does not interpret
+them. Each request gets one reply. The reply may land in memory that the requester names,
+so that shared memory returns parameters without a copy.
 
-Threads: a Connection is used by one thread at a time, which may be another each
-time, a Listener by the thread that opened it. Both are polled through `waitable`,
-so that one thread serves them all.
+Threads: one thread at a time uses a Connection, but it can be a different thread each
+time. Only the thread that opened a Listener uses it. Both have a `waitable` to poll, so
+one thread can serve them all.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 MAX_HEADER = 32 << 10
-"""Bytes of one header, at most."""
+"""Maximum bytes of a header."""
 
 MAX_PAYLOAD = 4 << 30
-"""Bytes of one payload, at most; a peer that announces more is not believed."""
+"""Maximum bytes of a payload. A peer that announces more is refused."""
 
 ReturnPath = Any
-"""Where a reply goes; made by a Listener, handed back to it, opaque in between."""
+"""Where a reply goes. Opaque: a Listener creates it and takes it back."""
 
 
 @dataclass(slots=True)
 class Message:
-    """One message; `payload` is contiguous bytes (format "B"), possibly empty."""
+    """A message. `payload` is contiguous bytes (format "B") and can be empty."""
 
     header: bytes
     payload: memoryview | None = None
     landed: bool = False
-    """The payload lies in the memory that its requester named: no copy is left to do."""
+    """Whether the payload is already in the requester's memory, so that no copy is needed."""
     priority: int = 0
-    """Where messages wait for one wire, the highest goes first, and of equals the earliest."""
+    """The highest priority leaves first; among equals, the earliest message."""
 
 
 @dataclass(slots=True)
 class Envelope:
     """A request as a Listener received it.
 
-    The payload stays valid at least until the reply to this request was sent.
+    The payload is valid at least until the reply has been sent.
     """
 
     message: Message
@@ -48,66 +48,66 @@ class Envelope:
 
 
 class Connection(Protocol):
-    """A worker's end of the line to one shard."""
+    """A worker's connection to one shard."""
 
     @property
     def waitable(self) -> int:
-        """A file descriptor; readable when `receive` has something to say."""
+        """A file descriptor. Readable when `receive` has replies or an error."""
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
-        """Sends a request. Its payload, and `into`, belong to the transport until the reply is there.
+        """Sends a request. Its payload and `into` belong to the transport until the reply arrives.
 
-        `into` is where the reply's payload should land; only a transport that
-        reaches it from afar uses it (the reply then says `landed`).
+        `into` is where the reply's payload should land. A transport that cannot use it ignores
+        it; a reply that landed there has `landed` set.
 
         Raises:
-            ConnectionLost: The peer is gone. Dial again, send again.
+            ConnectionLost: The peer is gone. Connect again and resend.
         """
 
     def flush(self) -> None:
-        """Lets out what `send` may have collected; called before the thread waits. Raises as `send`."""
+        """Sends what `send` may have buffered. Call it before the thread waits. Raises as `send`."""
 
     def receive(self) -> list[Message]:
-        """All replies that are here, in any order; never blocks.
+        """Returns all replies that have arrived, in any order. Never blocks.
 
         Raises:
-            ConnectionLost: The peer is gone, and all replies before that were handed out.
+            ConnectionLost: The peer is gone, and all earlier replies have been returned.
         """
 
     def close(self) -> None:
-        """Ends the connection; may be called twice."""
+        """Closes the connection. Can be called twice."""
 
 
 class Listener(Protocol):
-    """A shard's end of all lines of one transport."""
+    """A shard's end of all connections of one transport."""
 
     @property
     def address(self) -> str:
-        """What a worker on this or another host dials, the port filled in."""
+        """The address that workers on this or another host connect to, including the port."""
 
     @property
     def waitable(self) -> int:
-        """A file descriptor; readable when `receive` has something."""
+        """A file descriptor. Readable when `receive` has requests."""
 
     def receive(self) -> list[Envelope]:
-        """All requests that are here; never blocks, and never fails for one peer's sake."""
+        """Returns all requests that have arrived. Never blocks, and never fails because of one peer."""
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
-        """Answers a request. A peer that is gone is no error: its lease will tell.
+        """Answers a request. A lost peer is no error: its lease expires.
 
-        Unless `stable`, the payload may change as soon as this returns, so a
-        transport that sends later must copy first.
+        Unless `stable`, the payload may change as soon as this returns. A transport that
+        sends later must copy it.
         """
 
     def flush(self) -> None:
-        """Lets out what `send` may have collected; called before the thread waits."""
+        """Sends what `send` may have buffered. Call it before the thread waits."""
 
     def close(self) -> None:
-        """Stops listening, drops all peers, removes what the address left on the host."""
+        """Stops listening, closes all connections and removes the address from the host."""
 
 
 class Transport(Protocol):
-    """One kind of wire, as one process uses it."""
+    """One kind of transport, as used by one process."""
 
     name: str
 
@@ -118,20 +118,18 @@ class Transport(Protocol):
         """Connects to a Listener's address within `timeout` seconds.
 
         Raises:
-            ServerUnreachable: Nothing answers there by this transport.
+            ServerUnreachable: No listener answers there with this transport.
         """
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Writable zeroed memory, aligned to 64 bytes, from which this transport sends at its best.
+        """Returns writable zeroed memory, aligned to 64 bytes, from which this transport sends fastest.
 
-        Memory from elsewhere can be sent too, at the price of a copy where this
-        transport wants its own. It lives as long as a view of it does.
+        Other memory can be sent too, but may cost a copy. The memory lives as long as a view of it.
         """
 
     def window(self, nbytes: int) -> memoryview:
-        """Memory like `allocate`'s in which replies are to land, and nothing is sent from.
+        """Returns memory like `allocate`, for replies to land in. Nothing is sent from it.
 
-        A transport that can may show a peer's `stable` memory there rather than
-        copy it. What this process writes there is its own, and lasts until the
-        next reply lands on it.
+        A transport may map a peer's `stable` memory there instead of copying it. What this
+        process writes there is private, and is lost when the next reply lands on it.
         """

@@ -1,4 +1,4 @@
-"""A bell: one thread rings it, another polls it among its other wires."""
+"""A bell: one thread rings it to wake another thread's poller."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ import threading
 
 
 class Bell:
-    """Readable from the first `ring` until `clear`. Ringing is safe from any thread, also after `close`."""
+    """Readable from the first `ring` until `clear`. `ring` is safe from any thread, even after `close`."""
 
     def __init__(self) -> None:
-        self._ear, self._hammer = socket.socketpair()
-        self._ear.setblocking(False)
-        self._hammer.setblocking(False)
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
         self._lock = threading.Lock()
-        self._rung = False
-        self.waitable = self._ear.fileno()
+        self._ringing = False
+        self.waitable = self._reader.fileno()
 
     def ring(self) -> None:
-        """Makes the bell readable; ringing twice is ringing once."""
+        """Makes the bell readable. A second ring before `clear` has no effect."""
         with self._lock:
-            if not self._rung:
-                self._rung = True
-                self._hammer.send(b"!")
+            if not self._ringing:
+                self._ringing = True
+                self._writer.send(b"!")
 
     def clear(self) -> None:
-        """Silences the bell. Look for the news after this, not before: else one may be missed."""
+        """Silences the bell. Check for new work after this call, not before, to avoid missing a ring."""
         with self._lock:
-            if self._rung and self._ear.fileno() >= 0:
-                self._rung = False
-                self._ear.recv(1)
+            if self._ringing and self._reader.fileno() >= 0:
+                self._ringing = False
+                self._reader.recv(1)
 
     def close(self) -> None:
-        """Gives the descriptors back; may be called twice."""
+        """Closes the descriptors. Can be called twice."""
         with self._lock:
-            self._rung = True  # nobody is listening: later rings go nowhere
-            self._ear.close()
-            self._hammer.close()
+            self._ringing = True  # later rings do nothing
+            self._reader.close()
+            self._writer.close()

@@ -1,7 +1,7 @@
-"""Tensors as payloads: the memory of one, or that of many one after another.
+"""Tensors as payloads: one tensor's memory, or several tensors one after another.
 
-A contiguous tensor is never copied, unless it shares a payload with others.
-Each of many begins at a multiple of `ALIGNMENT` bytes.
+A single contiguous tensor is never copied. Each of several tensors starts at a
+multiple of `ALIGNMENT` bytes.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 8
-"""Bytes: what the widest dtype, and the scales and places of a coded payload, want."""
+"""Bytes. The widest dtype needs it, as do the scales and indices of an encoded payload."""
 
 _CASTABLE = {torch.float32, torch.float64}
-"""Dtypes that numpy, and a memoryview's cast, can read; the common ones, at a quarter of the price."""
+"""Dtypes that numpy and memoryview.cast can read. For these common dtypes that is four times as fast."""
 
 with catch_warnings():
-    # torch knows no read-only tensors and says so, once. Nobody writes to what a request or a reply brought.
+    # torch has no read-only tensors and warns once. No code writes to the payload of a request or reply.
     simplefilter("ignore")
     torch.frombuffer(b"0", dtype=torch.uint8)
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, as bytes; it lives as long as the view does."""
+    """Returns the memory of a contiguous CPU tensor as bytes. The view keeps the memory alive."""
     if not tensor.numel():
         return memoryview(b"")
     plain = tensor.detach()
@@ -36,12 +36,12 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def size_of(sizes: Iterable[int]) -> int:
-    """Bytes of a payload that holds tensors of so many each."""
+    """Returns the bytes of a payload that holds tensors of these sizes."""
     return int(_places(sizes)[-1].stop)
 
 
 def bundle(tensors: Sequence[Tensor]) -> memoryview:
-    """One payload of all; of one tensor its own memory."""
+    """Returns one payload with all tensors. A single tensor is not copied if it is contiguous."""
     if len(tensors) == 1:
         return bytes_of(tensors[0].contiguous())
     places = _places(tensor.nbytes for tensor in tensors)
@@ -52,7 +52,7 @@ def bundle(tensors: Sequence[Tensor]) -> memoryview:
 
 
 def unbundle(payload: memoryview, kinds: Sequence[tuple[torch.dtype, tuple[int, ...]]]) -> list[Tensor]:
-    """Tensors of these dtypes and shapes that share the payload's memory, which they fill."""
+    """Returns tensors of these dtypes and shapes that share the payload's memory. They must fill it."""
     places = _places(prod(shape) * dtype.itemsize for dtype, shape in kinds)
     return [
         elements(payload[place], dtype).view(shape)
@@ -63,7 +63,7 @@ def unbundle(payload: memoryview, kinds: Sequence[tuple[torch.dtype, tuple[int, 
 
 
 def _places(sizes: Iterable[int]) -> list[slice]:
-    """Where each lies, and then an empty one at the end of all."""
+    """Returns the slice of each tensor, then an empty slice at the end."""
     places, end = [], 0
     for size in sizes:
         start = ceil(end / ALIGNMENT) * ALIGNMENT
@@ -73,7 +73,7 @@ def _places(sizes: Iterable[int]) -> list[slice]:
 
 
 def elements(payload: memoryview, dtype: torch.dtype, alignment: int = 1) -> Tensor:
-    """The payload's memory as a flat tensor; copied only where it lies askew."""
+    """Returns the payload's memory as a flat tensor. Copies only misaligned payloads."""
     flat = torch.frombuffer(payload, dtype=dtype)
     if flat.data_ptr() % max(alignment, dtype.itemsize):
         return torch.frombuffer(payload, dtype=torch.uint8).clone().view(dtype)

@@ -1,8 +1,8 @@
-"""One GPU's memory between processes, by CUDA's inter-process communication as torch offers it.
+"""Shares a GPU's memory between processes with CUDA IPC, as torch offers it.
 
-torch counts who uses a storage that was shared (`torch.multiprocessing.reductions`):
-its owner may free it at any time, and the memory goes when the last user has
-let go of it too. So each end opens a storage once, and holds it for as long as it looks.
+torch counts the users of a shared storage (`torch.multiprocessing.reductions`). Its owner
+can free it at any time; the memory is released when the last user releases it. So each end
+opens a storage once and holds it for as long as it uses it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CudaMemory:
     """The memory of one CUDA device.
 
     Args:
-        device: With its index, as this process counts; another process may count otherwise.
+        device: With its index in this process. Another process may number devices differently.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -65,7 +65,7 @@ class CudaMemory:
 
 
 def gpu_name(device: torch.device) -> str:
-    """The GPU's own name, which is the same in every process and container."""
+    """Returns the GPU's UUID name, which is the same in every process and container."""
     properties: Any = torch.cuda.get_device_properties(device)
     return f"GPU-{properties.uuid}"
 
@@ -76,12 +76,12 @@ def _shared_event() -> torch.cuda.Event:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """What CUDA says against it is for the user to mend."""
+    """Turns CUDA errors into ConfigError."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"cannot {what} the GPU ({error}): run server and workers on one host, in one container or with"
-            " --ipc=host, and without PYTORCH_CUDA_ALLOC_CONF=expandable_segments; or start the server with"
-            " --device cpu"
+            f"cannot {what} the GPU ({error}). Run server and workers on the same host, in one container or"
+            " with --ipc=host, and without PYTORCH_CUDA_ALLOC_CONF=expandable_segments; or start the server"
+            " with --device cpu"
         ) from error

@@ -1,4 +1,4 @@
-"""Which host this is, as others must see it to reach it."""
+"""This host's identity and addresses, as seen by other processes."""
 
 from __future__ import annotations
 
@@ -11,87 +11,85 @@ from pathlib import Path
 from hubring.ps.core.errors import ConfigError
 
 _ANY = {"", "0.0.0.0", "::", "*"}  # noqa: S104 - compared, not bound
-_ELSEWHERE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): nobody lives there, and nothing is sent
+_OUTSIDE = "192.0.2.1"  # TEST-NET-1 (RFC 5737): has no hosts, and nothing is sent
 _DISCARD = 9
-_NOWHERE = uuid.uuid4().hex
+_UNIQUE = uuid.uuid4().hex
 
 
 def host_id() -> str:
-    """Equal for two processes only where they can reach each other's shared memory.
+    """Returns an id that two processes share only if they can reach each other's shared memory.
 
-    That takes one kernel (its boot id), one namespace of abstract sockets (the
-    network's) and one user. Where the kernel does not tell, no two are equal.
+    They must have the same kernel (boot id), network namespace (for abstract sockets) and
+    user. If the kernel's id is unknown, no two processes have equal ids.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = os.stat("/proc/self/ns/net").st_ino
     except OSError:
-        return _NOWHERE
+        return _UNIQUE
     return f"{boot}/{network}/{os.getuid()}"
 
 
 def reachable(host: str) -> str:
-    """The name under which others dial a listener that was bound to `host`.
+    """Returns the address that other hosts use for a listener bound to `host`.
 
-    A wildcard becomes the address from which this machine talks to the outside;
-    without any route, its own name.
+    A wildcard becomes this machine's address on the default route, or without a route
+    its host name.
     """
     if host not in _ANY:
         return host
     try:
-        return _own_address(_ELSEWHERE)
+        return _own_address(_OUTSIDE)
     except OSError:
         return socket.gethostname()
 
 
 def towards(host: str) -> str:
-    """This machine's address on the way to `host`, which is how `host` and its neighbours reach it.
+    """Returns this machine's address on the route to `host`, which `host` and its neighbours can reach.
 
     Raises:
-        ConfigError: There is no way to that host.
+        ConfigError: There is no route to that host.
     """
     try:
         return _own_address(host)
     except OSError as error:
-        raise ConfigError(
-            f"no address of this machine leads to {host!r} ({error}); check its name"
-        ) from error
+        raise ConfigError(f"no route from this machine to {host!r} ({error}); check the host name") from error
 
 
 def _own_address(peer: str) -> str:
     family, kind, _, _, place = socket.getaddrinfo(peer, _DISCARD, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(place)  # a datagram socket sends nothing by it
+        probe.connect(place)  # connecting a datagram socket sends nothing
         return str(probe.getsockname()[0])
 
 
 def local(host: str) -> str:
-    """The name under which this machine itself dials a listener that was bound to `host`."""
+    """Returns the address that this machine uses for a listener bound to `host`."""
     if host not in _ANY:
         return host
     return "::1" if host == "::" else "127.0.0.1"
 
 
 def numeric(host: str) -> str:
-    """The address that a host's name stands for; ZeroMQ binds to nothing else.
+    """Returns the IP address of a host name. ZeroMQ binds only to IP addresses.
 
     Raises:
-        ConfigError: The name stands for none.
+        ConfigError: The name cannot be resolved.
     """
     if host in _ANY:
-        return "::" if host == "::" else "0.0.0.0"  # noqa: S104 - asked for
+        return "::" if host == "::" else "0.0.0.0"  # noqa: S104 - the caller's choice
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
-        raise ConfigError(f"{host!r} is the name of no host ({error}); check --host") from error
+        raise ConfigError(f"cannot resolve the host name {host!r} ({error}); check --host") from error
 
 
 def refusal(host: str, port: int) -> int:
-    """The errno with which the kernel refuses a listener there; 0: it does not."""
+    """Returns the errno with which the kernel refuses a listener there, or 0."""
     family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     try:
         with socket.socket(family, kind) as trial:
-            # As servers do it: a connection that only lingers there is in nobody's way.
+            # As servers do: connections in TIME_WAIT must not block the port.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind(place)
     except OSError as error:
@@ -100,13 +98,13 @@ def refusal(host: str, port: int) -> int:
 
 
 def objection(host: str, port: int) -> str:
-    """Why nothing can listen there, in the kernel's words; empty if something can."""
+    """Returns the kernel's error for a listener there, or an empty string."""
     code = refusal(host, port)
-    if code in (0, errno.EAFNOSUPPORT):  # no IPv6 here, and "::" may still mean all of IPv4
+    if code in (0, errno.EAFNOSUPPORT):  # without IPv6, "::" may still mean all of IPv4
         return ""
     return f"{os.strerror(code)} ({errno.errorcode.get(code, 'no code')})"
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a colon and a port."""
+    """Returns a host as written before a colon and a port."""
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Bytes in this process: where they come from, where they lie, how they move."""
+"""Host memory as bytes: allocation, addresses, copies."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import ctypes
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+"""Bytes: a cache line, which is also the widest vector register."""
 
 
 def plain_memory(nbytes: int) -> memoryview:
-    """Zeroed, aligned memory of this process alone; it lives as long as a view of it does."""
+    """Returns zeroed, aligned private memory. It lives as long as a view of it."""
     room = np.zeros(nbytes + ALIGNMENT, np.uint8)
     start = -address(room.data) % ALIGNMENT
     return room[start : start + nbytes].data
 
 
 def address(memory: memoryview) -> int:
-    """Where a contiguous view's first byte lies."""
+    """Returns the address of a contiguous view's first byte."""
     if not memory.nbytes:
         return 0
     if memory.readonly:
@@ -28,12 +28,12 @@ def address(memory: memoryview) -> int:
 
 
 def copy(source: memoryview, target: memoryview) -> None:
-    """Copies bytes to the front of `target`, other threads running meanwhile."""
+    """Copies `source` to the front of `target`, without the GIL."""
     np.copyto(np.frombuffer(target, np.uint8, source.nbytes), np.frombuffer(source, np.uint8))
 
 
 def land(source: memoryview | None, target: memoryview | None) -> memoryview | None:
-    """Copies to the front of `target` and returns that part of it; None where it does not fit there."""
+    """Copies `source` to the front of `target` and returns that part, or None if it does not fit."""
     if source is None or target is None or source.nbytes > target.nbytes:
         return None
     if source.nbytes:

@@ -1,9 +1,8 @@
-"""What waits for a wire, and how much of it the wire may hold at a time.
+"""A priority queue for a connection, and a limit on the bytes in flight.
 
-Law: the highest priority leaves first, of equals the earliest, and what is under
-way comes to no more than the window, or is one item alone. So an urgent message
-overtakes all that waits, and a slow peer costs references to payloads rather
-than copies of them.
+Law: the highest priority leaves first; among equals, the earliest. The bytes in flight do
+not exceed the window, unless a single item does. So an urgent message overtakes all waiting
+ones, and a slow peer costs references to payloads rather than copies.
 """
 
 from __future__ import annotations
@@ -20,23 +19,25 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 WINDOW = 8 << 20
-"""Bytes: two slices, one that the kernel is taking and one that is ready when it has.
+"""Bytes: two slices, one that the kernel is sending and one that is ready next.
 
-Measured on loopback, where it matters most: 100 MB there and back take 3 to 5 % longer than without a bound,
-16 MiB would give back half of that, and at 1 Gbit/s every MiB is 8 ms that an urgent message waits.
+Measured on loopback, where the cost is highest: 100 MB there and back take 3 to 5 % longer than without a
+limit. 16 MiB would save half of that, but at 1 Gbit/s an urgent message waits 8 ms per MiB.
 """
 
 
 def _nothing() -> None:
-    """Who asks for the next item by itself need not be told of room."""
+    """The default `on_room`: does nothing."""
 
 
 class Outbox(Generic[_T]):
-    """Any thread may put and take. A wire that takes one item at a time iterates, any other calls `take`.
+    """A queue that any thread may use.
+
+    A transport that sends one item at a time iterates over it. Other transports call `take`.
 
     Args:
-        on_room: Called, in whatever thread calls `left`, when something that waits may find room now.
-        window: Bytes that may be under way; unbounded unless given.
+        on_room: Called in the thread that calls `left` when a waiting item may fit the window.
+        window: Maximum bytes in flight; unlimited by default.
     """
 
     def __init__(self, on_room: Callable[[], None] = _nothing, window: int = sys.maxsize) -> None:
@@ -47,57 +48,57 @@ class Outbox(Generic[_T]):
         self._under_way = 0
         self._left: deque[int] = deque()
         self._watches: dict[int, weakref.ref[memoryview]] = {}
-        """A reference that nobody holds calls nobody."""
+        """Keeps the weak references alive. A dead reference would not call its callback."""
         self._closed = False
         self._changed = threading.Condition()
         self._takers = 0
 
     def __len__(self) -> int:
-        """How many items wait."""
+        """The number of waiting items."""
         return len(self._heap)
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, and nothing is under way."""
+        """Whether no item waits and no bytes are in flight."""
         with self._changed:
             self._count_what_left()
             return not self._heap and not self._under_way
 
     def put(self, item: _T, priority: int = 0, nbytes: int = 0) -> None:
-        """Adds an item, which will take `nbytes` of the window; never blocks."""
+        """Adds an item of `nbytes`. Never blocks."""
         with self._changed:
             if not self._closed:
                 heapq.heappush(self._heap, (-priority, next(self._numbers), nbytes, item))
                 if self._takers:
                     self._changed.notify()
 
-    def take(self, *, at_any_rate: bool = False) -> _T | None:
-        """The next item, if there is room for it; it is under way from here on.
+    def take(self, *, force: bool = False) -> _T | None:
+        """Returns the next item if it fits the window. The item is in flight from then on.
 
         Args:
-            at_any_rate: There is no later: let it go without room.
+            force: Ignore the window, because there is no later call.
         """
         with self._changed:
             self._count_what_left()
             if not self._heap:
                 return None
             nbytes = self._heap[0][2]
-            if self._under_way and self._under_way + nbytes > self._window and not at_any_rate:
+            if self._under_way and self._under_way + nbytes > self._window and not force:
                 return None
             self._under_way += nbytes
             return heapq.heappop(self._heap)[3]
 
     def left(self, nbytes: int) -> None:
-        """So many bytes are no longer under way: the kernel has them, or the peer is gone.
+        """Records that `nbytes` are no longer in flight: the kernel has them, or the peer is gone.
 
-        Takes no lock, since it may run wherever the last reference to a payload goes.
+        Takes no lock, since it can run wherever the last reference to a payload is dropped.
         """
-        self._left.append(nbytes)  # first, so that whoever puts meanwhile either sees it or is told
+        self._left.append(nbytes)  # first, so that a concurrent `put` either counts it or gets `on_room`
         if self._heap:
             self._on_room()
 
     def watch(self, view: memoryview) -> memoryview:
-        """The same view, whose bytes have `left` once nobody holds it any more."""
+        """Returns the view. Its bytes have `left` once nothing holds it."""
         number, nbytes = next(self._numbers), view.nbytes
 
         def gone(_: weakref.ref[memoryview]) -> None:
@@ -108,20 +109,20 @@ class Outbox(Generic[_T]):
         return view
 
     def close(self) -> None:
-        """Takes no more in, and ends every iteration once what was put in before has left."""
+        """Accepts no more items. Iteration ends once all earlier items are taken."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def __iter__(self) -> Iterator[_T]:
-        """Takes items out as they come, with no regard to the window."""
+        """Yields items as they arrive, without regard to the window."""
         while self._await_item():
-            item = self.take(at_any_rate=True)
-            if item is not None:  # else another taker was faster
+            item = self.take(force=True)
+            if item is not None:  # else another thread took it
                 yield item
 
     def _await_item(self) -> bool:
-        """Waits for an item; False when none will come."""
+        """Waits for an item. Returns False when no more will come."""
         with self._changed:
             self._takers += 1
             self._changed.wait_for(lambda: self._heap or self._closed)

@@ -1,4 +1,4 @@
-"""A poller: tells which of some descriptors can be read, until each of them was."""
+"""Polls file descriptors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import select
 
 
 def poller(*descriptors: int) -> select.epoll:
-    """An epoll of these; whoever made it closes it, and may register more."""
+    """Returns an epoll of these descriptors. The caller closes it and can register more."""
     epoll = select.epoll()
     for descriptor in descriptors:
         epoll.register(descriptor, select.EPOLLIN)

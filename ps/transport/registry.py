@@ -1,8 +1,8 @@
-"""Which transports there are, and which one to take to which shard.
+"""The transports, and the choice of one for each shard.
 
-Fastest first: shared memory on one host, ZeroMQ between hosts, gRPC wherever
-the others are cut off. ZeroMQ and gRPC send from any memory, so a worker whose
-shards are near and far keeps all its buffers in shared memory and loses nothing.
+Fastest first: shared memory on the same host, ZeroMQ between hosts, gRPC if neither works.
+ZeroMQ and gRPC send from any memory, so a worker with local and remote shards keeps all its
+buffers in shared memory at no cost.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ __all__ = ["FASTEST_FIRST", "Doors", "ShardAddress", "choose", "host_id", "open_
 log = logging.getLogger(__name__)
 
 Dial = Callable[[int], Connection]
-"""Connects to the shard of this number; raises ServerUnreachable."""
+"""Connects to the shard with this number. Raises ServerUnreachable."""
 
 FASTEST_FIRST = ("shm", "zmq", "grpc")
 DIAL_SECONDS = 5.0
 
 
 class ShardAddress(NamedTuple):
-    """Where a shard listens: the host it is on (`host_id`), and its address by each transport."""
+    """A shard's host (`host_id`) and its address for each transport."""
 
     host_id: str
     addresses: Mapping[str, str]
 
 
 def transport(name: str, *, alone: bool = False) -> Transport:
-    """A new transport of this name.
+    """Returns a new transport.
 
     Args:
-        name: Its own.
-        alone: One connection is all that this process will dial.
+        name: The transport's name.
+        alone: Whether this process will open only one connection.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: The name is unknown.
     """
     kinds: dict[str, Callable[[], Transport]] = {
         "shm": ShmTransport,
@@ -56,19 +56,22 @@ def transport(name: str, *, alone: bool = False) -> Transport:
         "grpc": GrpcTransport,
     }
     if name not in kinds:
-        raise ConfigError(f"no transport is called {name!r}; there are auto, {', '.join(FASTEST_FIRST)}")
+        raise ConfigError(f"unknown transport {name!r}; use one of auto, {', '.join(FASTEST_FIRST)}")
     return kinds[name]()
 
 
 class Doors(NamedTuple):
-    """Where a shard is reached, by transport, and memory that all of these send from at their best."""
+    """A shard's listeners by transport, and memory from which all of them send fastest."""
 
     listeners: Mapping[str, Listener]
     allocate: Callable[[int], memoryview]
 
 
 def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()) -> Doors:
-    """Listens on free ports of `host` by every transport; the services in `register` share gRPC's port."""
+    """Opens listeners on free ports of `host` for every transport.
+
+    Services in `register` share gRPC's port.
+    """
     shared = ShmTransport(guarded=True)
     kinds: list[Transport] = [shared, ZmqTransport(), GrpcTransport(register)]
     listeners: dict[str, Listener] = {}
@@ -82,13 +85,13 @@ def open_doors(host: str, register: Sequence[Callable[[grpc.Server], None]] = ()
     return Doors(listeners, shared.allocate)
 
 
-class Ways(NamedTuple):
-    """How a worker reaches its shards. One thread may dial while another allocates.
+class Routes(NamedTuple):
+    """How a worker reaches its shards. One thread may connect while another allocates.
 
     Attributes:
-        transport: Whose memory suits all shards.
-        dial: Dials a shard by the transport that worked.
-        wired: Some shard is reached over a wire, and not in shared memory.
+        transport: The transport whose memory suits all shards.
+        dial: Connects to a shard by the transport that worked.
+        wired: Whether a transport other than shared memory is in use.
     """
 
     transport: Transport
@@ -96,57 +99,57 @@ class Ways(NamedTuple):
     wired: bool
 
 
-def choose(shards: Sequence[ShardAddress], want: str = "auto", timeout: float = DIAL_SECONDS) -> Ways:
-    """Finds the best way to each shard by trying.
+def choose(shards: Sequence[ShardAddress], want: str = "auto", timeout: float = DIAL_SECONDS) -> Routes:
+    """Finds the fastest transport for each shard by trying.
 
     Args:
-        shards: Where each of them is, in order of their numbers.
-        want: A transport's name, to take no other; or "auto".
-        timeout: Seconds for one attempt.
+        shards: The shards' addresses, in order of their numbers.
+        want: The name of the only transport to try, or "auto".
+        timeout: Seconds for each attempt.
 
     Raises:
-        ServerUnreachable: Some shard cannot be reached; names every address tried, and why it failed.
+        ServerUnreachable: A shard is unreachable. Names every address tried and why it failed.
     """
     names = FASTEST_FIRST if want == "auto" else (want,)
     kinds = {name: transport(name, alone=len(shards) == 1) for name in names}
-    ways: list[Transport] = []
+    chosen: list[Transport] = []
     for number, shard in enumerate(shards):
-        way, connection = _reach(number, shard, kinds, timeout)
+        kind, connection = _reach(number, shard, kinds, timeout)
         connection.close()
-        ways.append(way)
-    best = next(kind for kind in kinds.values() if kind in ways)
-    return Ways(
+        chosen.append(kind)
+    best = next(kind for kind in kinds.values() if kind in chosen)
+    return Routes(
         best,
-        lambda number: ways[number].dial(shards[number].addresses[ways[number].name], timeout),
-        wired=any(way.name != "shm" for way in ways),
+        lambda number: chosen[number].dial(shards[number].addresses[chosen[number].name], timeout),
+        wired=any(kind.name != "shm" for kind in chosen),
     )
 
 
 def _reach(
     number: int, shard: ShardAddress, kinds: Mapping[str, Transport], timeout: float = DIAL_SECONDS
 ) -> tuple[Transport, Connection]:
-    """Connects by the first of `kinds` that works.
+    """Connects with the first of `kinds` that works.
 
     Raises:
-        ServerUnreachable: None does.
+        ServerUnreachable: None of them works.
     """
     failures = []
     for kind in kinds.values():
         try:
             return kind, _dial_by(kind, shard, timeout)
         except ServerUnreachable as error:
-            log.info("no way to shard %d by %s: %s", number, kind.name, error)
+            log.info("cannot reach shard %d with %s: %s", number, kind.name, error)
             failures.append(f"{kind.name}: {error}")
-    mend = "check that it runs and that no firewall is between"
+    fix = "Check that the shard runs and that no firewall blocks it"
     if len(kinds) == 1:
-        mend = "take --transport auto to let others be tried"
-    raise ServerUnreachable(f"cannot reach shard {number}; {mend}. Tried {'; '.join(failures)}")
+        fix = "Use --transport auto to try the other transports"
+    raise ServerUnreachable(f"cannot reach shard {number} ({'; '.join(failures)}). {fix}")
 
 
 def _dial_by(kind: Transport, shard: ShardAddress, timeout: float) -> Connection:
     address = shard.addresses.get(kind.name)
     if address is None:
-        raise ServerUnreachable(f"it listens only by {', '.join(shard.addresses) or 'nothing'}")
+        raise ServerUnreachable(f"the shard listens only with {', '.join(shard.addresses) or 'no transport'}")
     if kind.name == "shm" and shard.host_id != host_id():
-        raise ServerUnreachable(f"{address} is on another host or another user's ({shard.host_id})")
+        raise ServerUnreachable(f"{address} is on another host or belongs to another user ({shard.host_id})")
     return kind.dial(address, timeout)

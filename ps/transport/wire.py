@@ -1,16 +1,14 @@
-"""Requests and replies as a transport carries them: header bytes, and a tensor's bytes beside them.
+"""Encodes requests and replies as a transport's messages: header bytes, and a tensor's bytes as payload.
 
-The header is data.proto's `Header`. A contiguous tensor is never copied: going
-out, its memory is the payload; coming in, the payload's memory is its own.
-Keys rise from the last layers to the first, which the next forward needs first:
-so a key is its messages' priority as well. A gradient or a mean may be `Coded`:
-then the payload is the codec's, and dtype and shape are those that it decodes to.
+The header is data.proto's `Header`. A contiguous tensor is never copied: when sent, its memory is the
+payload; when received, the payload is its memory. Keys increase from the last layer to the first, which
+the next forward needs first, so a key is also its messages' priority. A gradient or a mean may be `Coded`.
+Then the payload is the codec's, and dtype and shape are those of the decoded tensor.
 
-What comes in is believed only as far as it adds up: a header that does not
-parse, an unknown body, a shape that does not fill the payload, a codec that does
-not read it raise `MalformedMessage` before anything is allocated, and nothing else does.
-A collective's tensors lie in one payload (`hubring.ps.transport.bundle`), and their layouts in
-the body.
+Received messages are checked before memory is allocated. A header that does not parse, an unknown body, a
+shape that does not fill the payload, or a codec that cannot read it raises `MalformedMessage`. Decoding
+raises nothing else. A collective's tensors share one payload (`hubring.ps.transport.bundle`); their layouts
+are in the body.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ from hubring.ps.transport.bundle import ALIGNMENT, bundle, bytes_of, elements, s
 
 MAX_DIMENSIONS = 32
 MAX_TEXT = 4096
-"""Characters of a refusal that travel: a header has its bound."""
+"""Characters of a refusal's text that are sent. A header's size is limited."""
 
 _NUMBERS = {getattr(torch, name): pb.DType.Value(name.upper()) for name in DTYPE_BYTES}
 _Word = TypeVar("_Word", bound=IntEnum)
@@ -59,7 +57,7 @@ _DTYPES: dict[int, torch.dtype] = {number: dtype for dtype, number in _NUMBERS.i
 
 
 class MalformedMessage(HubringError):
-    """A message that no peer of this version sends; `request` is its number, where that could be read."""
+    """A message that no peer of this version sends. `request` is its number, or None if it is unreadable."""
 
     def __init__(self, text: str, request: int | None = None) -> None:
         super().__init__(text)
@@ -67,10 +65,10 @@ class MalformedMessage(HubringError):
 
 
 def encode_request(request: Request, number: int) -> Message:
-    """A request as bytes; its tensor belongs to the message until the reply is there.
+    """Encodes a request. Its tensor belongs to the message until the reply arrives.
 
     Raises:
-        UsageError: It is too large to travel.
+        UsageError: The request is too large.
     """
     rank, incarnation = request.sender
     header = pb.Header(request=number, rank=rank, incarnation=incarnation)
@@ -78,7 +76,7 @@ def encode_request(request: Request, number: int) -> Message:
         case Push():
             push = header.push
             push.key, push.clock = request.key, request.clock
-            for name, value in request.hyper.items():  # at half the price of update
+            for name, value in request.hyper.items():  # half the time of update
                 push.hyper[name] = value
             return _message(header, request.gradient, priority=request.key)
         case Pull():
@@ -95,7 +93,7 @@ def encode_request(request: Request, number: int) -> Message:
 
 
 def encode_reply(reply: Reply, number: int) -> Message:
-    """A reply as bytes, bearing its request's number; its tensor's memory is the payload."""
+    """Encodes a reply to request `number`. Its tensor's memory is the payload."""
     header = pb.Header(request=number)
     match reply:
         case Values():
@@ -114,10 +112,10 @@ def encode_reply(reply: Reply, number: int) -> Message:
 
 
 def decode_request(message: Message) -> tuple[int, Request]:
-    """A request's number and what it asks; its tensor shares the payload's memory.
+    """Returns a request's number and the request. Its tensor shares the payload's memory.
 
     Raises:
-        MalformedMessage: It does not add up; the text says where.
+        MalformedMessage: The message is invalid. The text gives the reason.
     """
     header = _header(message)
     sender = Sender(header.rank, header.incarnation)
@@ -138,14 +136,14 @@ def decode_request(message: Message) -> tuple[int, Request]:
         return header.request, Pull(sender, header.pull.key)
     if body == "init":
         return header.request, Init(sender, header.init.key, _flat(header, tensor))
-    raise MalformedMessage(f"a request cannot be {body or 'without a body'}", header.request)
+    raise MalformedMessage(f"a request cannot have {body or 'no'} body", header.request)
 
 
 def decode_reply(message: Message) -> tuple[int, Reply]:
-    """The number of the request that is answered, and the answer; its tensor shares the payload's memory.
+    """Returns the number of the answered request and the reply. Its tensor shares the payload's memory.
 
     Raises:
-        MalformedMessage: It does not add up; the text says where.
+        MalformedMessage: The message is invalid. The text gives the reason.
     """
     header = _header(message)
     body = header.WhichOneof("body")
@@ -153,17 +151,19 @@ def decode_reply(message: Message) -> tuple[int, Reply]:
         return header.request, Result(_tensors(header, header.result.layouts, message))
     tensor = _payload(header, message)
     if body == "values":
-        said = header.values
+        proto = header.values
         values = None if tensor is None and message.landed else _coded_or_flat(header, tensor)
-        return header.request, Values(said.key, values, said.clock, said.version, said.staleness, said.drain)
+        return header.request, Values(
+            proto.key, values, proto.clock, proto.version, proto.staleness, proto.drain
+        )
     if body == "refusal":
         return header.request, Refusal(_enum(header, Code, header.refusal.code), header.refusal.text)
-    raise MalformedMessage(f"a reply cannot be {body or 'without a body'}", header.request)
+    raise MalformedMessage(f"a reply cannot have {body or 'no'} body", header.request)
 
 
 def _hyper(push: pb.Push) -> Hyper:
     hyper = push.hyper
-    return {name: hyper[name] for name in hyper}  # at a third of the price of dict()
+    return {name: hyper[name] for name in hyper}  # a third of the time of dict()
 
 
 def _message(header: pb.Header, tensor: Tensor | Coded | None, priority: int = 0) -> Message:
@@ -190,14 +190,16 @@ def _bundled(header: pb.Header, tensors: Sequence[Tensor]) -> Message:
 
 
 def _too_long(nbytes: int) -> UsageError:
-    return UsageError(f"{nbytes} bytes of tensor; at most {MAX_PAYLOAD} travel: split it")
+    return UsageError(
+        f"a tensor of {nbytes} bytes is too large; split it into parts of at most {MAX_PAYLOAD} bytes"
+    )
 
 
 def _packed(header: pb.Header) -> bytes:
     packed = header.SerializeToString()
     if len(packed) > MAX_HEADER:
-        text = f"{len(packed)} bytes of header; at most {MAX_HEADER} travel"
-        raise UsageError(f"{text}: shorten its names, or give fewer tensors")
+        text = f"a header of {len(packed)} bytes is too large; the maximum is {MAX_HEADER}"
+        raise UsageError(f"{text}. Use shorter names or fewer tensors")
     return packed
 
 
@@ -205,66 +207,72 @@ def _header(message: Message) -> pb.Header:
     try:
         header = pb.Header.FromString(message.header)
     except DecodeError as error:
-        raise MalformedMessage(f"{len(message.header)} bytes that are no header: {error}") from error
+        raise MalformedMessage(f"invalid header of {len(message.header)} bytes: {error}") from error
     payload = message.payload if message.payload is not None else memoryview(b"")
     if header.payload_bytes != payload.nbytes:
         raise MalformedMessage(
-            f"{payload.nbytes} bytes came where the header says {header.payload_bytes}", header.request
+            f"received a payload of {payload.nbytes} bytes; the header gives {header.payload_bytes}",
+            header.request,
         )
     return header
 
 
 def _payload(header: pb.Header, message: Message) -> Tensor | Coded | None:
-    """The payload as what the header says it is; None where it says nothing and nothing came, or landed."""
+    """Decodes the payload as the header describes it.
+
+    Returns None if the payload has landed, or if header and payload are empty.
+    """
     if message.landed and not header.codec:
         return None
     payload = message.payload if message.payload is not None else memoryview(b"")
     if not header.dtype and not header.shape and not payload.nbytes and not header.codec:
         return None
-    dtype, shape = _believed(header, header)
+    dtype, shape = _checked(header, header)
     if header.codec:
         return _coded(header, payload, dtype, shape)
     if prod(shape) * dtype.itemsize != payload.nbytes:
-        raise MalformedMessage(f"{payload.nbytes} bytes do not fill {dtype} of shape {shape}", header.request)
+        raise MalformedMessage(
+            f"{payload.nbytes} bytes do not match {dtype} of shape {shape}", header.request
+        )
     if not payload.nbytes:
         return torch.empty(shape, dtype=dtype)
     flat = elements(payload, dtype)
     return flat if len(shape) == 1 else flat.view(shape)
 
 
-def _believed(header: pb.Header, said: pb.Header | pb.Layout) -> tuple[torch.dtype, tuple[int, ...]]:
-    """A dtype and a shape that a tensor can have."""
-    dtype, shape = _DTYPES.get(said.dtype), tuple(said.shape)
+def _checked(header: pb.Header, proto: pb.Header | pb.Layout) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Returns a checked dtype and shape."""
+    dtype, shape = _DTYPES.get(proto.dtype), tuple(proto.shape)
     if dtype is None:
-        raise MalformedMessage(f"dtype {said.dtype} is none of data.proto's", header.request)
-    if len(shape) == 1 and 0 <= shape[0] <= MAX_PAYLOAD:  # what almost all are
+        raise MalformedMessage(f"dtype {proto.dtype} is not in data.proto", header.request)
+    if len(shape) == 1 and 0 <= shape[0] <= MAX_PAYLOAD:  # almost all tensors
         return dtype, shape
     if (
         len(shape) > MAX_DIMENSIONS
         or min(shape, default=0) < 0
         or prod(max(size, 1) for size in shape) > MAX_PAYLOAD
     ):
-        raise MalformedMessage(f"no tensor has the shape {shape}", header.request)
+        raise MalformedMessage(f"invalid shape {shape}", header.request)
     return dtype, shape
 
 
 def _tensors(
     header: pb.Header, layouts: Iterable[pb.Layout], message: Message, *, optional: bool = False
 ) -> tuple[Tensor, ...]:
-    """A collective's tensors; none where only their layouts came and that is `optional`."""
+    """Returns a collective's tensors; none if `optional` and only their layouts came."""
     if header.codec or header.dtype or header.shape:
-        what = f"came in {header.codec}" if header.codec else "names a dtype beside its layouts'"
-        text = f"{header.WhichOneof('body')} {what}: only gradients and means may be coded"
+        what = f"has codec {header.codec}" if header.codec else "has a dtype outside its layouts"
+        text = f"{header.WhichOneof('body')} {what}; only gradients and means may be encoded"
         raise MalformedMessage(text, header.request)
-    believed = [_believed(header, layout) for layout in layouts]
-    total = size_of(prod(shape) * dtype.itemsize for dtype, shape in believed)
+    checked = [_checked(header, layout) for layout in layouts]
+    total = size_of(prod(shape) * dtype.itemsize for dtype, shape in checked)
     payload = message.payload if message.payload is not None else memoryview(b"")
     if optional and total and not payload.nbytes:
         return ()
     if total != payload.nbytes:
-        told = ", ".join(f"{dtype} of shape {shape}" for dtype, shape in believed)
-        raise MalformedMessage(f"{payload.nbytes} bytes do not fill {told or 'no tensor'}", header.request)
-    return tuple(unbundle(payload, believed))
+        expected = ", ".join(f"{dtype} of shape {shape}" for dtype, shape in checked) or "no tensors"
+        raise MalformedMessage(f"{payload.nbytes} bytes do not match {expected}", header.request)
+    return tuple(unbundle(payload, checked))
 
 
 def _write_call(part: pb.Contribute, call: Call) -> None:
@@ -275,14 +283,14 @@ def _write_call(part: pb.Contribute, call: Call) -> None:
     _write_layouts(part.layouts, call.layouts)
 
 
-def _write_layouts(said: Any, layouts: Iterable[Layout]) -> None:
+def _write_layouts(proto: Any, layouts: Iterable[Layout]) -> None:
     for layout in layouts:
-        said.add(dtype=pb.DType.Value(layout.dtype.upper()), shape=layout.shape)
+        proto.add(dtype=pb.DType.Value(layout.dtype.upper()), shape=layout.shape)
 
 
 def _call(header: pb.Header) -> Call:
     part = header.contribute
-    layouts = [_believed(header, layout) for layout in part.layouts]
+    layouts = [_checked(header, layout) for layout in part.layouts]
     return Call(
         collective=_enum(header, Collective, part.collective),
         name=part.name,
@@ -295,9 +303,9 @@ def _call(header: pb.Header) -> Call:
 
 
 def _coded(header: pb.Header, payload: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> Coded:
-    """The payload as its codec's, which has seen that it can read it."""
+    """Returns the payload as Coded, after its codec has checked it."""
     if len(shape) != 1 or not dtype.is_floating_point:
-        text = f"{header.codec} codes flat floating tensors, not {dtype} of shape {shape}"
+        text = f"{header.codec} encodes flat floating tensors, not {dtype} of shape {shape}"
         raise MalformedMessage(text, header.request)
     code = elements(payload, torch.uint8, ALIGNMENT) if payload.nbytes else torch.empty(0).byte()
     try:
@@ -317,14 +325,16 @@ def _coded_or_flat(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor |
 def _flat(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor:
     plain = _plain(header, tensor)
     if plain is None or plain.dim() != 1:
-        what = "nothing" if plain is None else f"shape {tuple(plain.shape)}"
-        raise MalformedMessage(f"a flat tensor was due, but {what} came", header.request)
+        found = "none" if plain is None else f"shape {tuple(plain.shape)}"
+        raise MalformedMessage(f"expected a flat tensor, received {found}", header.request)
     return plain
 
 
 def _plain(header: pb.Header, tensor: Tensor | Coded | None) -> Tensor | None:
     if isinstance(tensor, Coded):
-        text = f"{header.WhichOneof('body')} came in {tensor.codec}: only gradients and means may be coded"
+        text = (
+            f"{header.WhichOneof('body')} has codec {tensor.codec}; only gradients and means may be encoded"
+        )
         raise MalformedMessage(text, header.request)
     return tensor
 
@@ -333,4 +343,4 @@ def _enum(header: pb.Header, kind: type[_Word], number: int) -> _Word:
     try:
         return kind(number)
     except ValueError as error:
-        raise MalformedMessage(f"{number} is no {kind.__name__}", header.request) from error
+        raise MalformedMessage(f"{number} is not a valid {kind.__name__}", header.request) from error

@@ -50,7 +50,7 @@ def test_zmq_hands_out_long_last_words_before_it_tells_of_the_loss(
 ) -> None:
     """Whichever line they come on: who has not heard of one for replies answers on the other."""
     for end in ("transport", "listener"):  # however busy the machine is
-        monkeypatch.setattr(f"hubring.ps.transport.zmq.{end}.LAST_WORDS_MS", int(1000 * PATIENCE))
+        monkeypatch.setattr(f"hubring.ps.transport.zmq.{end}.LINGER_MS", int(1000 * PATIENCE))
     count, payload, answered, heard_of_it = 4, noise(4 << 20), threading.Event(), threading.Event()
     asked: list[Envelope] = []
     hear = ZmqListener._answer_apart
@@ -97,8 +97,8 @@ def test_zmq_tells_of_a_loss_to_who_only_asked(apart: bool) -> None:
 @pytest.mark.parametrize(
     ("host", "room"),
     [
-        ("127.0.0.1", zmq_socket.READ_AHEAD_AT_HOME),
-        ("::1", zmq_socket.READ_AHEAD_AT_HOME),
+        ("127.0.0.1", zmq_socket.READ_AHEAD_LOCAL),
+        ("::1", zmq_socket.READ_AHEAD_LOCAL),
         ("10.0.0.1", zmq_socket.READ_AHEAD),
     ],
 )
@@ -113,7 +113,7 @@ def test_zmq_reads_as_far_ahead_on_all_lines_that_share_a_link(host: str, room: 
 def test_zmq_answers_where_it_was_asked_whoever_had_a_line_for_replies_too_long_ago(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MOST_APART", 2)
+    monkeypatch.setattr("hubring.ps.transport.zmq.listener.MAX_REPLY_ROUTES", 2)
     with Serving(ZmqTransport()) as server, contextlib.ExitStack() as stack:
         transport = ZmqTransport(apart=True)
         lines = [transport.dial(server.address, PATIENCE) for _ in range(5)]

@@ -1,1 +1,1 @@
-"""Messages over gRPC streams."""
+"""The gRPC transport."""

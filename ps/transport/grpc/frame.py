@@ -1,7 +1,7 @@
-"""data.proto's Frames, written and read by hand.
+"""Encodes and decodes data.proto's Frames by hand.
 
-The bytes are what protobuf makes of a Frame, but a payload is not copied once
-more on its way through a Python message, and lands where it should.
+The bytes are protobuf's encoding of a Frame. Python's protobuf would copy a payload once
+more, and could not let it land in the caller's memory.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from hubring.ps.transport.base import MAX_PAYLOAD, Message
 from hubring.ps.transport.memory import copy
 
 CHUNK_BYTES = 1 << 20
-"""Payload bytes of one frame, at most."""
+"""Maximum payload bytes of one frame."""
 
 _HEADER_TAG, _PAYLOAD_TAG = b"\x0a", b"\x12"
 
 FindRoom = Callable[[int, int], "memoryview | None"]
-"""Given a request's number and a payload's size, the memory in which it should land, if any."""
+"""Takes a request's number and a payload's size. Returns the memory for the payload, or None."""
 
 
 class MalformedFrame(ValueError):
-    """Bytes that are no Frame, or one that does not fit those before it."""
+    """Bytes that are not a Frame, or a Frame that does not continue the previous ones."""
 
 
 def to_frames(message: Message) -> Iterator[bytes]:
-    """A message as serialized Frames, the header in the first; made one by one, as they are asked for."""
+    """Yields a message as serialized Frames, the header in the first. Each is made on demand."""
     head = _HEADER_TAG + _varint(len(message.header)) + message.header
     payload = message.payload if message.payload is not None else memoryview(b"")
     for start in range(0, max(payload.nbytes, 1), CHUNK_BYTES):
@@ -39,7 +39,7 @@ def to_frames(message: Message) -> Iterator[bytes]:
 
 
 class Assembly:
-    """Turns the Frames of one stream back into messages."""
+    """Assembles messages from the Frames of one stream."""
 
     def __init__(self, find_room: FindRoom | None = None) -> None:
         self._find_room = find_room
@@ -49,10 +49,10 @@ class Assembly:
         self._landed = False
 
     def add(self, frame: bytes) -> Message | None:
-        """The message that this frame completes, if it does.
+        """Returns the message that this frame completes, or None.
 
         Raises:
-            MalformedFrame: The peer does not keep to data.proto.
+            MalformedFrame: The peer violates data.proto.
         """
         header, chunk = _parse(frame)
         if header is not None:
@@ -60,12 +60,14 @@ class Assembly:
             if message is not None:
                 return message
         elif not self._target.nbytes:
-            raise MalformedFrame("a frame without a header where a message should begin")
+            raise MalformedFrame("the first frame of a message has no header")
         return self._go_on(chunk)
 
     def _begin(self, header: bytes, chunk: memoryview) -> Message | None:
         if self._target.nbytes:
-            raise MalformedFrame(f"a new message before the payload of the last was whole, at {self._filled}")
+            raise MalformedFrame(
+                f"a new message begins before the last payload is complete, at byte {self._filled}"
+            )
         request, nbytes = read_header(header)
         target = self._find_room(request, nbytes) if self._find_room is not None else None
         if chunk.nbytes == nbytes and (target is None or not nbytes):
@@ -78,7 +80,7 @@ class Assembly:
     def _go_on(self, chunk: memoryview) -> Message | None:
         room = self._target[self._filled :]
         if chunk.nbytes > room.nbytes or not chunk.nbytes:
-            raise MalformedFrame(f"{chunk.nbytes} bytes more, where {room.nbytes} are due")
+            raise MalformedFrame(f"a frame with {chunk.nbytes} payload bytes; {room.nbytes} remain")
         copy(chunk, room)
         self._filled += chunk.nbytes
         if self._filled < self._target.nbytes:
@@ -89,22 +91,22 @@ class Assembly:
 
 
 def read_header(header: bytes) -> tuple[int, int]:
-    """The number of the request and the size of its payload, of which a header tells in any stream.
+    """Returns a header's request number and payload size.
 
     Raises:
-        MalformedFrame: It does not parse, or promises more than a payload may have.
+        MalformedFrame: The header does not parse, or its payload is too large.
     """
     try:
         parsed = pb.Header.FromString(header)
     except DecodeError as error:
-        raise MalformedFrame(f"{len(header)} bytes that are no header: {error}") from error
+        raise MalformedFrame(f"invalid header of {len(header)} bytes: {error}") from error
     if parsed.payload_bytes > MAX_PAYLOAD:
-        raise MalformedFrame(f"{parsed.payload_bytes} bytes of payload; at most {MAX_PAYLOAD} travel at once")
+        raise MalformedFrame(f"a payload of {parsed.payload_bytes} bytes; the maximum is {MAX_PAYLOAD}")
     return parsed.request, parsed.payload_bytes
 
 
 def _parse(frame: bytes) -> tuple[bytes | None, memoryview]:
-    """A Frame's header, if it has one, and its payload."""
+    """Returns a Frame's header, if it has one, and its payload."""
     view, header, payload, at = memoryview(frame), None, memoryview(b""), 0
     while at < len(frame):
         tag = frame[at : at + 1]
@@ -131,10 +133,10 @@ def _varint(number: int) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at `at`, and where it ends."""
+    """Returns the number that begins at `at`, and the position after it."""
     number = 0
     for index, byte in enumerate(data[at : at + 10]):
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, at + index + 1
-    raise MalformedFrame("a length without an end")
+    raise MalformedFrame("a length of more than 10 bytes")

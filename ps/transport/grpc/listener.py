@@ -1,4 +1,4 @@
-"""A shard's end of gRPC: a server whose streams feed one inbox."""
+"""A shard's end of the gRPC transport: a server whose streams share one inbox."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from hubring.ps.transport.outbox import Outbox
 log = logging.getLogger(__name__)
 
 MAX_STREAMS = 1024
-"""Streams and control calls that one listener can serve at once: each takes a thread while it is open."""
+"""Maximum of concurrent streams and control calls of one listener. Each uses a thread."""
 
 SERVICE, METHOD = "hubring.v1.Data", "Exchange"
 GREETING = ("hubring-data", "1")
-"""Sent as a stream opens: a client that sees it knows who answers."""
+"""Initial metadata of each stream. It shows a client that the server is a shard."""
 
 BOTH_ENDS = (
     ("grpc.max_send_message_length", -1),
@@ -34,13 +34,12 @@ BOTH_ENDS = (
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""What both ends ask of a connection; nothing for speed, since nothing helps.
+"""Channel options of both ends. None of them is for speed, since none helps.
 
-100 MB there and back in frames of 1 MiB took 118 ms with gRPC's own settings, and
-as long, within the spread of 10 ms, with HTTP/2 frames of 4 or 16 MB, a lookahead
-or a write buffer of 8 MB, TCP reads of 64 KB or 1 MB, a receive buffer of 4 MB,
-`optimization_target=throughput` and zero-copy sends. Without `bdp_probe`, which
-lets the window grow, it took 139.
+100 MB there and back in frames of 1 MiB took 118 ms with gRPC's defaults. It took as long, within 10 ms, with
+HTTP/2 frames of 4 or 16 MB, a lookahead or a write buffer of 8 MB, TCP reads of 64 KB or 1 MB, a receive
+buffer of 4 MB, `optimization_target=throughput` and zero-copy sends. Without `bdp_probe`, which lets the
+window grow, it took 139 ms.
 """
 _SERVER = (
     *BOTH_ENDS,
@@ -50,7 +49,7 @@ _SERVER = (
 
 
 class GrpcListener:
-    """A shard's end. Each stream has two threads: gRPC's sends the replies, ours reads the requests."""
+    """A shard's end. Each stream has two threads: gRPC's thread sends replies, ours reads requests."""
 
     def __init__(self, host: str, register: Sequence[Callable[[grpc.Server], None]]) -> None:
         here = numeric(host)
@@ -69,7 +68,9 @@ class GrpcListener:
             port = self._server.add_insecure_port(f"{bracketed(here)}:0")
         except RuntimeError as error:
             self.close()
-            raise ConfigError(f"cannot listen on {host} by gRPC ({error}); is it this machine's?") from error
+            raise ConfigError(
+                f"cannot listen on {host} with gRPC ({error}); check that it is this host's"
+            ) from error
         self._server.start()
         self._address = f"{bracketed(reachable(here))}:{port}"
 
@@ -82,7 +83,7 @@ class GrpcListener:
         return self._bell.waitable
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: `send` does not buffer."""
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()
@@ -95,7 +96,7 @@ class GrpcListener:
         reply_to.answer(message, stable)
 
     def _exchange(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One stream; runs in gRPC's thread until it ends."""
+        """Serves one stream. Runs in gRPC's thread until the stream ends."""
         stream = _Stream()
         context.send_initial_metadata((GREETING,))
         if not context.add_callback(stream.end):
@@ -111,7 +112,7 @@ class GrpcListener:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, stream.fault)
 
     def _read(self, requests: Iterator[bytes], stream: _Stream) -> None:
-        """The thread that reads one stream."""
+        """Reads one stream, in a thread of its own."""
         assembly = Assembly()
         try:
             for frame in requests:
@@ -123,11 +124,11 @@ class GrpcListener:
                     stream.backlog.await_room()
             stream.finish()
         except MalformedFrame as error:
-            log.warning("dropped a stream: %s", error)
+            log.warning("closed a worker's stream: %s", error)
             stream.fault = str(error)
             stream.end()
         except grpc.RpcError as error:
-            log.debug("a worker broke its stream off: %s", error)
+            log.debug("a worker cancelled its stream: %s", error)
 
     def close(self) -> None:
         for stream in list(self._streams):
@@ -138,42 +139,42 @@ class GrpcListener:
 
 
 class _Stream:
-    """A worker's stream as the listener knows it. It ends when its requests have, and all are answered."""
+    """A worker's stream. It ends when all requests have been received and answered."""
 
     def __init__(self) -> None:
         self.backlog = Backlog()
         self.fault = ""
         self._outbox: Outbox[tuple[Iterable[bytes], int]] = Outbox()
         self._lock = threading.Lock()
-        self._open = 1  # the requests to come count as one
+        self._open = 1  # future requests count as one
 
     def begin(self, message: Message) -> None:
-        """A request came, and waits to be taken."""
+        """Records a request that waits to be processed."""
         self.backlog.add(weigh(message))
         with self._lock:
             self._open += 1
 
     def answer(self, message: Message, stable: bool) -> None:
-        """Queues the reply to one request; what may change is framed, and thereby copied, now."""
+        """Queues a reply. A payload that may change is framed, and thereby copied, now."""
         frames, nbytes = to_frames(message), weigh(message)
         self.backlog.add(nbytes)
         self._outbox.put((frames if stable else list(frames), nbytes), message.priority)
         self.finish()
 
     def finish(self) -> None:
-        """A request was answered, or no more will come."""
+        """Records that a request was answered, or that no more will come."""
         with self._lock:
             self._open -= 1
             if self._open == 0:
                 self.end()
 
     def frames(self) -> Iterator[bytes]:
-        """The frames of all replies, each made when gRPC has room for it."""
+        """Yields the frames of all replies. Each is made when gRPC is ready to send it."""
         for frames, nbytes in self._outbox:
             yield from frames
             self.backlog.remove(nbytes)
 
     def end(self) -> None:
-        """Lets the stream go."""
+        """Ends the stream."""
         self._outbox.close()
         self.backlog.close()

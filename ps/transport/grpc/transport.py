@@ -1,8 +1,7 @@
-"""gRPC: the wire that works wherever HTTP/2 does, and the baseline for the others.
+"""The gRPC transport: works wherever HTTP/2 does, and is the baseline for the others.
 
-Streams carry data.proto's Frames; any client made from the .proto can speak it.
-gRPC brings its own threads, so both ends hand messages from those to the owner's
-thread by a queue and a bell.
+Streams carry data.proto's Frames. Any client generated from the .proto can use them. gRPC has its own
+threads, so both ends pass messages to the owner's thread with a queue and a bell.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from hubring.ps.transport.memory import plain_memory
 from hubring.ps.transport.outbox import Outbox
 
 LANES = 2 if len(os.sched_getaffinity(0)) > 2 else 1
-"""Streams of one connection, each on a TCP connection of its own.
+"""Streams of one connection, each on its own TCP connection.
 
-On 2 cores, which one keeps busy, 100 MB there and back took 114 to 122 ms with one
-lane, 115 to 119 with two and 121 to 135 with four. Where there are more, one is held
-up by its own threads, or by what a network grants one TCP connection.
+On 2 cores, one of them busy, 100 MB there and back took 114 to 122 ms with one lane, 115 to 119 with two and
+121 to 135 with four. With more cores one lane is limited by its own threads, or by the bandwidth that a
+network grants one TCP connection.
 """
 
 _CLIENT = (
     *BOTH_ENDS,
-    ("grpc.use_local_subchannel_pool", 1),  # each lane its own socket, and no backoff of another's
+    ("grpc.use_local_subchannel_pool", 1),  # gives each lane its own socket and backoff
 )
 
 
 class GrpcTransport:
-    """gRPC channels and servers.
+    """The gRPC transport of one process.
 
     Args:
-        register: Each adds a service to the servers that `listen` starts, as
-            `add_..._to_server` does; so a shard's control shares the data's port.
-        lanes: Streams of each connection that `dial` makes.
+        register: Each adds a service to the servers that `listen` starts, like `add_..._to_server`. A shard's
+            control thus shares the data port.
+        lanes: Streams of each connection that `dial` opens.
     """
 
     name = "grpc"
@@ -74,11 +73,10 @@ class GrpcTransport:
 
 
 class GrpcConnection:
-    """A worker's end: a few lanes that share the requests that wait. A reply comes on its request's lane.
+    """A worker's end: a few lanes that share the waiting requests. A reply uses its request's lane.
 
-    What waits is the caller's memory, not a copy of it: frames are made one by
-    one as gRPC, whose flow control follows the peer's, asks for them. Replies
-    that have no room of the caller's wait in the backlog, so far as it allows.
+    Waiting requests reference the caller's memory. gRPC's flow control asks for frames one by one.
+    Replies without a landing place wait in the backlog, up to its bound.
     """
 
     def __init__(self, address: str, lanes: int) -> None:
@@ -98,17 +96,15 @@ class GrpcConnection:
         return self._bell.waitable
 
     def await_greeting(self, timeout: float) -> None:
-        """Returns once a listener of ours has answered on every lane.
+        """Returns once a shard's listener has answered on every lane.
 
         Raises:
-            ServerUnreachable: None has within `timeout` seconds, or something else did.
+            ServerUnreachable: No listener answered within `timeout` seconds, or another server did.
         """
         deadline = time.monotonic() + timeout
         for lane in self._lanes:
             if not lane.opened.wait(max(0.0, deadline - time.monotonic())):
-                raise ServerUnreachable(
-                    f"nothing at {self._address} answered as a shard within {timeout:g} s"
-                )
+                raise ServerUnreachable(f"no shard answered at {self._address} within {timeout:g} s")
         if self._ends:
             raise ServerUnreachable(f"no shard answers at {self._address} ({self._ends[0]})")
 
@@ -121,11 +117,13 @@ class GrpcConnection:
         self._outbox.put(to_frames(message), message.priority)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Does nothing: `send` does not buffer."""
 
     def receive(self) -> list[Message]:
         self._bell.clear()
-        lost = len(self._ends) == len(self._lanes)  # before the inbox: nothing comes once all have
+        lost = len(self._ends) == len(
+            self._lanes
+        )  # read before the inbox: no message arrives after all lanes have ended
         messages = [self._inbox.popleft() for _ in range(len(self._inbox))]
         self._backlog.remove(sum(weigh(message) for message in messages if not message.landed))
         if lost:
@@ -135,17 +133,17 @@ class GrpcConnection:
         return messages
 
     def _loss(self) -> ConnectionLost:
-        return ConnectionLost(f"the stream to {self._address} broke off ({self._ends[0]}); dial again")
+        return ConnectionLost(f"{self._address}: connection lost ({self._ends[0]})")
 
-    # What lanes call, each in its own thread.
+    # Methods that lanes call, each in its own thread.
 
     def find_room(self, request: int, nbytes: int) -> memoryview | None:
-        """Where a reply's payload should land."""
+        """Returns the memory in which a reply's payload should land."""
         into = self._rooms.pop(request, None)
         return into[:nbytes] if into is not None and nbytes <= into.nbytes else None
 
     def deliver(self, message: Message) -> None:
-        """A reply is whole. Returns when more may be read."""
+        """Takes a complete reply. Returns when more may be read."""
         if not message.landed:
             self._backlog.add(weigh(message))
         self._inbox.append(message)
@@ -153,7 +151,7 @@ class GrpcConnection:
         self._backlog.await_room()
 
     def end(self, why: str, broken: bool) -> None:
-        """A lane has ended, and with it the connection; the others finish first, unless this one broke."""
+        """Ends the connection after a lane has ended. The other lanes finish first, unless this one broke."""
         self._ends.append(why)
         self._outbox.close()
         if broken:
@@ -172,11 +170,11 @@ class GrpcConnection:
 
 
 class _Lane:
-    """One channel, one stream, and the thread that reads it."""
+    """One channel, its stream, and the thread that reads it."""
 
     def __init__(self, connection: GrpcConnection, address: str, outbox: Outbox[Iterator[bytes]]) -> None:
         self.opened = threading.Event()
-        """Set once a listener of ours has answered, or nothing more will come."""
+        """Set once a shard's listener has answered, or the lane has ended."""
         self._connection = connection
         self._channel = open_channel(address, _CLIENT)
         exchange: grpc.StreamStreamMultiCallable[bytes, bytes]
@@ -185,12 +183,11 @@ class _Lane:
         self._reader = threading.Thread(target=self._read, name=f"grpc {address}", daemon=True)
 
     def start(self) -> None:
-        """Begins to read."""
         self._reader.start()
 
     def _read(self) -> None:
-        """The reader's thread."""
-        why, broken = "the shard closed it", False
+        """Runs in the reader thread."""
+        why, broken = "the shard closed the stream", False
         try:
             if GREETING in self._call.initial_metadata():
                 self.opened.set()
@@ -208,10 +205,10 @@ class _Lane:
             self.opened.set()
 
     def cancel(self) -> None:
-        """Breaks the stream off; its thread ends soon."""
+        """Cancels the stream. Its thread ends soon."""
         self._call.cancel()
 
     def close(self) -> None:
-        """Waits for the thread, then gives everything back; after `cancel`."""
+        """Waits for the thread and closes the channel. Call `cancel` first."""
         self._reader.join()
         self._channel.close()

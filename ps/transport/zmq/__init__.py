@@ -1,1 +1,1 @@
-"""Messages over ZeroMQ."""
+"""The ZeroMQ transport."""

@@ -1,4 +1,4 @@
-"""A shard's end of ZeroMQ: one ROUTER for all its workers."""
+"""A shard's end of the ZeroMQ transport: one ROUTER for all its workers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hubring.ps.transport.outbox import WINDOW, Outbox
 from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
-    LAST_WORDS_MS,
+    LINGER_MS,
     SCHEME,
     Sockets,
     descriptor_of,
@@ -28,25 +28,25 @@ from hubring.ps.transport.zmq.socket import (
 
 log = logging.getLogger(__name__)
 
-MOST_APART = 4096
-"""Lines for replies that a listener knows, those of workers that have gone included."""
+MAX_REPLY_ROUTES = 4096
+"""Maximum number of reply connections to remember, including those of workers that have gone."""
 
 
 class ZmqListener:
-    """A ROUTER, which reads from its workers in turn, one message of each.
+    """A ROUTER, which reads from its workers in turn, one message each.
 
-    What it sends to a worker that is gone, it drops: that is ZeroMQ's default, and ours.
+    ZeroMQ drops messages to a worker that is gone, as a Listener must.
     """
 
     def __init__(self, sockets: Sockets, host: str) -> None:
         self._sockets = sockets
         here = numeric(host)
-        self._ways_back: dict[bytes, bytes] = {}
-        """Line for replies by line of requests, of workers that have them apart."""
+        self._reply_routes: dict[bytes, bytes] = {}
+        """For workers with a separate reply connection: its routing id, by that of the request connection."""
         self._outboxes: dict[bytes, Outbox[Message]] = {}
-        """By ZeroMQ's name for a worker's line, of those to which something is under way."""
+        """Outboxes by routing id, for connections with bytes in flight."""
         self._router = sockets.open(zmq.ROUTER, here)
-        self._router.linger = LAST_WORDS_MS
+        self._router.linger = LINGER_MS
         self._router.ipv6 = ":" in here
         self._bell = Bell()
         self._epoll = poller(descriptor_of(self._router), self._bell.waitable)
@@ -55,7 +55,9 @@ class ZmqListener:
             self._router.bind(f"{SCHEME}{bracketed(here)}:*")
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"cannot listen on {host} by ZeroMQ ({error}); is it ours?") from error
+            raise ConfigError(
+                f"cannot listen on {host} with ZeroMQ ({error}); check that it is this host's"
+            ) from error
         port = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         self._address = f"{SCHEME}{bracketed(reachable(here))}:{port}"
 
@@ -69,27 +71,27 @@ class ZmqListener:
 
     def receive(self) -> list[Envelope]:
         self._bell.clear()
-        for line, outbox in list(self._outboxes.items()):
-            transmit(outbox, self._router, line)
+        for route, outbox in list(self._outboxes.items()):
+            transmit(outbox, self._router, route)
             if outbox.idle:
-                del self._outboxes[line]
+                del self._outboxes[route]
         envelopes = []
         for sender, *frames in receive(self._router):
             if len(frames) > 2:
-                log.warning("dropped a message of %d parts: a request has one or two", len(frames))
+                log.warning("dropped a message of %d parts; expected 1 or 2", len(frames))
             elif len(frames) == 1 and not frames[0]:
-                self._answer_apart(sender.bytes)
+                self._add_reply_route(sender.bytes)
             else:
-                line = sender.bytes
-                envelopes.append(Envelope(message_of(frames), self._ways_back.get(line, line)))
+                route = sender.bytes
+                envelopes.append(Envelope(message_of(frames), self._reply_routes.get(route, route)))
         self.flush()
         return envelopes
 
-    def _answer_apart(self, line: bytes) -> None:
-        """A line for replies is there; ZeroMQ does not tell when it has gone."""
-        if len(self._ways_back) == MOST_APART:
-            del self._ways_back[next(iter(self._ways_back))]  # who has it still is answered where it asks
-        self._ways_back[line.removesuffix(FOR_REPLIES)] = line
+    def _add_reply_route(self, route: bytes) -> None:
+        """Records a reply connection. ZeroMQ does not report when it has gone."""
+        if len(self._reply_routes) == MAX_REPLY_ROUTES:
+            del self._reply_routes[next(iter(self._reply_routes))]  # its replies use the request connection
+        self._reply_routes[route.removesuffix(FOR_REPLIES)] = route
 
     def send(self, reply_to: ReturnPath, message: Message, stable: bool) -> None:
         if message.payload is not None and not stable:
@@ -105,8 +107,8 @@ class ZmqListener:
 
     def close(self) -> None:
         if not self._router.closed:
-            for line, outbox in self._outboxes.items():
-                transmit(outbox, self._router, line, at_any_rate=True)
+            for route, outbox in self._outboxes.items():
+                transmit(outbox, self._router, route, force=True)
             self._epoll.close()
             self._bell.close()
             self._sockets.close(self._router)

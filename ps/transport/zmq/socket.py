@@ -1,8 +1,8 @@
-"""ZeroMQ's sockets of one process, and messages in and out of them.
+"""The ZeroMQ sockets of one process, and how messages pass through them.
 
-ZeroMQ's own queues are first in, first out, and a ROUTER drops what they have
-no room for. So messages wait in an `Outbox` for each line, by reference, and
-ZeroMQ gets a few slices at a time: as it lets go of a payload, the next goes.
+ZeroMQ's own queues are first in, first out, and a ROUTER drops messages when a queue is full. So messages
+wait by reference in one `Outbox` per connection. ZeroMQ gets a few slices at a time: when it releases a
+payload, the next one follows.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from hubring.ps.transport.zmq.malloc_settings import keep_freed_memory
 SCHEME = "tcp://"
 
 FOR_REPLIES = b"<"
-"""Ends the name of a line for replies; the rest is that of the line of their requests."""
+"""Suffix of a reply connection's routing id. The rest is the request connection's id."""
 
 HEARTBEAT_MS = 3_000
 SILENCE_MS = 12_000
-"""A host that vanished without a word is given up after this long; a process that died, at once."""
+"""A silent host is lost after this time. A dead process is noticed at once."""
 
-AT_ONCE = 8
-"""Messages taken before what waits to be sent gets its turn."""
+MAX_BATCH = 8
+"""Messages to receive before waiting messages are sent."""
 
-UNREAD = 8
-"""Messages of one peer that ZeroMQ reads ahead; then the peer's own memory fills, not ours."""
+READ_AHEAD_MESSAGES = 8
+"""Messages of one peer that ZeroMQ reads ahead. Then the peer's memory fills instead of ours."""
 
 READ_AHEAD = 1 << 20
-"""Bytes of one line that the kernel takes in before ZeroMQ does; it may grant less (net.core.rmem_max).
+"""Bytes of one connection that the kernel receives ahead of ZeroMQ. It may grant less (net.core.rmem_max).
 
-Left to itself the kernel grows each line's buffer by its own count, and lines that share a link take shares
-in proportion: under 1 Gbit/s one of four workers was 10 MiB ahead of another after 240, whose round everybody
-waits for, and a step took 9 % longer. Alike, the shares are equal. It is what 25 Gbit/s bring in 0.3 ms.
+By default the kernel grows each connection's buffer separately, and connections that share a link get
+bandwidth in proportion. Over 1 Gbit/s one of four workers was 10 MiB ahead of another after 240 MiB. All wait
+for the slowest, and a step took 9 % longer. With equal buffers the shares are equal. 25 Gbit/s deliver 1 MiB
+in 0.3 ms.
 """
 
-READ_AHEAD_AT_HOME = 2 << 20
-"""The same of a line within one host, which shares no link: what costs there is to sleep and to be woken.
+READ_AHEAD_LOCAL = 2 << 20
+"""The same for a connection within one host, which shares no link. There sleeping and waking up cost most.
 
-100 MiB there and back from two workers took 102 ms with 1 MiB, 94 with 2, 97 with 4 or as the kernel sizes
-it, and from one 59, 54, 54 and 55 (medians of 30 in turns; plain sockets 80 and 47). Over links of 1 Gbit/s
-colocated shards of two workers have 0.975 of the rate with 2 MiB, and 0.992 with 1 (two runs each).
+100 MiB there and back took two workers 102 ms with 1 MiB, 94 with 2, and 97 with 4 or the kernel's size. It
+took one worker 59, 54, 54 and 55 ms (medians of 30 in turns; plain sockets 80 and 47). Over links of 1 Gbit/s
+colocated shards of two workers reach 0.975 of the rate with 2 MiB and 0.992 with 1 MiB (two runs each).
 """
 
 IO_THREADS = 2
-"""Threads that move the bytes of a process, each for its share of the lines.
+"""Threads that move the bytes of a process. Each serves its share of the connections.
 
-A thread that sends and receives does so in turn: replies fell behind requests, and came alone at the end of
-a step. So where a process dials one shard, replies have a line of their own, and by that a thread at either
-end. Measured on two cores, 100 MB there and back with the optimizer, against plain sockets in the same run:
-that brings one worker from 1.34 to 1.21. With more shards there are lines for all threads: with two shards,
-two threads, not one, bring two workers from 1.20 to 1.14, and reusing frames' pages
-(`malloc_settings.py`) one worker from 1.23 to 1.09. A thread moves 2 GB/s each way. Larger TCP
-buffers change nothing.
+A thread sends and receives in turn: replies fell behind requests, and the last replies came alone at the end
+of a step. So with one shard, replies have a separate connection, and a thread at each end. On two cores, 100
+MB there and back with the optimizer took one worker 1.21 instead of 1.34 times the time of plain sockets.
+With more shards there are connections for all threads. With two shards, two threads instead of one improve
+two workers from 1.20 to 1.14, and reusing pages (`malloc_settings.py`) improves one worker from 1.23 to 1.09.
+A thread moves 2 GB/s each way. Larger TCP buffers change nothing.
 """
 
-LAST_WORDS_MS = 1_000
-"""How long a closing listener tries to bring its last replies out."""
+LINGER_MS = 1_000
+"""How long a closing listener tries to send its last replies."""
 
-# As plain numbers: pyzmq's enums take longer to combine than what they ask for takes to do.
+# Plain numbers: combining pyzmq's enums takes longer than the calls themselves.
 NOW, _NOW_AND_MORE, _READABLE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE), int(zmq.POLLIN)
 
 
 class Sockets:
-    """Makes them; ZeroMQ's I/O threads run only while one is open."""
+    """Creates sockets. ZeroMQ's I/O threads run only while a socket is open."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,11 +76,11 @@ class Sockets:
         self._open = 0
 
     def open(self, kind: int, host: str) -> zmq.Socket[bytes]:
-        """A socket that drops no message for want of room, and is closed in an instant.
+        """Returns a socket that never drops a message because a queue is full, and that closes at once.
 
         Args:
-            kind: ZeroMQ's.
-            host: Where it listens, or dials.
+            kind: ZeroMQ's socket type.
+            host: The host to listen on or connect to.
         """
         with self._lock:
             if self._context is None:
@@ -89,16 +89,18 @@ class Sockets:
             self._open += 1
             socket = self._context.socket(kind)
         socket.linger = 0
-        socket.sndhwm = 0  # a ROUTER at its mark drops, and tells nobody when there is room: outboxes do
-        socket.rcvhwm = UNREAD
+        socket.sndhwm = (
+            0  # a ROUTER at its limit drops messages and does not report free space; outboxes limit instead
+        )
+        socket.rcvhwm = READ_AHEAD_MESSAGES
         socket.maxmsgsize = MAX_PAYLOAD
-        socket.rcvbuf = READ_AHEAD_AT_HOME if is_loopback(host) else READ_AHEAD
+        socket.rcvbuf = READ_AHEAD_LOCAL if is_loopback(host) else READ_AHEAD
         socket.heartbeat_ivl = HEARTBEAT_MS
         socket.heartbeat_timeout = SILENCE_MS
         return socket
 
     def close(self, socket: zmq.Socket[bytes]) -> None:
-        """Closes it, and with the last one the context."""
+        """Closes a socket. Closes the context with the last one."""
         if socket.closed:
             return
         with self._lock:
@@ -110,34 +112,34 @@ class Sockets:
 
 
 def put(message: Message, outbox: Outbox[Message]) -> None:
-    """Lets a message wait for its turn on a line."""
+    """Queues a message."""
     outbox.put(message, message.priority, 0 if message.payload is None else message.payload.nbytes)
 
 
 def transmit(
-    outbox: Outbox[Message], router: zmq.Socket[bytes], line: bytes, *, at_any_rate: bool = False
+    outbox: Outbox[Message], router: zmq.Socket[bytes], route: bytes, *, force: bool = False
 ) -> None:
-    """Hands a ROUTER what there is room for on one of its lines."""
-    while (message := outbox.take(at_any_rate=at_any_rate)) is not None:
-        router.send(line, _NOW_AND_MORE)
-        hand_over(message, outbox, router)
+    """Sends messages that fit the window on one of a ROUTER's connections."""
+    while (message := outbox.take(force=force)) is not None:
+        router.send(route, _NOW_AND_MORE)
+        pass_to_zmq(message, outbox, router)
 
 
-def hand_over(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
-    """Gives ZeroMQ what an outbox has given."""
+def pass_to_zmq(message: Message, outbox: Outbox[Message], socket: zmq.Socket[bytes]) -> None:
+    """Passes a message from an outbox to ZeroMQ."""
     if message.payload is None:
         socket.send(message.header, NOW)
     else:
         socket.send(message.header, _NOW_AND_MORE)
-        # A view that only ZeroMQ holds: when it lets go, the kernel has the bytes.
-        # pyzmq copies payloads of less than 64 KiB: those have left at once.
+        # A view that only ZeroMQ holds: when ZeroMQ releases it, the kernel has the bytes.
+        # pyzmq copies payloads below 64 KiB and releases them at once.
         socket.send(outbox.watch(memoryview(message.payload)), NOW, copy=False)
 
 
 def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
-    """The messages that are here, AT_ONCE at most."""
-    for _ in range(AT_ONCE):
-        if not has_message(socket):  # cheaper than to try and be told
+    """Yields at most MAX_BATCH received messages."""
+    for _ in range(MAX_BATCH):
+        if not has_message(socket):  # cheaper than an exception from recv
             return
         frames = [socket.recv(NOW, copy=False)]
         while frames[-1].more:
@@ -146,15 +148,15 @@ def receive(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
 
 
 def message_of(frames: list[zmq.Frame]) -> Message:
-    """Header and payload in the memory that they arrived in."""
+    """Returns header and payload in the memory that they arrived in."""
     return Message(frames[0].bytes, frames[1].buffer if len(frames) > 1 else None)
 
 
 def descriptor_of(socket: zmq.Socket[bytes]) -> int:
-    """What is ready once when a socket has news, whatever it is."""
+    """Returns the socket's edge-triggered descriptor."""
     return int(socket.getsockopt(zmq.FD))
 
 
 def has_message(socket: zmq.Socket[bytes]) -> bool:
-    """Whether there is something to receive."""
+    """Whether a message can be received."""
     return bool(int(socket.getsockopt(zmq.EVENTS)) & _READABLE)

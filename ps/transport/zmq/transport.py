@@ -1,9 +1,8 @@
-"""ZeroMQ over TCP: the wire between hosts. ZeroMQ's own threads move the bytes.
+"""ZeroMQ over TCP: the transport between hosts. ZeroMQ's own threads move the bytes.
 
-A worker's DEALER talks to a shard's ROUTER in multipart messages: header, then
-the payload if there is one. Neither end copies a payload: frames are sent from
-the caller's memory, and handed out as the memory they arrived in. A worker of one
-shard has a second DEALER for the replies: first of all it says that it is there.
+A worker's DEALER exchanges multipart messages with a shard's ROUTER: a header, then the payload if there is
+one. Neither end copies a payload: frames are sent from the caller's memory, and received payloads stay in
+ZeroMQ's memory. A worker of one shard has a second DEALER for replies, which first announces itself.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from hubring.ps.transport.poller import poller
 from hubring.ps.transport.zmq.listener import ZmqListener
 from hubring.ps.transport.zmq.socket import (
     FOR_REPLIES,
-    LAST_WORDS_MS,
+    LINGER_MS,
     NOW,
     SCHEME,
     Sockets,
     descriptor_of,
-    hand_over,
     has_message,
     message_of,
+    pass_to_zmq,
     put,
     receive,
 )
 
 _NEVER_MS = 2**31 - 1
 
-_HERE = b""
-"""What a line for replies says: an empty header, and no more."""
+_ANNOUNCEMENT = b""
+"""The message that announces a reply connection: an empty header without payload."""
 
 _BROKEN = (
     zmq.EVENT_CLOSED
@@ -51,10 +50,10 @@ _BROKEN = (
 
 
 class ZmqTransport:
-    """ZeroMQ, for one process.
+    """The ZeroMQ transport of one process.
 
     Args:
-        apart: Replies come on a line of their own, so that each end has a thread for each direction.
+        apart: Whether replies use a separate connection, so that each end has one thread per direction.
     """
 
     name = "zmq"
@@ -83,22 +82,21 @@ class ZmqTransport:
 
 
 class ZmqConnection:
-    """A worker's end: a lane for all, or one for requests and another for their replies.
+    """A worker's end: one lane for all messages, or one for requests and one for replies.
 
-    ZeroMQ's descriptors are edge-triggered: one falls silent when any call on
-    its socket has looked, though messages may be left. Whatever leaves some
-    therefore rings a bell.
+    ZeroMQ's descriptors are edge-triggered: any call on a socket resets its descriptor, even if messages are
+    left. Code that leaves messages therefore rings a bell.
     """
 
     def __init__(self, sockets: Sockets, address: str, *, apart: bool) -> None:
         self._address = address
         self._lost = ""
-        self._patience: threading.Timer | None = None
-        """Runs from when one line is gone, until nothing more is expected on the other."""
-        self._patience_ended = False
+        self._drain_timer: threading.Timer | None = None
+        """Runs from the loss of one lane until no more is expected on the other."""
+        self._drain_ended = False
         self._bell = Bell()
         self._outbox: Outbox[Message] = Outbox(self._bell.ring, WINDOW)
-        name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own names begin with a zero
+        name = secrets.token_bytes(16).replace(b"\0", b"\1")  # ZeroMQ's own routing ids begin with a zero
         self._lanes = [_Lane(sockets, address, name)]
         if apart:
             self._lanes.append(_Lane(sockets, address, name + FOR_REPLIES))
@@ -111,34 +109,34 @@ class ZmqConnection:
         return self._waitable
 
     def await_handshake(self, timeout: float) -> None:
-        """Connects, and returns once the peer has spoken ZeroMQ's protocol.
+        """Connects. Returns once the peer has completed ZeroMQ's handshake.
 
         Raises:
-            ServerUnreachable: It has not within `timeout` seconds.
+            ServerUnreachable: There was no handshake within `timeout` seconds.
         """
         deadline = time.monotonic() + timeout
-        for lane in self._lanes:  # one by one: ZeroMQ's thread with the fewest lines gets the next
+        for lane in self._lanes:  # one by one: ZeroMQ assigns each to the thread with the fewest connections
             if not lane.connect(deadline):
-                raise ServerUnreachable(f"nothing at {self._address} spoke ZeroMQ within {timeout:g} s")
+                raise ServerUnreachable(f"no ZeroMQ handshake with {self._address} within {timeout:g} s")
         for lane in self._lanes[1:]:
-            lane.dealer.send(_HERE, NOW)
-        self._bell.ring()  # who has looked at a monitor but not to its end is told of nothing more
+            lane.dealer.send(_ANNOUNCEMENT, NOW)
+        self._bell.ring()  # a monitor that was not read to its end signals no more events
 
     def send(self, message: Message, into: memoryview | None = None) -> None:
         if lost := self._lost or self._lanes[0].lost:
-            raise ConnectionLost(f"{self._address} {lost}; dial again")
+            raise ConnectionLost(f"{self._address}: connection lost ({lost})")
         put(message, self._outbox)
 
     def flush(self) -> None:
         requests = self._lanes[0]
         while not requests.lost and (message := self._outbox.take()) is not None:
-            hand_over(message, self._outbox, requests.dealer)
+            pass_to_zmq(message, self._outbox, requests.dealer)
         if any(has_message(lane.dealer) for lane in self._lanes):
             self._bell.ring()
 
     def receive(self) -> list[Message]:
         self._bell.clear()
-        # First: all that came before a loss is there by now.
+        # Check first: messages from before a loss have arrived.
         lost = self._look_for_loss()
         messages = [message_of(frames) for lane in self._lanes for frames in receive(lane.dealer)]
         self.flush()
@@ -146,32 +144,32 @@ class ZmqConnection:
             self._lost = lost
             self._bell.ring()
             if not messages:
-                raise ConnectionLost(f"{self._address} {lost}; dial again")
+                raise ConnectionLost(f"{self._address}: connection lost ({lost})")
         return messages
 
     def _look_for_loss(self) -> str:
-        """How the connection ended, as a clause; empty while replies may come."""
+        """Returns how the connection ended, as a clause, or an empty string while replies may come."""
         for lane in self._lanes:
             lane.look_for_loss()
         lost = [lane.lost for lane in self._lanes if lane.lost]
-        if not lost or len(lost) == len(self._lanes) or self._patience_ended:
+        if not lost or len(lost) == len(self._lanes) or self._drain_ended:
             return "".join(lost[:1])
-        # A shard that ends closes an idle line first, and may have last words on the other.
-        if self._patience is None:
-            self._patience = threading.Timer(2 * LAST_WORDS_MS / 1000, self._expect_no_more)
-            self._patience.daemon = True
-            self._patience.start()
+        # An ending shard closes an idle lane first, and may still reply on the other.
+        if self._drain_timer is None:
+            self._drain_timer = threading.Timer(2 * LINGER_MS / 1000, self._expect_no_more)
+            self._drain_timer.daemon = True
+            self._drain_timer.start()
         return ""
 
     def _expect_no_more(self) -> None:
-        """The timer's thread."""
-        self._patience_ended = True
+        """Runs in the timer's thread."""
+        self._drain_ended = True
         self._bell.ring()
 
     def close(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience.join()
+        if self._drain_timer is not None:
+            self._drain_timer.cancel()
+            self._drain_timer.join()
         self._epoll.close()
         self._bell.close()
         for lane in self._lanes:
@@ -179,47 +177,47 @@ class ZmqConnection:
 
 
 class _Lane:
-    """A DEALER and its monitor, which tells of the connection's end even while nothing is sent."""
+    """A DEALER and its monitor, which reports a loss even while nothing is sent."""
 
     def __init__(self, sockets: Sockets, address: str, name: bytes) -> None:
         self._sockets = sockets
         self._address = address
         self.lost = ""
-        """How it ended, as a clause; empty while it lasts."""
+        """How the lane ended, as a clause; empty while it is open."""
         host = address.removeprefix(SCHEME).rpartition(":")[0].strip("[]")
         self.dealer = sockets.open(zmq.DEALER, host)
         self.dealer.routing_id = name
         self.dealer.ipv6 = "[" in address
-        self.dealer.reconnect_ivl = _NEVER_MS  # who answers there next knows nothing of our requests
+        self.dealer.reconnect_ivl = _NEVER_MS  # a new listener at this address does not have our requests
         self._monitor = self.dealer.get_monitor_socket(_BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self.descriptors = descriptor_of(self.dealer), descriptor_of(self._monitor)
 
     def connect(self, deadline: float) -> bool:
-        """Whether the peer has shaken hands by then.
+        """Returns whether the peer completes the handshake before `deadline`.
 
         Raises:
-            ServerUnreachable: It never will.
+            ServerUnreachable: The handshake failed.
         """
         try:
             self.dealer.connect(self._address)
         except zmq.ZMQError as error:
-            raise ServerUnreachable(f"{self._address} is no address for ZeroMQ: {error}") from error
+            raise ServerUnreachable(f"invalid ZeroMQ address {self._address}: {error}") from error
         if not self._monitor.poll(max(0, int(1000 * (deadline - time.monotonic())))):
             return False
         event = parse_monitor_message(self._monitor.recv_multipart())["event"]
         if event != zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            raise ServerUnreachable(f"nobody listens at {self._address} ({zmq.Event(event).name})")
+            raise ServerUnreachable(f"no process listens at {self._address} ({zmq.Event(event).name})")
         return True
 
     def look_for_loss(self) -> None:
-        """Reads what the monitor has to say."""
+        """Reads the monitor's events."""
         while has_message(self._monitor):
             event = parse_monitor_message(self._monitor.recv_multipart())["event"]
             if event & _BROKEN:
-                self.lost = f"broke off ({zmq.Event(event).name})"
+                self.lost = str(zmq.Event(event).name)
 
     def close(self) -> None:
-        """Ends the connection; may be called twice."""
+        """Closes the connection. Can be called twice."""
         if not self.dealer.closed:
             self.dealer.disable_monitor()
             self._monitor.close()

@@ -119,7 +119,7 @@ def test_room_is_told_only_where_something_waits() -> None:
 def test_at_the_end_all_goes_without_room() -> None:
     outbox, _ = full()
     outbox.put("item", nbytes=10)
-    assert outbox.take(at_any_rate=True) is not None
+    assert outbox.take(force=True) is not None
 
 
 def test_idle_is_when_all_has_left() -> None:
